@@ -1,0 +1,1 @@
+"""Collectives with the right adjoints, and the transfers that carry out a bridge."""

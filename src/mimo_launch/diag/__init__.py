@@ -1,0 +1,1 @@
+"""Diagnostics: values, codes and their plain-text rendering (stdlib only)."""

@@ -1,0 +1,1 @@
+"""Live process groups of a layout."""

@@ -1,0 +1,1 @@
+"""Starts workers, or joins those that something else started."""

@@ -1,0 +1,1 @@
+"""Encoders and the language model as stages."""

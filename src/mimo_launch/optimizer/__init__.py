@@ -1,0 +1,1 @@
+"""Per-module optimizers, gradient reduction, norms and learning-rate schedules."""

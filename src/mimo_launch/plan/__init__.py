@@ -1,0 +1,1 @@
+"""What `plan` shows, as plain rows (torch-free)."""

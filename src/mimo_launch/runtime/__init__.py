@@ -1,0 +1,1 @@
+"""Executes a rank's action list."""

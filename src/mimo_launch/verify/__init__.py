@@ -1,0 +1,1 @@
+"""Proof that a layout computes the gradients of the one-rank run."""
