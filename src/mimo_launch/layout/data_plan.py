@@ -1,0 +1,53 @@
+"""What the samples of one step look like, known on every rank before any tensor exists.
+
+Decides: which facts about a sample the other layers may use (rows, positions, label counts).
+Relies on: the data set's index, from which every rank derives the same plan without reading pixels.
+Leaves: tokens and pixels to the loader of the ranks that need them.
+
+A *row* is one embedding vector after the projector; a sample has as many placeholder tokens of an
+encoder as it has rows, in the same order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """One image of a sample: `height x width` patches, whose rows stand at `position` and after."""
+
+    position: int
+    height: int
+    width: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, which is the number of placeholder tokens."""
+        return self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """One sample: its index in the data set, its labels and, per encoder, its images in order."""
+
+    id: int
+    num_tokens: int
+    num_labels: int
+    spans: Mapping[str, tuple[ImageSpan, ...]] = field(default_factory=dict)
+
+    def rows(self, encoder: str) -> int:
+        """Rows of this sample that `encoder` produces; 0 when it has no image for it."""
+        return sum(span.rows for span in self.spans.get(encoder, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """The samples of one step, in global order."""
+
+    step: int
+    samples: tuple[SamplePlan, ...]
+
+    @property
+    def num_labels(self) -> int:
+        """N, the number of valid labels of the step: every loss is divided by it."""
+        return sum(sample.num_labels for sample in self.samples)

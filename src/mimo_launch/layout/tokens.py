@@ -1,0 +1,71 @@
+"""Token ids and sample lengths that follow from the spec alone.
+
+Decides: the vocabulary of the digits task, the placeholder token of each encoder, and the longest
+sample a data set can hold.
+Relies on: the spec's types only.
+Leaves: making samples to `train.data`.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.spec.model import DecoderModel, DigitsData, Spec, VitModel
+
+PAD, BOS, EOS, ASK = 0, 1, 2, 3
+FIRST_DIGIT = 4
+FIRST_WORD = 14
+DIGITS_BASE_VOCAB = 24
+DIGIT_SIDE = 8
+IGNORE_LABEL = -100
+
+
+def vocab_size(spec: Spec) -> int:
+    """Number of real tokens, placeholders included and padding excluded."""
+    model = spec.language.model
+    vocab = model.vocab if isinstance(model, DecoderModel) else "digits"
+    return DIGITS_BASE_VOCAB + len(spec.encoders) if vocab == "digits" else vocab
+
+
+def padded_vocab_size(spec: Spec) -> int:
+    """Rows of the embedding and the head: the vocabulary rounded up to `vocab_multiple`."""
+    model = spec.language.model
+    multiple = model.vocab_multiple if isinstance(model, DecoderModel) else 1
+    return -(-vocab_size(spec) // multiple) * multiple
+
+
+def placeholder_id(spec: Spec, encoder: str) -> int:
+    """Token that stands for a row of `encoder`: the encoders own the last ids, in written order."""
+    return vocab_size(spec) - len(spec.encoders) + list(spec.encoders).index(encoder)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """An image in patches."""
+
+    height: int
+    width: int
+
+    @property
+    def rows(self) -> int:
+        """Number of patches, which is the number of rows."""
+        return self.height * self.width
+
+
+def largest_image(spec: Spec, encoder: str) -> ImageSize:
+    """Largest image that `encoder` can meet in a sample, in patches."""
+    model = spec.encoders[encoder].model
+    if isinstance(spec.data, DigitsData):
+        patch = model.patch if isinstance(model, VitModel) else DIGIT_SIDE
+        side = max(1, DIGIT_SIDE // patch)
+        return ImageSize(side, side * spec.data.max_digits)
+    return ImageSize(1, spec.data.max_patches)
+
+
+def longest_sample(spec: Spec) -> int:
+    """Tokens of the longest sample the data set can hold, end token included."""
+    rows = sum(largest_image(spec, encoder).rows for encoder in spec.encoders)
+    if isinstance(spec.data, DigitsData):
+        words = spec.data.max_digits
+        # BOS, image rows or number words, ASK, one digit each, EOS.
+        return 1 + max(rows, words) + 1 + words + 1
+    # At least two text tokens, so that there is something to predict.
+    return rows + 2
