@@ -1,0 +1,178 @@
+"""What all ranks must agree on: modules, grids, stages, sample ownership, groups.
+
+Decides: everything about ranks that does not depend on the data of a step.
+Relies on: a spec that `layout.checks` has passed.
+Leaves: the order of work to `schedule`, rows to `routing`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mimo_launch.layout.rank_grid import RankGrid
+from mimo_launch.layout.samples import SampleMap
+from mimo_launch.spec.model import ModuleSpec, Spec, rank_range
+
+LANGUAGE = "language"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive layers of one module at one pp index."""
+
+    module: str
+    index: int
+    first_layer: int
+    num_layers: int
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class ModuleLayout:
+    """One module: its grid, its stages and how it takes part in a step.
+
+    `in_phases` is true for an encoder that shares any rank with language: it then runs on groups of
+    `group_size` microbatches between the language phases. Other encoders run upstream of the
+    language pipeline, one microbatch at a time (`group_size` 1).
+    """
+
+    name: str
+    grid: RankGrid
+    stages: tuple[Stage, ...]
+    sequence_parallel: bool
+    frozen: bool
+    in_phases: bool
+    group_size: int
+
+    @property
+    def is_language(self) -> bool:
+        """Whether this module computes the loss."""
+        return self.name == LANGUAGE
+
+    def stage_of(self, rank: int) -> Stage:
+        """Return the stage that `rank` holds."""
+        return self.stages[self.grid.index("pp", rank)]
+
+    def stage_ranks(self, stage: int) -> tuple[int, ...]:
+        """Return the ranks that hold `stage`, in increasing order."""
+        return tuple(rank for rank in self.grid.ranks if self.grid.index("pp", rank) == stage)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A process group to create: a name made of module and axes, and its ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The whole job as seen from no rank in particular; language is the last module.
+
+    Compared by identity: it is the key of caches, and hashing every module would dominate them.
+    """
+
+    world_size: int
+    modules: tuple[ModuleLayout, ...]
+    samples: SampleMap
+    seq: int
+
+    def __getitem__(self, name: str) -> ModuleLayout:
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, ModuleLayout]:
+        return {module.name: module for module in self.modules}
+
+    @property
+    def language(self) -> ModuleLayout:
+        """The module that computes the loss."""
+        return self.modules[-1]
+
+    @property
+    def encoders(self) -> tuple[ModuleLayout, ...]:
+        """Every other module, in the order written."""
+        return self.modules[:-1]
+
+    def modules_of(self, rank: int) -> tuple[ModuleLayout, ...]:
+        """Return the modules that `rank` holds a stage of."""
+        return tuple(module for module in self.modules if rank in module.grid)
+
+    @cached_property
+    def groups(self) -> tuple[GroupPlan, ...]:
+        """Every process group of every module, in the one order in which all ranks create them."""
+        return tuple(
+            GroupPlan(f"{module.name}.{'_'.join(axes)}", ranks)
+            for module in self.modules
+            for axes in MODULE_GROUPS
+            for ranks in module.grid.groups(*axes)
+        )
+
+
+# tp: layers; dp x cp: gradients and sharded weights; pp: stage edges use point-to-point only.
+MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"))
+
+
+def world_size(spec: Spec) -> int:
+    """Number of ranks a spec describes: one more than its last rank, idle ranks included."""
+    ranges = [module.rank_range for module in spec.modules.values()]
+    if spec.idle_ranks is not None:
+        ranges.append(rank_range(spec.idle_ranks))
+    return max(ranks.stop for ranks in ranges)
+
+
+def build_layout(spec: Spec) -> Layout:
+    """Return the layout of a checked spec."""
+    names = [*spec.encoders, LANGUAGE]
+    return Layout(
+        world_size=world_size(spec),
+        modules=tuple(_module_layout(spec, name) for name in names),
+        samples=SampleMap(
+            spec.batch.global_, spec.language.grid.dp, spec.schedule.microbatches
+        ),
+        seq=spec.batch.seq,
+    )
+
+
+def shares_language_ranks(spec: Spec, encoder: str) -> bool:
+    """Return whether an encoder has any rank in common with the language model."""
+    mine, language = spec.modules[encoder].rank_range, spec.language.rank_range
+    return mine.start < language.stop and language.start < mine.stop
+
+
+def encoder_group_size(spec: Spec, encoder: str) -> int:
+    """Return k, the microbatches that an encoder encodes at once."""
+    if not shares_language_ranks(spec, encoder):
+        return 1
+    return spec.schedule.encoder_microbatches or spec.schedule.microbatches
+
+
+def _module_layout(spec: Spec, name: str) -> ModuleLayout:
+    module = spec.modules[name]
+    is_encoder = name != LANGUAGE
+    return ModuleLayout(
+        name=name,
+        grid=RankGrid(
+            module.order,
+            tuple(getattr(module.grid, axis) for axis in module.order),
+            module.rank_range.start,
+        ),
+        stages=_stages(name, module),
+        sequence_parallel=module.sequence_parallel and module.grid.tp > 1,
+        frozen=module.frozen,
+        in_phases=is_encoder and shares_language_ranks(spec, name),
+        group_size=encoder_group_size(spec, name) if is_encoder else 1,
+    )
+
+
+def _stages(name: str, module: ModuleSpec) -> tuple[Stage, ...]:
+    """Cut the layers into pp consecutive runs, as equal as can be, earlier ones longer."""
+    pp = module.grid.pp
+    share, extra = divmod(module.model.layers, pp)
+    stages, first = [], 0
+    for index in range(pp):
+        num_layers = share + (index < extra)
+        stages.append(Stage(name, index, first, num_layers, index == 0, index == pp - 1))
+        first += num_layers
+    return tuple(stages)

@@ -1,0 +1,94 @@
+"""Actions and programs: what one rank does in one step, as text that parses back.
+
+Decides: the vocabulary of a schedule.
+Relies on: nothing.
+Leaves: their order to `generate`, their meaning in time to `simulate`, their work to `runtime`.
+
+Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `language.1SEND_B3` sends
+the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge
+from `vision` to `language`, `vision>EXCHANGE_F0` moves a whole group as one collective. Actions
+joined by `+` are posted together and waited for together.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(str, Enum):
+    """What an action does. Sends and receives name the end of the edge they run on."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    EXCHANGE_F = "EXCHANGE_F"
+    EXCHANGE_B = "EXCHANGE_B"
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether the action runs a stage rather than moving data."""
+        return self in (Kind.FORWARD, Kind.BACKWARD)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether every rank of a bridge component takes part."""
+        return self in (Kind.EXCHANGE_F, Kind.EXCHANGE_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a rank does.
+
+    `stage` is None on a bridge, whose `module` is the encoder it starts from. `index` counts
+    microbatches for language, groups of microbatches for an encoder and its bridge.
+    """
+
+    module: str
+    stage: int | None
+    kind: Kind
+    index: int
+
+    def __str__(self) -> str:
+        place = ">" if self.stage is None else f".{self.stage}"
+        return f"{self.module}{place}{self.kind.value}{self.index}"
+
+
+Slot = tuple[Action, ...]
+Program = tuple[Slot, ...]
+
+_ACTION = re.compile(r"^([a-z][a-z0-9_]*)(?:\.(\d+)|>)([A-Z_]+?)(\d+)$")
+
+
+def parse_action(text: str) -> Action:
+    """Return the action that `str(action)` printed.
+
+    Raises: ValueError if the text is not an action.
+    """
+    match = _ACTION.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an action such as `vision.0F2` or `vision>SEND_F2`")
+    module, stage, kind, index = match.groups()
+    return Action(module, None if stage is None else int(stage), Kind(kind), int(index))
+
+
+def format_slot(slot: Slot) -> str:
+    """Return a slot as text."""
+    return "+".join(str(action) for action in slot)
+
+
+def format_program(program: Program) -> str:
+    """Return a program as text, slots separated by blanks."""
+    return " ".join(format_slot(slot) for slot in program)
+
+
+def parse_program(text: str) -> Program:
+    """Return the program that `format_program` printed.
+
+    Raises: ValueError if any part is not an action.
+    """
+    return tuple(
+        tuple(parse_action(part) for part in slot.split("+")) for slot in text.split()
+    )
