@@ -55,7 +55,7 @@ class ModuleLayout:
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Return the ranks that hold `stage`, in increasing order."""
-        return tuple(rank for rank in self.grid.ranks if self.grid.index("pp", rank) == stage)
+        return self.grid.slice(pp=stage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,12 @@ class RankGrid:
         base = rank - sum(self.index(axis, rank) * self.strides[axis] for axis in axes)
         return tuple(sorted(base + offset for offset in self._offsets(axes)))
 
+    def slice(self, **coords: int) -> tuple[int, ...]:
+        """Return the ranks at the given positions of some axes, in increasing order."""
+        others = tuple(axis for axis in self.axes if axis not in coords)
+        start = self.rank_at(coords)
+        return tuple(sorted(start + offset for offset in self._offsets(others)))
+
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Return every group along `axes`, ordered by first rank: together they tile the box."""
         others = tuple(axis for axis in self.axes if axis not in axes)

@@ -49,13 +49,12 @@ def _bridge_partners(
     share = samples.replicas * module.group_size * samples.microbatch_size // module.grid.size("dp")
     per_language = module.group_size * samples.microbatch_size
     if at_encoder:
-        replica = module.grid.index("dp", rank)
-        first, last = replica * share, (replica + 1) * share - 1
-        linked = range(first // per_language, last // per_language + 1)
-        ends = language.stage_ranks(0)
-        return tuple(r for r in ends if language.grid.index("dp", r) in linked)
-    replica = language.grid.index("dp", rank)
-    first, last = replica * per_language, (replica + 1) * per_language - 1
-    linked = range(first // share, last // share + 1)
-    ends = module.stage_ranks(len(module.stages) - 1)
-    return tuple(r for r in ends if module.grid.index("dp", r) in linked)
+        mine, size, theirs = module.grid.index("dp", rank), share, per_language
+        grid, stage = language.grid, 0
+    else:
+        mine, size, theirs = language.grid.index("dp", rank), per_language, share
+        grid, stage = module.grid, len(module.stages) - 1
+    # Both sides cut the same list of samples; the partners are those whose cut overlaps.
+    first, last = mine * size, (mine + 1) * size - 1
+    linked = range(first // theirs, last // theirs + 1)
+    return tuple(sorted(r for replica in linked for r in grid.slice(dp=replica, pp=stage)))
