@@ -1,0 +1,69 @@
+"""What a data set is to the rest of the program, and the choice of one from the spec.
+
+Decides: the questions a loader may ask about a sample, and the text layout they share: padded
+arrays in which the label at a position is the token predicted there.
+Relies on: `digits` and `synthetic` for the samples.
+Leaves: which samples a step takes to `order`, and who loads them to the loop.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.spec.model import DigitsData, Spec
+from mimo_launch.train.data.digits import DigitStrips
+from mimo_launch.train.data.draws import Split
+from mimo_launch.train.data.synthetic import SyntheticSamples
+
+Tokens = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.float32]
+
+
+class Dataset(Protocol):
+    """Samples by index; every answer is a pure function of (spec, split, index).
+
+    Every method that takes an index raises IndexError when it is not in [0, num_samples).
+    """
+
+    def num_samples(self, split: Split) -> int:
+        """Number of samples: one epoch for "train"."""
+        ...
+
+    def plan(self, split: Split, index: int) -> SamplePlan:
+        """Lengths and places of a sample, cheap and without reading a pixel."""
+        ...
+
+    def text(self, split: Split, index: int) -> tuple[Tokens, Tokens]:
+        """Tokens and labels of a sample.
+
+        Returns:
+            Two int64 arrays [seq]: tokens, PAD behind the last one; and labels, already shifted:
+            `labels[t]` is the token to predict at position t, IGNORE_LABEL where there is none.
+        """
+        ...
+
+    def images(self, split: Split, index: int, encoder: str) -> list[Pixels]:
+        """Images of a sample for one encoder, in the order of its spans.
+
+        Returns:
+            float32 arrays [channels, height_px, width_px], about zero mean; empty for a sample
+            without an image.
+        """
+        ...
+
+    def answer(self, split: Split, index: int) -> tuple[int, ...]:
+        """Token ids of the true answer, end token excluded; empty where there is none to score."""
+        ...
+
+
+def build_dataset(spec: Spec) -> Dataset:
+    """Return the data set that `data:` names.
+
+    Raises:
+        ValueError: The longest sample exceeds `batch.seq`, or an encoder cannot read the images.
+    """
+    if isinstance(spec.data, DigitsData):
+        return DigitStrips(spec, spec.data)
+    return SyntheticSamples(spec, spec.data)

@@ -1,0 +1,112 @@
+"""Random words that depend on (seed, split, index) and on nothing else.
+
+Decides: how a sample's index becomes random numbers: Philox is a counter generator, so the words of
+sample i are read at counter i, whichever rank asks and whatever was asked before.
+Relies on: the raw stream of numpy's Philox, which numpy guarantees never to change; the streams of
+its distributions carry no such promise, so integers are made here.
+Leaves: what the words mean to the data sets.
+"""
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Split = Literal["train", "heldout"]
+Words = npt.NDArray[np.uint64]
+
+_WORDS_PER_COUNTER = 4
+_BLOCK = 1024
+# A block of rows is some 100 kB; the cap bounds memory for an epoch of any length.
+_MAX_BLOCKS = 512
+_U32 = np.uint64(32)
+_U64_MASK = (1 << 64) - 1
+
+
+class Purpose(IntEnum):
+    """Separates generators that must not be correlated; a changed number changes the samples."""
+
+    ORDER = 0
+    HELDOUT_IMAGES = 1
+    DIGITS = 2
+    SYNTHETIC_PLAN = 3
+    SYNTHETIC_CONTENT = 4
+
+
+def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:
+    """Key of the generator of one split, for one purpose.
+
+    The held-out split ignores the seed, so that runs with different seeds are measured on the same
+    samples.
+
+    Args:
+        seed: `train.seed`; taken modulo 2^64.
+        split: Which samples.
+        purpose: What the words are for.
+
+    Returns:
+        The two 64-bit words of a Philox key.
+    """
+    if split == "train":
+        return seed & _U64_MASK, 2 * purpose
+    return 0, 2 * purpose + 1
+
+
+def generator(key: tuple[int, int], index: int = 0, stream: int = 0) -> np.random.Philox:
+    """Bit generator of one sample, with 2^64 blocks of words before it meets the next sample's.
+
+    Args:
+        key: From `split_key`.
+        index: Index of the sample.
+        stream: Separates several uses by one sample.
+    """
+    counter = np.array([0, index, stream, 0], dtype=np.uint64)
+    return np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter)
+
+
+def pick(word: int, bound: int) -> int:
+    """Map one random 64-bit word to an integer in [0, bound), `bound` at most 2^32."""
+    return ((word >> 32) * bound) >> 32
+
+
+def below(words: Words, bound: int) -> npt.NDArray[np.int64]:
+    """`pick` for an array of words, any shape."""
+    return (((words >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
+
+
+def threshold(probability: float) -> int:
+    """Number that a random 64-bit word is below with `probability`; exact for 0 and 1."""
+    return round(probability * (1 << 32)) << 32
+
+
+def order_of(words: Words) -> npt.NDArray[np.int64]:
+    """Permutation that sorts random words [n]: a uniformly random order of n things."""
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+class Draws:
+    """A table of random words [index, width], made block by block as it is read.
+
+    Reading one row costs about a microsecond once its block exists, against some 20 for a generator
+    per sample: every rank plans every sample of every step, its own or not.
+    """
+
+    def __init__(self, key: tuple[int, int], width: int) -> None:
+        self._key = np.array(key, dtype=np.uint64)
+        self._counters_per_row = -(-width // _WORDS_PER_COUNTER)
+        self._width = width
+        self._block = lru_cache(maxsize=_MAX_BLOCKS)(self._make_block)
+
+    def _make_block(self, block: int) -> Words:
+        counter = np.array([block * _BLOCK * self._counters_per_row, 0, 0, 0], dtype=np.uint64)
+        words_per_row = self._counters_per_row * _WORDS_PER_COUNTER
+        words = np.random.Philox(key=self._key, counter=counter).random_raw(_BLOCK * words_per_row)
+        return np.asarray(words, dtype=np.uint64).reshape(_BLOCK, words_per_row)[:, : self._width]
+
+    def row(self, index: int) -> list[int]:
+        """The `width` words of one sample."""
+        block, row = divmod(index, _BLOCK)
+        words: list[int] = self._block(block)[row].tolist()
+        return words

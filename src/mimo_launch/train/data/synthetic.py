@@ -1,0 +1,154 @@
+"""Random tokens and images of random sizes, at random places: hard cases for layouts, no task.
+
+Decides: what a synthetic sample looks like; lengths, image sizes, places and orders all vary, so
+that a layout which confuses two of them computes a different loss.
+Relies on: `draws` for words that depend on (seed, split, index) only.
+Leaves: nothing to learn; real tasks are in `digits`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.layout.data_plan import ImageSpan, SamplePlan
+from mimo_launch.layout.tokens import (
+    IGNORE_LABEL,
+    PAD,
+    longest_sample,
+    placeholder_id,
+    vocab_size,
+)
+from mimo_launch.spec.model import Spec, SyntheticData, VitModel
+from mimo_launch.train.data.draws import (
+    Draws,
+    Purpose,
+    Split,
+    below,
+    generator,
+    order_of,
+    pick,
+    split_key,
+    threshold,
+)
+
+HELDOUT_SAMPLES = 1 << 20
+MAX_HEIGHT = 3
+MIN_TEXT = 2
+# Words of the table that one encoder uses: is there an image, its height, width, turn and place.
+_WORDS_PER_ENCODER = 5
+
+
+class SyntheticSamples:
+    """The `synthetic` data set; see `dataset.Dataset` for what the methods return."""
+
+    def __init__(self, spec: Spec, data: SyntheticData) -> None:
+        """Prepare the index.
+
+        Raises:
+            ValueError: The largest images leave no room for text in `batch.seq`, the vocabulary
+                holds placeholders only, or an encoder does not read images.
+        """
+        if longest_sample(spec) > spec.batch.seq:
+            raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
+        self._data, self._seq = data, spec.batch.seq
+        self._models = {name: _vit(spec, name) for name in spec.encoders}
+        self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
+        self._num_text_tokens = vocab_size(spec) - len(spec.encoders)
+        if self._num_text_tokens < 1:
+            raise ValueError("the vocabulary has no token beside the placeholders")
+        self._text_limit = threshold(data.text_only)
+        width = 1 + _WORDS_PER_ENCODER * len(spec.encoders)
+        seed = spec.train.seed
+        splits: tuple[Split, Split] = ("train", "heldout")
+        self._draws = {
+            split: Draws(split_key(seed, split, Purpose.SYNTHETIC_PLAN), width) for split in splits
+        }
+        self._content = {
+            split: split_key(seed, split, Purpose.SYNTHETIC_CONTENT) for split in splits
+        }
+
+    def num_samples(self, split: Split) -> int:
+        """Number of samples in the split."""
+        return self._data.samples if split == "train" else HELDOUT_SAMPLES
+
+    def plan(self, split: Split, index: int) -> SamplePlan:
+        """Lengths and places of a sample, without its tokens and pixels."""
+        if not 0 <= index < self.num_samples(split):
+            raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
+        length, *words = self._draws[split].row(index)
+        sizes: dict[str, tuple[int, int]] = {}
+        turns: list[tuple[int, str]] = []
+        places: list[int] = []
+        for number, name in enumerate(self._models):
+            at = number * _WORDS_PER_ENCODER
+            present, tall, wide, turn, place = words[at : at + _WORDS_PER_ENCODER]
+            if present >= self._text_limit:
+                sizes[name] = self._size(tall, wide)
+                turns.append((turn, name))
+                places.append(place)
+        rows = sum(height * width for height, width in sizes.values())
+        num_text = MIN_TEXT + pick(length, self._seq - rows - MIN_TEXT + 1)
+        # An image stands before text token 0 to num_text - 2: the last two text tokens stay
+        # neighbours, so every sample has a label, and every image has one behind it.
+        befores = sorted(pick(place, num_text - 1) for place in places)
+        spans: dict[str, tuple[ImageSpan, ...]] = {}
+        rows_so_far = 0
+        for before, (_, name) in zip(befores, sorted(turns), strict=True):
+            height, width = sizes[name]
+            spans[name] = (ImageSpan(before + rows_so_far, height, width),)
+            rows_so_far += height * width
+        # Every place but the first separates two text tokens.
+        pairs = num_text - 1 - len(set(befores) - {0})
+        return SamplePlan(index, num_text + rows, max(1, pairs * 3 // 5), spans)
+
+    def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and labels int64 [seq]; three in five text tokens that follow text are labels."""
+        plan = self.plan(split, index)
+        tokens = np.full(self._seq, PAD, dtype=np.int64)
+        labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
+        is_text = np.zeros(self._seq, dtype=np.bool_)
+        is_text[: plan.num_tokens] = True
+        for encoder, spans in plan.spans.items():
+            for span in spans:
+                rows = slice(span.position, span.position + span.rows)
+                tokens[rows] = self._placeholders[encoder]
+                is_text[rows] = False
+        words = generator(self._content[split], index).random_raw(2 * plan.num_tokens)
+        values = below(words[: plan.num_tokens], self._num_text_tokens)
+        tokens[: plan.num_tokens][is_text[: plan.num_tokens]] = values[is_text[: plan.num_tokens]]
+        # The last pair always counts (see `plan`), the others by lot.
+        pairs = np.flatnonzero(is_text[:-1] & is_text[1:])
+        order = order_of(words[plan.num_tokens :][: len(pairs) - 1])
+        chosen = np.append(pairs[order[: plan.num_labels - 1]], pairs[-1])
+        labels[chosen] = tokens[chosen + 1]
+        return tokens, labels
+
+    def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
+        """Standard normal pixels [channels, height x patch, width x patch], one image or none."""
+        model = self._models[encoder]
+        stream = 1 + list(self._models).index(encoder)
+        normal = np.random.Generator(generator(self._content[split], index, stream))
+        return [
+            normal.standard_normal(
+                (model.channels, span.height * model.patch, span.width * model.patch),
+                dtype=np.float32,
+            )
+            for span in self.plan(split, index).spans.get(encoder, ())
+        ]
+
+    def answer(self, split: Split, index: int) -> tuple[int, ...]:
+        """Empty: random text has no answer to score."""
+        self.plan(split, index)
+        return ()
+
+    def _size(self, tall: int, wide: int) -> tuple[int, int]:
+        """Height and width in patches, of an area of at most `max_patches`."""
+        height = 1 + pick(tall, min(MAX_HEIGHT, self._data.max_patches))
+        return height, 1 + pick(wide, self._data.max_patches // height)
+
+
+def _vit(spec: Spec, encoder: str) -> VitModel:
+    """Model of an encoder; ValueError when it does not read images."""
+    model = spec.encoders[encoder].model
+    if not isinstance(model, VitModel):
+        raise ValueError(f"{encoder}: {model.kind} cannot read images")
+    return model

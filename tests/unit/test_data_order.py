@@ -1,0 +1,103 @@
+"""The global order: permutations, resuming, evaluation batches, and the plan of a step."""
+
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.train.data.draws import Draws, Purpose, pick, split_key, threshold
+from mimo_launch.train.data.make_digits import from_uci, write_npz
+from mimo_launch.train.data.order import GlobalOrder, heldout_batches, make_data_plan
+
+
+@pytest.mark.parametrize(("num", "batch"), [(20, 5), (20, 8), (7, 32), (1, 3), (1000, 32)])
+def test_epochs_are_permutations_whatever_the_batch(num, batch):
+    order = GlobalOrder(num, batch, seed=5)
+    steps = -(-2 * num // batch)
+    ids = [i for step in range(steps) for i in order.ids(step)]
+    assert len(ids) == steps * batch
+    first, second = ids[:num], ids[num : 2 * num]
+    assert sorted(first) == sorted(second) == list(range(num))
+    assert num == 1 or first != second
+
+
+def test_the_order_does_not_depend_on_the_batch():
+    orders = {batch: GlobalOrder(50, batch, seed=1) for batch in (4, 10)}
+    flat = [[i for step in range(100 // b) for i in o.ids(step)] for b, o in orders.items()]
+    assert flat[0] == flat[1]
+
+
+def test_a_run_resumes_from_the_step_number_alone():
+    whole = GlobalOrder(33, 8, seed=2)
+    ids = [whole.ids(step) for step in range(40)]
+    for step in (39, 17, 4, 0):
+        assert GlobalOrder(33, 8, seed=2).ids(step) == ids[step]
+    assert GlobalOrder(33, 8, seed=3).ids(0) != ids[0]
+    with pytest.raises(ValueError, match="step -1"):
+        whole.ids(-1)
+    with pytest.raises(ValueError, match="0 samples"):
+        GlobalOrder(0, 8, seed=2)
+
+
+def test_the_order_is_pinned():
+    # A change here changes every run in the field: a resumed one would see samples twice.
+    assert GlobalOrder(10, 10, seed=0).ids(0) == (0, 2, 9, 1, 8, 5, 4, 3, 6, 7)
+
+
+def test_heldout_batches_are_whole_and_start_at_the_first_sample():
+    batches = heldout_batches(10, 4, 100)
+    assert batches == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
+    assert heldout_batches(8, 8, 100) == (tuple(range(8)),)
+    assert heldout_batches(4, 4, 3) == ((0, 1, 2, 0),)
+    with pytest.raises(ValueError, match="cannot evaluate"):
+        heldout_batches(0, 4, 100)
+
+
+@dataclass
+class Counting:
+    def plan(self, split, index):
+        return SamplePlan(index, num_tokens=index, num_labels=2 if split == "train" else 1)
+
+
+def test_a_data_plan_keeps_the_order_of_the_ids():
+    plan = make_data_plan(Counting(), "train", (5, 1, 3), step=7)
+    assert plan.step == 7
+    assert [sample.id for sample in plan.samples] == [5, 1, 3]
+    assert plan.num_labels == 6
+    assert make_data_plan(Counting(), "heldout", (5,), step=0).num_labels == 1
+
+
+def test_a_row_of_draws_depends_on_its_index_only():
+    key = split_key(0, "train", Purpose.DIGITS)
+    table = Draws(key, 6)
+    rows = {index: table.row(index) for index in (5000, 3, 1024, 1023)}
+    for index, row in rows.items():
+        assert len(row) == 6
+        assert Draws(key, 6).row(index) == row
+    stream = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(8 * 5001)
+    assert stream.reshape(-1, 8)[5000, :6].tolist() == rows[5000]
+    assert split_key(1 << 70, "train", Purpose.ORDER)[0] == 0
+
+
+def test_words_become_fair_integers_and_chances():
+    top = (1 << 64) - 1
+    assert (pick(0, 7), pick(top, 7), pick(top, 1)) == (0, 6, 0)
+    assert threshold(0.0) == 0
+    assert threshold(1.0) > top
+
+
+def test_the_file_of_images_is_reproducible(tmp_path):
+    images = np.arange(128, dtype=np.uint8).reshape(2, 8, 8) % 17
+    labels = np.array([3, 9], dtype=np.uint8)
+    for name in ("a", "b"):
+        write_npz(tmp_path / name, {"images": images, "labels": labels})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a") as archive:
+        assert {entry.date_time[0] for entry in archive.infolist()} == {1980}
+    table = np.concatenate([images.reshape(2, 64), labels[:, None]], axis=1)
+    np.savetxt(tmp_path / "optdigits.tes", table, fmt="%d", delimiter=",")
+    read_images, read_labels = from_uci(tmp_path / "optdigits.tes")
+    assert (read_images == images).all()
+    assert (read_labels == labels).all()
