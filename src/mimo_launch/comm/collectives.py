@@ -1,0 +1,69 @@
+"""The few collectives we use, under the names that every supported torch has.
+
+Decides: one spelling for calls that torch 2.13 renamed, and padding for uneven gathers.
+Relies on: groups from `grids`; a group without a handle holds one rank and does nothing.
+Leaves: gradients to `autograd`.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.grids.grid_set import Group
+
+# torch 2.13 renamed both; the old names warn there and the new ones do not exist before.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Return the sum over `group`, in a new tensor."""
+    if group.handle is None:
+        return x
+    out = x.contiguous().clone()
+    dist.all_reduce(out, group=group.handle)
+    return out
+
+
+def all_reduce_max(x: Tensor, group: Group) -> Tensor:
+    """Return the elementwise maximum over `group`, in a new tensor."""
+    if group.handle is None:
+        return x
+    out = x.contiguous().clone()
+    dist.all_reduce(out, op=dist.ReduceOp.MAX, group=group.handle)
+    return out
+
+
+def all_gather(x: Tensor, group: Group) -> Tensor:
+    """Return the equal shards of `group` one after another along dim 0."""
+    if group.handle is None:
+        return x
+    out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
+    _all_gather(out, x.contiguous(), group=group.handle)
+    return out
+
+
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """Return this rank's shard along dim 0 of the sum over `group`."""
+    if group.handle is None:
+        return x
+    out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
+    _reduce_scatter(out, x.contiguous(), group=group.handle)
+    return out
+
+
+def all_gather_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+    """Return shards of unequal length one after another along dim 0.
+
+    Shapes: x [sizes[group.index], ...] -> [sum(sizes), ...]. Traffic: padded to the longest shard,
+    because backends gather equal shapes only.
+    """
+    if group.handle is None:
+        return x
+    longest = max(sizes)
+    padded = x.new_zeros((longest, *x.shape[1:]))
+    padded[: x.shape[0]] = x
+    gathered = all_gather(padded, group).view(group.size, longest, *x.shape[1:])
+    return torch.cat([gathered[i, :size] for i, size in enumerate(sizes)])

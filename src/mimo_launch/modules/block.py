@@ -1,0 +1,77 @@
+"""The transformer block of encoders and decoders: attention, then an MLP, each with a residual.
+
+Decides: pre-norm order and the two MLP shapes (GELU, SwiGLU).
+Relies on: `parallel` for layers that know their tp group.
+Leaves: what surrounds the blocks to `vision` and `language`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mimo_launch.parallel.attention import Attention, CausalMask, ImageMask
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    layers: int
+    norm: Literal["rms", "layer"]
+    gated: bool
+    bias: bool
+    qk_norm: bool = False
+
+
+class Mlp(nn.Module):
+    """GELU or SwiGLU MLP, its inner width cut over tp: [n, D] -> [n, D]."""
+
+    def __init__(
+        self, context: ParallelContext, width: int, inner: int, out: int, *, gated: bool,
+        bias: bool, out_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.context, self.gated = context, gated
+        outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
+        self.inputs = ColumnLinear(context, width, outputs, bias=bias)
+        self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return the MLP of every token."""
+        hidden = self.inputs(self.context.enter(x_nD))
+        if self.gated:
+            gate, up = hidden.chunk(2, dim=1)
+            return self.output(F.silu(gate) * up)
+        return self.output(F.gelu(hidden))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, context: ParallelContext, shape: BlockShape) -> None:
+        super().__init__()
+        out_scale = (2 * shape.layers) ** -0.5
+        self.attention_norm = Norm(context, shape.width, shape.norm)
+        self.attention = Attention(
+            context, width=shape.width, heads=shape.heads, kv_heads=shape.kv_heads,
+            head_size=shape.head_size, bias=shape.bias, qk_norm=shape.qk_norm, out_scale=out_scale,
+        )
+        self.mlp_norm = Norm(context, shape.width, shape.norm)
+        self.mlp = Mlp(
+            context, shape.width, shape.mlp, shape.width, gated=shape.gated, bias=shape.bias,
+            out_scale=out_scale,
+        )
+
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return the block's output for every token."""
+        x_nD = x_nD + self.attention(self.attention_norm(x_nD), mask)
+        return x_nD + self.mlp(self.mlp_norm(x_nD))

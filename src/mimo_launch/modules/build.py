@@ -1,0 +1,127 @@
+"""Builds this rank's stages from the spec: layers, initial weights, data-parallel sharding.
+
+Decides: which modules a rank holds, in which types, and how FSDP2 wraps them.
+Relies on: `layout` and `grids`; FSDP2 for sharding over dp x cp.
+Leaves: running them to `runtime`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
+from mimo_launch.modules.language import LanguageStage
+from mimo_launch.modules.vision import VisionStage
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.init import init_parameters
+from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+
+# Below this many parameters per rank one all-gather of the whole module beats one per block.
+MIN_PARAMETERS_PER_BLOCK = 1_000_000
+
+PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class RankModule:
+    """One module on this rank: its layout, its context and its wrapped layers."""
+
+    layout: ModuleLayout
+    context: ParallelContext
+    network: nn.Module
+    sharding: str
+
+    @property
+    def name(self) -> str:
+        """Name in the spec."""
+        return self.layout.name
+
+
+class _Stage(Protocol):
+    layers: nn.ModuleDict
+
+
+def storage_dtype(precision: str) -> torch.dtype:
+    """Type of weights, moments and reductions: at least fp32."""
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """Type of activations and of rows on a bridge."""
+    return PRECISIONS[precision]
+
+
+def build_modules(
+    spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False
+) -> dict[str, RankModule]:
+    """Return this rank's modules by name, initialised by (seed, name) and sharded.
+
+    Ranks: collective over the dp x cp group of each module, in the order of the layout.
+    """
+    modules = {}
+    for module in layout.modules_of(grids.rank):
+        context = ParallelContext(
+            tp=grids.group(module.name, "tp"),
+            sequence_parallel=module.sequence_parallel,
+            dtype=storage_dtype(spec.train.precision),
+            compute_dtype=compute_dtype(spec.train.precision),
+            device=grids.device,
+        )
+        network = build_network(spec, module.name, context)
+        init_parameters(module.name, network, spec.train.seed, randomise=randomise)
+        network.requires_grad_(not module.frozen)
+        sharding = spec.modules[module.name].sharding
+        _shard(network, grids, module.name, sharding, spec.train.precision)
+        modules[module.name] = RankModule(module, context, network, sharding)
+    return modules
+
+
+def build_network(spec: Spec, name: str, context: ParallelContext) -> nn.Module:
+    """Return the layers of one module with unset weights.
+
+    Raises: TypeError for a model kind in the wrong place, which `layout.checks` has ruled out.
+    """
+    model = spec.modules[name].model
+    if isinstance(model, DecoderModel):
+        return LanguageStage(
+            context, model, vocab=vocab_size(spec), padded_vocab=padded_vocab_size(spec)
+        )
+    if isinstance(model, VitModel):
+        return VisionStage(context, model, spec.language.model.hidden)
+    raise TypeError(f"module {name} has a model of unknown kind {model!r}")
+
+
+def _shard(
+    network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str
+) -> None:
+    """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere."""
+    low = precision == "bf16"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if low else None,
+        reduce_dtype=torch.float32 if low else None,
+        cast_forward_inputs=False,
+    )
+    mesh, reshard = grids.mesh(name), sharding == "full"
+    num_parameters = sum(p.numel() for p in network.parameters())
+    blocks = list(cast(_Stage, network).layers.values())
+    if num_parameters >= MIN_PARAMETERS_PER_BLOCK * len(blocks) or reshard:
+        for block in blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for module in fsdp_modules(network):
+        # The loss is already divided by the global number of labels, so every reduction is a sum.
+        # The factor does not recurse; without the second call fp32 and bf16 would use a scaled
+        # sum that gloo does not have.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:
+    """Yield every FSDP unit of a module, the root first."""
+    return (module for module in network.modules() if isinstance(module, FSDPModule))

@@ -1,0 +1,155 @@
+"""The vision transformer as a stage: packed patches of images of any size in, rows out.
+
+Decides: patch order, positions, the projector, and which rows this rank owns at the end.
+Relies on: `layout.shards.row_cut` for ownership of rows.
+Leaves: moving rows to the bridge.
+
+Legend: P pixels of a patch, N patches of a replica's group (padded to a multiple of tp under
+sequence parallelism), R rows (one per patch), D width, L width of the language model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd import split_rows
+from mimo_launch.modules.block import Block, BlockShape, Mlp
+from mimo_launch.parallel.attention import ImageMask, image_mask
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.layers import Norm, RowLinear
+from mimo_launch.parallel.segments import SegmentedModule, replicated
+from mimo_launch.spec.model import VitModel
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """The images of one group: patches [N, P], their (y, x) in their image [N, 2], the mask.
+
+    `num_rows` real patches come first; patches that only pad to a multiple of tp give no rows.
+    """
+
+    patches: Tensor
+    positions: Tensor
+    mask: ImageMask
+    num_rows: int
+
+
+def pack_images(
+    images: Sequence[np.ndarray], model: VitModel, context: ParallelContext
+) -> EncoderInput:
+    """Cut images [channels, height, width] into patches in row-major order, one after another."""
+    side = model.patch
+    patches, positions, lengths = [], [], []
+    for image in images:
+        channels, height, width = image.shape
+        rows, columns = height // side, width // side
+        cut = image.reshape(channels, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
+        patches.append(cut.reshape(rows * columns, channels * side * side))
+        positions.append(np.indices((rows, columns)).reshape(2, -1).T)
+        lengths.append(rows * columns)
+    num_rows = sum(lengths)
+    padding = -num_rows % context.tp.size if context.sequence_parallel else 0
+    size = model.channels * side * side
+    patches.append(np.zeros((padding, size)))
+    positions.append(np.zeros((padding, 2), dtype=np.int64))
+    return EncoderInput(
+        torch.as_tensor(np.concatenate(patches), dtype=context.compute_dtype, device=context.device),
+        torch.as_tensor(np.concatenate(positions), device=context.device),
+        image_mask(lengths, context.device),
+        num_rows,
+    )
+
+
+def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return fixed 2-D sine-cosine embeddings [N, width], for images of any size.
+
+    Source: "Better plain ViT baselines" (arXiv:2205.01580), section 3.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    quarter = width // 4
+    steps = torch.arange(quarter, device=positions_N2.device, dtype=wide) / max(1, quarter - 1)
+    angles = positions_N2.to(wide)[:, :, None] * 10000.0**-steps
+    parts = [f(angles[:, axis]) for axis in (0, 1) for f in (torch.sin, torch.cos)]
+    return torch.cat(parts, dim=1).to(dtype)
+
+
+class PatchEmbedding(SegmentedModule):
+    """One linear map per patch, held whole on every tp rank: [n, P] -> [n, D]."""
+
+    def __init__(self, context: ParallelContext, size: int, width: int) -> None:
+        super().__init__()
+        for name, shape in (("weight", (width, size)), ("bias", (width,))):
+            self.declare(
+                name,
+                replicated(
+                    name, shape, context.token_grad, counted=context.counts, std=size**-0.5,
+                    init="normal" if name == "weight" else "zeros", decay=name == "weight",
+                ),
+                dtype=context.dtype,
+            )
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return the embedding of each patch."""
+        return nn.functional.linear(patches, self.weight, self.bias)
+
+
+class LinearProjector(nn.Module):
+    """One linear map to the language width, its input features cut over tp."""
+
+    def __init__(self, context: ParallelContext, width: int, out: int) -> None:
+        super().__init__()
+        self.context = context
+        self.part = context.part(width)
+        self.output = RowLinear(context, "linear", width, out, bias=True)
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return the rows [n, L]."""
+        x_ND = self.context.enter(x_nD)
+        return self.output(x_ND[:, self.part.start : self.part.stop])
+
+
+class VisionStage(nn.Module):
+    """A whole ViT with its projector (pipeline stages of encoders come with pp > 1)."""
+
+    def __init__(self, context: ParallelContext, model: VitModel, language_width: int) -> None:
+        super().__init__()
+        self.context, self.width = context, model.hidden
+        self.patch = PatchEmbedding(context, model.channels * model.patch**2, model.hidden)
+        shape = BlockShape(
+            width=model.hidden, heads=model.heads, kv_heads=model.heads,
+            head_size=model.hidden // model.heads, mlp=model.mlp_width, layers=model.layers,
+            norm="layer", gated=False, bias=True,
+        )
+        self.layers = nn.ModuleDict({str(i): Block(context, shape) for i in range(model.layers)})
+        self.norm = Norm(context, model.hidden, "layer")
+        self.projector: nn.Module
+        if model.projector == "mlp":
+            self.projector = Mlp(
+                context, model.hidden, language_width, language_width, gated=False, bias=True
+            )
+        else:
+            self.projector = LinearProjector(context, model.hidden, language_width)
+
+    def forward(self, patches: Tensor, positions: Tensor, mask: ImageMask, sizes: tuple[int, ...]) -> Tensor:
+        """Return the rows that this rank owns, [sizes[tp index], L].
+
+        Shapes: patches [N, P], positions [N, 2]; `sizes` are the rows each tp rank owns.
+        """
+        if self.context.sequence_parallel:
+            # Each tp rank embeds its own tokens only; attention and MLP regions gather them.
+            share = patches.shape[0] // self.context.tp.size
+            mine = slice(self.context.tp.index * share, (self.context.tp.index + 1) * share)
+            patches, positions = patches[mine], positions[mine]
+        x_nD = self.patch(patches)
+        x_nD = x_nD + sincos_positions(positions, self.width, x_nD.dtype)
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, mask)
+        rows: Tensor = self.projector(self.norm(x_nD))
+        if self.context.sequence_parallel:
+            return rows[: sizes[self.context.tp.index]]
+        return split_rows(rows, sizes, self.context.tp)
+
+

@@ -1,0 +1,152 @@
+"""Finishes gradients after the last backward: sums over tp, norms per module, clipping.
+
+Decides: which rank counts which element of a gradient, and how ranks agree on a bad step.
+Relies on: FSDP2 having summed over dp x cp; segments for who holds what.
+Leaves: the update to `build`.
+
+Every reduction is a sum: the loss was divided by the step's number of labels, nothing else is.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mimo_launch.grids.grid_set import Group
+from mimo_launch.layout.layout import Layout
+from mimo_launch.modules.build import RankModule
+from mimo_launch.parallel.segments import DeclaredParameter, Segment, declared_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSegment:
+    """The rows of one segment's gradient that this rank holds after sharding over dp x cp.
+
+    `grad` is a view into the local gradient; `first_row` is its first row within the part of the
+    segment that this tp rank holds.
+    """
+
+    name: str
+    segment: Segment
+    grad: Tensor
+    first_row: int
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the local part of a tensor that FSDP may have sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_rows(parameter: Tensor) -> range:
+    """Return which rows of the unsharded parameter this rank's shard holds."""
+    rows = parameter.shape[0]
+    if not isinstance(parameter, DTensor):
+        return range(rows)
+    mesh = parameter.device_mesh
+    size = -(-rows // mesh.size())
+    start = min(rows, mesh.get_local_rank() * size)
+    return range(start, min(rows, start + size))
+
+
+def local_segments(
+    declared: Iterable[DeclaredParameter], *, gradients: bool = True
+) -> Iterator[LocalSegment]:
+    """Yield the segments of this rank's shards, with views of gradients (or of the weights)."""
+    for item in declared:
+        source = item.parameter.grad if gradients else item.parameter.detach()
+        if source is None:
+            continue
+        local, rows = local_tensor(source), shard_rows(item.parameter)
+        for placed in item.placed:
+            first, last = max(rows.start, placed.first_row), min(rows.stop, placed.last_row)
+            if first < last:
+                view = local[first - rows.start : last - rows.start]
+                yield LocalSegment(placed.name, placed.segment, view, first - placed.first_row)
+
+
+def sum_partial_gradients(declared: Sequence[DeclaredParameter], tp: Group) -> None:
+    """Sum over tp, in one all-reduce, the gradients that tp ranks hold terms of.
+
+    Ranks: collective over `tp`. Ranks that hold different parts of a segment (key/value heads fewer
+    than tp ranks) each get a slot, so that a sum over all of tp adds only what belongs together.
+    """
+    if tp.handle is None:
+        return
+    partial = [s for s in local_segments(declared) if s.segment.tp_grad == "partial"]
+    if not partial:
+        return
+    slots = [_num_slots(s.segment) * s.grad.numel() for s in partial]
+    buffer = partial[0].grad.new_zeros(sum(slots))
+    views = [
+        part.view(_num_slots(s.segment), -1)[_slot(s.segment)]
+        for s, part in zip(partial, buffer.split(slots), strict=True)
+    ]
+    for segment, view in zip(partial, views, strict=True):
+        view.copy_(segment.grad.flatten())
+    dist.all_reduce(buffer, group=tp.handle)
+    for segment, view in zip(partial, views, strict=True):
+        segment.grad.copy_(view.view_as(segment.grad))
+
+
+def _num_slots(segment: Segment) -> int:
+    """Number of different parts of a partial segment among the tp ranks."""
+    return 1 if segment.axis is None else segment.shape[0] // (segment.stop - segment.start)
+
+
+def _slot(segment: Segment) -> int:
+    return 0 if segment.axis is None else segment.start // (segment.stop - segment.start)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What all ranks know after the one reduction of a step.
+
+    `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
+    step's labels; `finite` is False if any rank saw a non-finite gradient or loss.
+    """
+
+    loss: float
+    norms: dict[str, float]
+    norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the update may be applied."""
+        return bool(torch.isfinite(torch.tensor([self.loss, self.norm])).all())
+
+
+def reduce_totals(
+    layout: Layout, modules: dict[str, RankModule], loss: Tensor
+) -> StepTotals:
+    """Return loss and gradient norms, equal on all ranks.
+
+    Ranks: collective over the world; one all-reduce of modules + 1 numbers in float64. Each rank
+    adds the squares of what it alone owns; a NaN anywhere reaches every rank through the sum.
+    """
+    slots = torch.zeros(len(layout.modules) + 1, dtype=torch.float64, device=loss.device)
+    for index, module in enumerate(layout.modules):
+        if module.name in modules:
+            network = modules[module.name].network
+            for item in local_segments(declared_parameters(module.name, network)):
+                if item.segment.counted:
+                    slots[index] += item.grad.double().square().sum()
+    slots[-1] = loss
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(slots)
+    *squares, total_loss = slots.tolist()
+    names = [module.name for module in layout.modules]
+    norms = {name: square**0.5 for name, square in zip(names, squares, strict=True)}
+    return StepTotals(total_loss, norms, sum(squares) ** 0.5)
+
+
+def clip_gradients(modules: dict[str, RankModule], norm: float, clip: float | None) -> None:
+    """Scale all gradients of all modules alike so that the global norm is at most `clip`."""
+    if clip is None or norm <= clip:
+        return
+    for module in modules.values():
+        for parameter in module.network.parameters():
+            if parameter.grad is not None:
+                local_tensor(parameter.grad).mul_(clip / norm)

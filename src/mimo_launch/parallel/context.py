@@ -1,0 +1,59 @@
+"""What a layer knows about parallelism: its tp group, its part, and how regions begin and end.
+
+Decides: which pair of collectives surrounds a tensor-parallel region.
+Relies on: `comm.autograd`.
+Leaves: the maths to the layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.autograd import enter_tp, exit_tp, gather_tokens, scatter_tokens
+from mimo_launch.grids.grid_set import Group
+from mimo_launch.layout.shards import even_cut
+from mimo_launch.parallel.segments import TpGrad
+
+SINGLE = Group((0,), 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelContext:
+    """Parallelism of one module on one rank; the default is one rank alone.
+
+    `dtype` is the type of stored weights, `compute_dtype` that of activations.
+    """
+
+    tp: Group = SINGLE
+    sequence_parallel: bool = False
+    dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+    def part(self, total: int) -> range:
+        """Return this tp rank's share of `total` items."""
+        return even_cut(total, self.tp.size, self.tp.index)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Begin a tensor-parallel region: tokens in, all tokens out, [n or N, D] -> [N, D]."""
+        return gather_tokens(x, self.tp) if self.sequence_parallel else enter_tp(x, self.tp)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """End a tensor-parallel region by summing partial outputs, [N, D] -> [n or N, D]."""
+        return scatter_tokens(x, self.tp) if self.sequence_parallel else exit_tp(x, self.tp)
+
+    @property
+    def token_grad(self) -> TpGrad:
+        """Kind of gradient of a replicated weight that acts on the tokens between regions."""
+        return "partial" if self.sequence_parallel else "complete"
+
+    @property
+    def inner_grad(self) -> TpGrad:
+        """Kind of gradient of a replicated weight inside a tensor-parallel region."""
+        return "partial" if self.tp.size > 1 else "complete"
+
+    @property
+    def counts(self) -> bool:
+        """Whether this tp rank counts replicated weights in the gradient norm."""
+        return self.tp.index == 0

@@ -1,0 +1,164 @@
+"""Linear layers, norms and the vocabulary, cut over tp.
+
+Decides: which dimension of each weight is cut, and the kind of each gradient.
+Relies on: `context` for the collectives around a region.
+Leaves: attention to `attention`, the loss to `loss`.
+
+Legend: N tokens, D width, F features of a region; lower case is this rank's share.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.segments import Segment, SegmentedModule, replicated, sharded
+
+
+class ColumnLinear(SegmentedModule):
+    """Linear layers that share an input, fused, their outputs cut over tp: [N, D] -> [N, f].
+
+    `outputs` maps a segment name to its full number of features. The input must have entered the
+    region (`context.enter`).
+    """
+
+    names_itself = False
+
+    def __init__(
+        self, context: ParallelContext, width: int, outputs: dict[str, int], *, bias: bool
+    ) -> None:
+        super().__init__()
+        std = width**-0.5
+        self.declare(
+            "weight",
+            *(
+                sharded(f"{name}.weight", (features, width), 0, context.part(features), std=std)
+                for name, features in outputs.items()
+            ),
+            dtype=context.dtype,
+        )
+        if bias:
+            self.declare(
+                "bias",
+                *(
+                    sharded(
+                        f"{name}.bias", (features,), 0, context.part(features), init="zeros",
+                        decay=False,
+                    )
+                    for name, features in outputs.items()
+                ),
+                dtype=context.dtype,
+            )
+        else:
+            self.bias = None
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Return this rank's features of every output, one output after another."""
+        return F.linear(x_ND, self.weight, self.bias)
+
+
+class RowLinear(SegmentedModule):
+    """A linear layer whose input features are cut over tp; it ends the region: [N, f] -> [n, D]."""
+
+    names_itself = False
+
+    def __init__(
+        self, context: ParallelContext, name: str, features: int, width: int, *, bias: bool,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self.declare(
+            "weight",
+            sharded(
+                f"{name}.weight", (width, features), 1, context.part(features),
+                std=scale * features**-0.5,
+            ),
+            dtype=context.dtype,
+        )
+        if bias:
+            self.declare(
+                "bias",
+                replicated(
+                    f"{name}.bias", (width,), context.token_grad, counted=context.counts,
+                    init="zeros", decay=False,
+                ),
+                dtype=context.dtype,
+            )
+        else:
+            self.bias = None
+
+    def forward(self, x_Nf: Tensor) -> Tensor:
+        """Return the summed output; the bias is added once, after the sum."""
+        out = self.context.leave(F.linear(x_Nf, self.weight))
+        return out if self.bias is None else out + self.bias
+
+
+class Norm(SegmentedModule):
+    """RMSNorm or LayerNorm over the width, computed in at least fp32."""
+
+    def __init__(
+        self, context: ParallelContext, width: int, kind: Literal["rms", "layer"], *,
+        inner: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kind: Literal["rms", "layer"] = kind
+        tp_grad = context.inner_grad if inner else context.token_grad
+        names: dict[str, Literal["ones", "zeros"]] = {"weight": "ones"}
+        if kind == "layer":
+            names["bias"] = "zeros"
+        for name, init in names.items():
+            self.declare(
+                name,
+                replicated(
+                    name, (width,), tp_grad, counted=context.counts, init=init, decay=False
+                ),
+                dtype=context.dtype,
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x normalised over its last dimension."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        shape = (x.shape[-1],)
+        weight = self.weight.to(wide.dtype)
+        if self.kind == "rms":
+            return F.rms_norm(wide, shape, weight, 1e-5).to(x.dtype)
+        return F.layer_norm(wide, shape, weight, self.bias.to(wide.dtype), 1e-5).to(x.dtype)
+
+
+class VocabEmbedding(SegmentedModule):
+    """Token embedding with the vocabulary cut over tp, as even as can be: ids [N] -> [n or N, D]."""
+
+    def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
+        super().__init__()
+        self.context = context
+        self.part = context.part(vocab)
+        self.declare(
+            "weight",
+            sharded("weight", (vocab, width), 0, self.part, std=0.5, decay=False),
+            dtype=context.dtype,
+        )
+
+    def forward(self, ids_N: Tensor) -> Tensor:
+        """Return the embeddings; each rank looks up its own ids, the rest are zero in the sum."""
+        local = ids_N - self.part.start
+        outside = (local < 0) | (local >= len(self.part))
+        rows = F.embedding(local.masked_fill(outside, 0), self.weight)
+        return self.context.leave(rows.masked_fill(outside.unsqueeze(1), 0))
+
+
+class VocabHead(SegmentedModule):
+    """Output layer with the vocabulary cut over tp: [N, D] -> this rank's logits [N, v]."""
+
+    def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
+        super().__init__()
+        self.part = context.part(vocab)
+        segment: Segment = sharded("weight", (vocab, width), 0, self.part, std=width**-0.5)
+        self.declare("weight", segment, dtype=context.dtype)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Return logits in at least fp32."""
+        logits = F.linear(x_ND, self.weight)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))

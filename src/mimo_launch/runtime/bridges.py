@@ -1,0 +1,182 @@
+"""This rank's end of every bridge during one step.
+
+Decides: which buffers hold rows and their gradients between actions.
+Relies on: `layout.routing` for transfers, `comm.bridge` to move them.
+Leaves: calling it in the order of the program to `executor`.
+
+The language side is cut from the encoder's graph: received rows are leaves that collect a gradient,
+microbatch by microbatch, which the backward transfer returns.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.bridge import (
+    BridgeEnd,
+    Pending,
+    encoder_end,
+    exchange,
+    finish_receives,
+    language_end,
+    post_receives,
+    post_sends,
+    wait_all,
+)
+from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.routing import route
+from mimo_launch.modules.build import RankModule
+from mimo_launch.modules.language import Placement
+from mimo_launch.runtime.inputs import owned_rows, placement
+from mimo_launch.schedule.actions import Kind
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One group of one bridge on this rank."""
+
+    sender: BridgeEnd | None
+    receiver: BridgeEnd | None
+    sizes: tuple[int, ...]
+    offsets: dict[int, int]
+    rows: Tensor | None = None
+    rows_grad: Tensor | None = None
+    incoming: Pending | None = None
+
+
+class Bridge:
+    """One encoder's bridge to language, as this rank sees it."""
+
+    def __init__(
+        self, layout: Layout, grids: GridSet, encoder: ModuleLayout, tag: int, *,
+        modules: dict[str, RankModule], dtype: torch.dtype, width: int,
+    ) -> None:
+        self.layout, self.grids, self.encoder, self.tag = layout, grids, encoder, tag
+        self.rank = grids.rank
+        self.is_source = encoder.name in modules
+        self.language = modules.get(layout.language.name)
+        self.like = torch.empty((0, width), dtype=dtype, device=grids.device)
+        self.groups: dict[int, GroupState] = {}
+        self.leaves: dict[int, Tensor] = {}
+        self.placements: dict[int, Placement] = {}
+        self.sent: list[Pending] = []
+
+    def begin(self, plan: DataPlan) -> None:
+        """Forget the last step and take the DataPlan of the next one."""
+        self.plan = plan
+        self.finish()
+        self.groups.clear()
+        self.leaves.clear()
+        self.placements.clear()
+
+    def finish(self) -> None:
+        """Wait until every send of the step has left its buffer."""
+        wait_all(self.sent)
+        self.sent.clear()
+
+    def group(self, index: int) -> GroupState:
+        """Return the state of a group, made when its first action asks for it."""
+        if index not in self.groups:
+            self.groups[index] = self._open(index)
+        return self.groups[index]
+
+    def _open(self, index: int) -> GroupState:
+        transfers = route(self.layout, self.plan, self.encoder.name, index, rank=self.rank)
+        sender = receiver = None
+        sizes: tuple[int, ...] = ()
+        offsets: dict[int, int] = {}
+        if self.is_source:
+            replica = self.encoder.grid.index("dp", self.rank)
+            samples = self.layout.samples.encoder(
+                replica, self.encoder.grid.size("dp"), index, self.encoder.group_size
+            )
+            total = sum(self.plan.samples[s].rows(self.encoder.name) for s in samples)
+            sizes = owned_rows(self.encoder, total, self.rank)
+            mine = sizes[self.encoder.grid.index("tp", self.rank)]
+            sender = encoder_end(transfers, self.rank, mine)
+        if self.language is not None:
+            offset = 0
+            for microbatch in self._microbatches(index):
+                self.placements[microbatch], received = placement(
+                    self.layout, self.plan, self.encoder.name, microbatch, self.rank,
+                    self.language.context,
+                )
+                offsets[microbatch] = offset
+                offset += received
+            receiver = language_end(transfers, self.rank, offsets, offset)
+        return GroupState(sender, receiver, sizes, offsets)
+
+    def _microbatches(self, index: int) -> range:
+        size = self.encoder.group_size
+        return range(index * size, (index + 1) * size)
+
+    def run(self, kind: Kind, index: int) -> None:
+        """Start (sends, receives) or carry out (exchanges) one action of the bridge."""
+        state = self.group(index)
+        forward = kind in (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
+        near, far = (
+            (state.sender, state.receiver) if forward else (state.receiver, state.sender)
+        )
+        if kind in (Kind.EXCHANGE_F, Kind.EXCHANGE_B):
+            source = state.rows if forward else self._gradient(index)
+            got = exchange(
+                None if source is None else source.detach(), near, far,
+                group=self.grids.bridge(self.encoder.name), rank=self.rank, like=self.like,
+            )
+            self._deliver(index, got, forward=forward)
+            return
+        group = self.grids.p2p("forward" if forward else "backward")
+        if kind in (Kind.SEND_F, Kind.SEND_B):
+            source = state.rows if forward else self._gradient(index)
+            if source is None or near is None:
+                raise RuntimeError(f"{self.encoder.name}: nothing to send for group {index}")
+            self.sent.append(
+                post_sends(source.detach(), near, group=group, rank=self.rank, tag=self.tag)
+            )
+        elif far is not None:
+            state.incoming = post_receives(
+                far, group=group, rank=self.rank, tag=self.tag, like=self.like
+            )
+
+    def wait(self, kind: Kind, index: int) -> None:
+        """Finish a receive; sends are waited for at the end of the step, they block nothing."""
+        state = self.groups[index]
+        forward = kind is Kind.RECV_F
+        end = state.receiver if forward else state.sender
+        if kind not in (Kind.RECV_F, Kind.RECV_B) or end is None or state.incoming is None:
+            return
+        got = finish_receives(end, state.incoming, rank=self.rank, like=self.like)
+        self._deliver(index, got, forward=forward)
+
+    def _deliver(self, index: int, rows: Tensor | None, *, forward: bool) -> None:
+        if rows is None:
+            return
+        state = self.groups[index]
+        if not forward:
+            state.rows_grad = rows
+            return
+        for microbatch, offset in state.offsets.items():
+            size = self._num_received(microbatch)
+            leaf = rows[offset : offset + size].clone()
+            self.leaves[microbatch] = leaf.requires_grad_(not self.encoder.frozen)
+
+    def _num_received(self, microbatch: int) -> int:
+        sizes = self.placements[microbatch].sizes
+        return sizes[self.layout.language.grid.index("tp", self.rank)]
+
+    def _gradient(self, index: int) -> Tensor | None:
+        """Return the gradients of a group's received rows, microbatches one after another."""
+        state = self.groups[index]
+        if state.receiver is None:
+            return None
+        grads = [self.leaves.pop(m).grad for m in state.offsets]
+        missing = [m for m, g in zip(state.offsets, grads, strict=True) if g is None]
+        if missing:
+            raise RuntimeError(
+                f"{self.encoder.name}: microbatches {missing} have not run backward, "
+                "their rows have no gradient to return"
+            )
+        return torch.cat([g for g in grads if g is not None])

@@ -1,0 +1,83 @@
+"""What the runtime asks of a loader, and the tensors it makes of the answers.
+
+Decides: which samples a rank reads, and when (when the action that needs them runs).
+Relies on: the sample map and the DataPlan.
+Leaves: reading and decoding to `train.data`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.shards import cut_runs, encoder_samples, row_cut, token_runs
+from mimo_launch.modules.language import Placement
+from mimo_launch.parallel.context import ParallelContext
+
+
+class StepInputs(Protocol):
+    """The samples of one step by their position in it; only what is asked for is read."""
+
+    plan: DataPlan
+
+    def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and labels, int64 [seq] each."""
+
+    def images(self, sample: int, encoder: str) -> list[np.ndarray]:
+        """Return the images of a sample for one encoder, float32 [channels, height, width] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageInput:
+    """Tokens and labels of one microbatch, [B, S]."""
+
+    tokens: Tensor
+    labels: Tensor
+
+
+def language_input(
+    layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
+) -> LanguageInput:
+    """Return the text of one microbatch of one language replica."""
+    texts = [inputs.text(s) for s in layout.samples.language(replica, microbatch)]
+    tokens, labels = (np.stack(part) for part in zip(*texts, strict=True))
+    return LanguageInput(
+        torch.as_tensor(tokens, device=device), torch.as_tensor(labels, device=device)
+    )
+
+
+def group_images(
+    layout: Layout, inputs: StepInputs, module: ModuleLayout, replica: int, group: int
+) -> list[np.ndarray]:
+    """Return the images that one encoder replica encodes for one group, in row order."""
+    return [
+        image
+        for sample in encoder_samples(layout, module, replica, group)
+        for image in inputs.images(sample, module.name)
+    ]
+
+
+def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
+    """Return how many of a replica's rows each tp rank beside `rank` owns."""
+    cp = module.grid.index("cp", rank)
+    return tuple(len(row_cut(module, total, cp, tp)) for tp in range(module.grid.size("tp")))
+
+
+def placement(
+    layout: Layout, plan: DataPlan, encoder: str, microbatch: int, rank: int,
+    context: ParallelContext,
+) -> tuple[Placement, int]:
+    """Return where rows go in a microbatch's tokens, and how many of them `rank` receives."""
+    grid = layout.language.grid
+    replica, cp, tp = (grid.index(axis, rank) for axis in ("dp", "cp", "tp"))
+    runs = token_runs(layout, plan, encoder, replica, microbatch, cp)
+    cuts = [cut_runs(layout, runs, index) for index in range(grid.size("tp"))]
+    sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
+    placed = cuts[tp] if context.sequence_parallel else runs
+    places = [run.place + i for run in placed for i in range(run.num_rows)]
+    index = torch.tensor(places, dtype=torch.long, device=context.device)
+    return Placement(sizes, index), sizes[tp]
