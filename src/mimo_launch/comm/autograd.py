@@ -90,7 +90,8 @@ class _GatherRows(torch.autograd.Function):
 
 def _own_share(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
     start = sum(sizes[: group.index])
-    return rows[start : start + sizes[group.index]].contiguous()
+    # A copy, not a view: FSDP hooks the outputs of a module and would lose them on a view.
+    return rows[start : start + sizes[group.index]].clone()
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:

@@ -149,7 +149,7 @@ class VisionStage(nn.Module):
             x_nD = layer(x_nD, mask)
         rows: Tensor = self.projector(self.norm(x_nD))
         if self.context.sequence_parallel:
-            return rows[: sizes[self.context.tp.index]]
+            return rows[: sizes[self.context.tp.index]].clone()
         return split_rows(rows, sizes, self.context.tp)
 
 

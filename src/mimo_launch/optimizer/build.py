@@ -73,6 +73,6 @@ def _module_update(
             groups, lr=peak, betas=common.betas, eps=common.eps, fused=True
         )
     else:
-        optimizer = torch.optim.SGD(groups, lr=peak, fused=True)
+        optimizer = torch.optim.SGD(groups, lr=peak, foreach=True)
     warmup = common.schedule.warmup if own.warmup is None else own.warmup
     return ModuleUpdate(peak, warmup, optimizer)

@@ -1,0 +1,93 @@
+"""Held-out loss and digit accuracy, on any layout.
+
+Decides: what digit accuracy means. For each held-out sample with an image the model gets everything
+up to the question and then its own answers, one greedy token at a time. A digit counts as right if
+the answer has that digit at that place before it ends; the accuracy is over all digits of all images.
+Relies on: the forward program, then repeated language forwards on the rows it left.
+Leaves: when to evaluate to `loop`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.layout.tokens import EOS, IGNORE_LABEL, PAD
+from mimo_launch.runtime.inputs import language_input
+from mimo_launch.schedule.generate import generate_forward
+from mimo_launch.train.data.dataset import Dataset
+from mimo_launch.train.data.order import heldout_batches
+from mimo_launch.train.events import EvalFinished
+from mimo_launch.train.loader import DatasetInputs, step_inputs
+from mimo_launch.train.session import RankSession
+
+
+def evaluate(session: RankSession, dataset: Dataset, samples: int, step: int) -> EvalFinished:
+    """Return held-out loss and digit accuracy, equal on all ranks.
+
+    `samples` is rounded up to whole global batches. Ranks: collective over the world.
+    """
+    program = generate_forward(session.layout)[session.rank]
+    batch = session.spec.batch.global_
+    # Summed token losses, labels, right digits, digits.
+    sums = torch.zeros(4, dtype=torch.float64, device=session.device)
+    labels = seen = 0
+    for ids in heldout_batches(samples, batch, dataset.num_samples("heldout")):
+        inputs = step_inputs(dataset, "heldout", ids, step)
+        result = session.executor.run_forward(program, inputs)
+        sums[0] += result.loss * inputs.plan.num_labels
+        labels += inputs.plan.num_labels
+        seen += len(ids)
+        if session.spec.data.kind == "digits":
+            for right, total in _decode(session, inputs):
+                sums[2] += right
+                sums[3] += total
+    dist.all_reduce(sums)
+    loss, _, right, total = sums.tolist()
+    return EvalFinished(
+        step=step,
+        eval_loss=loss / max(1, labels),
+        digit_accuracy=right / total if total else None,
+        samples=seen,
+    )
+
+
+def _decode(session: RankSession, inputs: DatasetInputs) -> Iterator[tuple[int, int]]:
+    """Yield (right digits, digits) of each sample of this rank's language replica.
+
+    Only tp rank 0 yields, so that a sum over the world counts each sample once.
+    """
+    language = session.layout.language
+    if session.rank not in language.grid:
+        # FSDP gathers and tp collectives run inside the language ranks only.
+        return
+    replica = language.grid.index("dp", session.rank)
+    starts: dict[int, Tensor] = {}
+    tokens: dict[int, Tensor] = {}
+    for microbatch in range(session.layout.samples.microbatches):
+        text = language_input(session.layout, inputs, replica, microbatch, session.device)
+        starts[microbatch] = (text.labels != IGNORE_LABEL).int().argmax(dim=1)
+        places = torch.arange(text.tokens.shape[1], device=session.device)
+        known = places <= starts[microbatch][:, None]
+        tokens[microbatch] = text.tokens.where(known, PAD)
+    # The same number of passes on every replica: sharded weights are gathered over all of them.
+    longest = max(sample.num_labels for sample in inputs.plan.samples)
+    for position in range(longest):
+        for microbatch, choices in session.executor.choose(tokens).items():
+            at = (starts[microbatch] + position)[:, None]
+            tokens[microbatch].scatter_(1, at + 1, choices.gather(1, at))
+    if language.grid.index("tp", session.rank) != 0:
+        return
+    for microbatch, start in starts.items():
+        rows = tokens[microbatch].tolist()
+        for item, sample in enumerate(session.layout.samples.language(replica, microbatch)):
+            if session.layout.encoders and not inputs.plan.samples[sample].spans:
+                continue
+            first = int(start[item]) + 1
+            yield _score(rows[item][first : first + longest], inputs.answer(sample))
+
+
+def _score(given: list[int], answer: tuple[int, ...]) -> tuple[int, int]:
+    said = given[: given.index(EOS)] if EOS in given else given
+    return sum(a == b for a, b in zip(said, answer, strict=False)), len(answer)

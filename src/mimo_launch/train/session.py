@@ -1,0 +1,98 @@
+"""Everything one rank needs to run steps of a spec, opened in one order and closed once.
+
+Decides: the order of start-up, and what a step is: run the program, finish gradients, agree.
+Relies on: an initialised default process group (or a world of one rank).
+Leaves: which samples a step takes to `loop`, processes to `launcher`.
+"""
+
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.modules.build import build_modules, compute_dtype
+from mimo_launch.optimizer.build import Updates
+from mimo_launch.optimizer.gradients import (
+    StepTotals,
+    clip_gradients,
+    reduce_totals,
+    sum_partial_gradients,
+)
+from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
+from mimo_launch.plan.identity import plan_hash
+from mimo_launch.runtime.executor import Executor
+from mimo_launch.runtime.inputs import StepInputs
+from mimo_launch.schedule.generate import generate
+from mimo_launch.spec.model import Spec
+
+
+class RankSession:
+    """This rank's groups, modules, executor and optimizers."""
+
+    def __init__(
+        self, spec: Spec, *, device: torch.device | None = None, randomise: bool = False
+    ) -> None:
+        """Compare plans, create groups, build modules.
+
+        Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
+        """
+        self.spec = spec
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device = device or torch.device("cpu")
+        self.layout = build_layout(spec)
+        self.program = generate(self.layout)[self.rank]
+        _compare_plans(plan_hash(spec))
+        self.grids = GridSet(
+            self.layout, self.rank, timeout=timedelta(seconds=spec.train.timeout),
+            device=self.device,
+        )
+        self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
+        self.executor = Executor(
+            spec, self.layout, self.grids, self.modules,
+            dtype=compute_dtype(spec.train.precision),
+        )
+        self.updates = Updates(spec, self.modules)
+
+    def __enter__(self) -> "RankSession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.grids.close()
+
+    def declared(self, name: str) -> list[DeclaredParameter]:
+        """Return the live parameters of one of this rank's modules with their segments."""
+        return list(declared_parameters(name, self.modules[name].network))
+
+    def gradients(self, inputs: StepInputs) -> StepTotals:
+        """Run the program on a step's samples and finish the gradients; weights stay.
+
+        Ranks: collective over the world.
+        """
+        self.updates.clear()
+        if inputs.plan.num_labels == 0:
+            # No label in the whole step: every rank knows, none runs it.
+            return StepTotals(0.0, {m.name: 0.0 for m in self.layout.modules}, 0.0)
+        result = self.executor.run(self.program, inputs)
+        for name, module in self.modules.items():
+            sum_partial_gradients(self.declared(name), module.context.tp)
+        return reduce_totals(self.layout, self.modules, result.loss)
+
+    def update(self, step: int, totals: StepTotals) -> None:
+        """Clip and apply the gradients of `gradients`."""
+        clip_gradients(self.modules, totals.norm, self.spec.optimizer.clip)
+        self.updates.apply(step)
+
+
+def _compare_plans(mine: str) -> None:
+    """Fail on every rank if any two ranks would carry out different plans."""
+    hashes: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(hashes, mine)
+    if len(set(hashes)) > 1:
+        groups = {h: [r for r, other in enumerate(hashes) if other == h] for h in set(hashes)}
+        raise RuntimeError(f"ranks hold different plans (hash: ranks): {groups}")
