@@ -123,23 +123,26 @@ def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
     """Return the connected components of a bridge's route graph as sorted tuples of ranks.
 
     Rows never leave a component, so a collective exchange runs over one of these, never the world.
+    The nodes are ranks: one that holds an encoder replica and another replica of language joins
+    the components of both.
     """
     module, language = layout[encoder], layout.language
-    owner = list(range(language.grid.size("dp")))
+    owner: dict[int, int] = {}
 
-    def find(node: int) -> int:
-        while owner[node] != node:
-            owner[node] = owner[owner[node]]
-            node = owner[node]
-        return node
+    def find(rank: int) -> int:
+        while owner.setdefault(rank, rank) != rank:
+            owner[rank] = owner[owner[rank]]
+            rank = owner[rank]
+        return rank
 
-    links = replica_links(layout, encoder)
-    for replicas in links:
-        for replica in replicas[1:]:
-            owner[find(replica)] = find(replicas[0])
-    members: dict[int, set[int]] = {}
-    for rank in language.stage_ranks(0):
-        members.setdefault(find(language.grid.index("dp", rank)), set()).add(rank)
-    for rank in module.stage_ranks(len(module.stages) - 1):
-        members[find(links[module.grid.index("dp", rank)][0])].add(rank)
-    return tuple(sorted(tuple(sorted(ranks)) for ranks in members.values()))
+    last_stage = len(module.stages) - 1
+    for replica, linked in enumerate(replica_links(layout, encoder)):
+        ends = list(module.grid.slice(dp=replica, pp=last_stage))
+        for target in linked:
+            ends += language.grid.slice(dp=target, pp=0)
+        for rank in ends:
+            owner[find(rank)] = find(ends[0])
+    members: dict[int, list[int]] = {}
+    for rank in sorted(owner):
+        members.setdefault(find(rank), []).append(rank)
+    return tuple(sorted(tuple(ranks) for ranks in members.values()))
