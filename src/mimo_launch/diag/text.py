@@ -1,0 +1,137 @@
+"""Diagnostics as text for people and as rows for programs.
+
+Decides: the form of every message: headline, place, excerpt, why, help, where to read more.
+Relies on: a `Source` for places; colour is the caller's choice.
+Leaves: streams, terminals and exit codes to `cli`.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mimo_launch.diag.diagnostic import Diagnostic, Severity
+from mimo_launch.diag.places import Place, Source, Span
+
+_ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
+
+
+def render(diagnostics: Sequence[Diagnostic], source: Source, *, color: bool = False) -> str:
+    """Return all diagnostics of one file, in order of place, ended by a line that counts them."""
+    blocks = [_block(item, source, color) for item in source.sorted(tuple(diagnostics))]
+    if not blocks:
+        return ""
+    return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}"]) + "\n"
+
+
+def count(diagnostics: Iterable[Diagnostic]) -> str:
+    """Return `2 errors, 1 warning`."""
+    found = list(diagnostics)
+    errors = sum(item.is_error for item in found)
+    parts = [(errors, "error"), (len(found) - errors, "warning")]
+    return ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in parts if n) or "no findings"
+
+
+def to_json(diagnostics: Sequence[Diagnostic], source: Source) -> list[dict[str, Any]]:
+    """Return one plain row per diagnostic, in order of place."""
+    return [_row(item, source) for item in source.sorted(tuple(diagnostics))]
+
+
+def location(place: Place, source: Source) -> str:
+    """Return `file:line:column`, or the `--set` that is meant."""
+    if place.override is not None:
+        return f"--set {place.override}"
+    if place.span is None:
+        return source.name
+    return f"{source.name}:{place.span.line}:{place.span.column}"
+
+
+def _row(item: Diagnostic, source: Source) -> dict[str, Any]:
+    related = [
+        {**_place_fields(source.place(other.path)), "label": other.label} for other in item.related
+    ]
+    return {
+        "code": item.code,
+        "severity": item.severity.value,
+        "headline": item.headline,
+        "file": source.name,
+        **_place_fields(source.place_of(item)),
+        "path": list(item.path),
+        "why": item.why,
+        "help": item.help,
+        "related": related,
+    }
+
+
+def _place_fields(place: Place) -> dict[str, Any]:
+    span = place.span
+    return {
+        "line": span.line if span else None,
+        "column": span.column if span else None,
+        "length": span.length if span else None,
+        "set": place.override,
+    }
+
+
+def _block(item: Diagnostic, source: Source, color: bool) -> str:
+    place = source.place_of(item)
+    related = [(source.place(other.path), other.label) for other in item.related]
+    spans = [(other.span, label, "-") for other, label in related if other.span is not None]
+    if place.span is not None:
+        spans.append((place.span, "", "^"))
+    severity = item.severity.value
+    tag = _paint(f"{severity}[{item.code}]", severity, color)
+    lines = [f"{tag}: {_paint(item.headline, 'bold', color)}"]
+    lines.append(f"  {_paint('-->', 'place', color)} {location(place, source)}")
+    excerpt = list(_excerpt(spans, source.lines, severity, color))
+    width = max((len(str(span.line)) for span, _, _ in spans), default=1)
+    bar = " " * (max(2, width) + 1) + "|"
+    if excerpt:
+        lines += [bar, *excerpt, bar]
+    notes = [
+        ("with", f"--set {other.override}: {label}") for other, label in related if other.override
+    ]
+    notes += [("why", item.why), ("help", item.help), ("more", f"mimo-launch explain {item.code}")]
+    for name, text in notes:
+        lines += _note(name, text)
+    return "\n".join(lines)
+
+
+def _note(name: str, text: str) -> list[str]:
+    first, *rest = text.splitlines() or [""]
+    if not first:
+        return []
+    return [f"   = {name + ':':<5} {first}", *(f"            {line}" for line in rest)]
+
+
+def _excerpt(
+    spans: Sequence[tuple[Span, str, str]], lines: list[str], severity: str, color: bool
+) -> Iterator[str]:
+    """Yield source lines in order, each followed by its underlines."""
+    shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
+    width = max(2, *(len(str(span.line)) for span, _, _ in shown)) if shown else 2
+    for number in sorted({span.line for span, _, _ in shown}):
+        # Tabs would shift the caret.
+        text = lines[number - 1].replace("\t", " ")
+        yield f"{number:>{width}} | {text}".rstrip()
+        for span, label, sign in sorted(
+            (each for each in shown if each[0].line == number), key=lambda each: each[0].column
+        ):
+            pad = " " * _columns(text[: span.column - 1])
+            length = max(1, _columns(text[span.column - 1 : span.column - 1 + span.length]))
+            style = severity if sign == "^" else "place"
+            underline = _paint(sign * length + (f" {label}" if label else ""), style, color)
+            yield f"{' ' * width} | {pad}{underline}"
+
+
+def _columns(text: str) -> int:
+    """Return the terminal columns that `text` fills."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _paint(text: str, style: str, color: bool) -> str:
+    return f"\x1b[{_ANSI[style]}m{text}\x1b[0m" if color else text
+
+
+def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
+    """Return whether any diagnostic makes the spec unusable."""
+    return any(item.severity is Severity.ERROR for item in diagnostics)

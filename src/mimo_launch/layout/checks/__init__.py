@@ -1,0 +1,1 @@
+"""Semantic checks of a spec: one file per subject, `entry` runs them all."""

@@ -1,0 +1,123 @@
+"""The one way in: a file, or a spec, and everything that is wrong with it.
+
+Decides: which checks run, in which order, and which make others moot.
+Relies on: the rules of the other files; `spec.load` for the file.
+Leaves: showing the findings to `diag.text`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.places import Source
+from mimo_launch.layout.checks import batch, data, effects, ranks, support, widths
+from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
+from mimo_launch.spec.load import Loaded, load_spec, load_text
+from mimo_launch.spec.model import MissingPartError, Spec
+
+_GRID = ("grid-size-mismatch",)
+_ORDER = ("order-not-permutation",)
+_ROLE = ("wrong-kind-for-role",)
+_HEADS = ("heads-over-kv-heads", "hidden-over-heads")
+_BATCH = ("batch-not-divisible", *_GRID)
+_DIGITS = ("patch-over-digit", "empty-digit-range")
+
+# Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
+RULES: tuple[ModuleRule | SpecRule, ...] = (
+    SpecRule(ranks.language_present),
+    ModuleRule(ranks.kind_fits_role),
+    ModuleRule(ranks.grid_fills_ranks),
+    ModuleRule(ranks.order_is_permutation),
+    ModuleRule(ranks.cp_inside_dp, needs=_ORDER),
+    ModuleRule(ranks.idle_ranks_idle),
+    SpecRule(ranks.no_holes, needs=_GRID),
+    ModuleRule(ranks.groups_inside_nodes, needs=(*_GRID, *_ORDER)),
+    ModuleRule(widths.hidden_over_heads),
+    ModuleRule(widths.heads_over_kv_heads),
+    ModuleRule(widths.heads_over_tp),
+    ModuleRule(widths.kv_heads_over_tp, needs=_HEADS),
+    ModuleRule(widths.head_size_even, needs=_HEADS),
+    ModuleRule(widths.mlp_over_tp),
+    ModuleRule(widths.hidden_over_tp),
+    ModuleRule(widths.hidden_holds_positions, needs=_HEADS),
+    SpecRule(batch.batch_splits),
+    SpecRule(batch.groups_split, needs=_BATCH),
+    ModuleRule(batch.encoder_share_is_even, needs=(*_BATCH, "encoder-microbatches-uneven")),
+    ModuleRule(batch.dp_sizes_related, needs=(*_BATCH, "encoder-share-uneven")),
+    SpecRule(data.digit_range_not_empty),
+    ModuleRule(data.patch_divides_digit),
+    ModuleRule(data.channels_fit_digits),
+    SpecRule(data.vocab_holds_tokens),
+    SpecRule(batch.seq_holds_samples, needs=(*_DIGITS, *_ROLE)),
+    SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
+    SpecRule(effects.something_trains),
+    SpecRule(effects.schedule_fits_steps),
+    SpecRule(effects.warmup_ends, needs=("wsd-longer-than-run",)),
+    ModuleRule(effects.sequence_parallel_used),
+    ModuleRule(effects.frozen_optimizer_unused),
+    SpecRule(effects.encoder_microbatches_used),
+    SpecRule(effects.lr_schedule_used),
+    SpecRule(effects.optimizer_settings_used),
+    SpecRule(support.schedule_supported),
+    SpecRule(support.checkpoint_supported),
+    ModuleRule(support.pp_supported),
+    ModuleRule(support.cp_supported),
+    ModuleRule(support.recompute_supported),
+    ModuleRule(support.backend_supported),
+    ModuleRule(support.init_supported),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A spec that passed every check, or None; warnings do not count. Findings in file order."""
+
+    spec: Spec | None
+    diagnostics: tuple[Diagnostic, ...]
+    source: Source
+
+
+def load_and_check(
+    path: str | Path, overrides: Sequence[str] = (), world: int | None = None
+) -> Checked:
+    """Read a file, apply `path=value` overrides and run every check."""
+    return _checked(load_spec(path, overrides), world)
+
+
+def check_text(
+    text: str, name: str = "<text>", overrides: Sequence[str] = (), world: int | None = None
+) -> Checked:
+    """Do the same for a text that is already in memory."""
+    return _checked(load_text(text, name, overrides), world)
+
+
+def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
+    """Return the findings about a spec, or about the sound parts of one, in table order."""
+    findings = run_rules(spec, RULES)
+    if world is not None:
+        findings += _world(spec, world, "the job has")
+    return tuple(dict.fromkeys(findings))
+
+
+def check_world(spec: Spec, nproc: int, nnodes: int = 1) -> tuple[Diagnostic, ...]:
+    """Return the findings when `nproc` processes on each of `nnodes` hosts are to run a spec."""
+    product = f"{nproc} * {nnodes} = " if nnodes > 1 else ""
+    words = f"--nproc {nproc}" + (f" --nnodes {nnodes}" if nnodes > 1 else "")
+    return tuple(_world(spec, nproc * nnodes, f"{words} ({product}{nproc * nnodes}) gives"))
+
+
+def _world(spec: Spec, world: int, words: str) -> Iterator[Diagnostic]:
+    try:
+        yield from ranks.world_fits(spec, world, words)
+    except MissingPartError:
+        return
+
+
+def _checked(loaded: Loaded, world: int | None) -> Checked:
+    found = loaded.diagnostics
+    if loaded.partial is not None:
+        found += check(loaded.partial, world=world)
+    found = loaded.source.sorted(found)
+    is_valid = loaded.spec is not None and not any(item.is_error for item in found)
+    return Checked(loaded.spec if is_valid else None, found, loaded.source)

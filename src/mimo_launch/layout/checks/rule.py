@@ -1,0 +1,82 @@
+"""What a check is, and how a table of checks is run.
+
+Decides: which checks are skipped because a part they need is at fault.
+Relies on: `MissingPartError`, raised by the sound part of a faulty spec.
+Leaves: the checks themselves to their files.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mimo_launch.diag.diagnostic import Diagnostic, Severity
+from mimo_launch.spec.model import MissingPartError, Spec
+
+Findings = Iterator[Diagnostic]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRule:
+    """A check of one module; moot when the module, or language, already has one of `needs`."""
+
+    run: Callable[[Spec, str], Findings]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRule:
+    """A check of the whole spec; moot when any module has one of `needs`."""
+
+    run: Callable[[Spec], Findings]
+    needs: tuple[str, ...] = ()
+
+
+def run_rules(spec: Spec, rules: Sequence[ModuleRule | SpecRule]) -> list[Diagnostic]:
+    """Return the findings of all rules, in table order."""
+    findings: list[Diagnostic] = []
+    try:
+        modules = tuple(spec.modules)
+    except MissingPartError:
+        modules = ()
+    for rule in rules:
+        if isinstance(rule, ModuleRule):
+            for name in modules:
+                if not _has_any(findings, rule.needs, (name, "language")):
+                    findings += _readable(rule.run(spec, name))
+        elif not _has_any(findings, rule.needs, modules):
+            findings += _readable(rule.run(spec))
+    return findings
+
+
+def _readable(findings: Findings) -> Iterator[Diagnostic]:
+    """Yield findings up to the point where a check reads a part that is at fault."""
+    try:
+        yield from findings
+    except MissingPartError:
+        return
+
+
+def _has_any(
+    findings: Iterable[Diagnostic], codes: tuple[str, ...], modules: Sequence[str]
+) -> bool:
+    return any(
+        item.code in codes
+        and item.severity is Severity.ERROR
+        and (item.path[:1] != ("modules",) or len(item.path) == 1 or item.path[1] in modules)
+        for item in findings
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a positive number, in increasing order."""
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def next_multiple(number: int, of: int) -> int:
+    """Return the smallest multiple of `of` that is not below `number`."""
+    return -(-number // of) * of
+
+
+def show_ranks(ranks: range) -> str:
+    """Return `4` or `0-3`, as the spec writes it."""
+    return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"

@@ -1,0 +1,85 @@
+"""What a spec may say and this release cannot do yet.
+
+Decides: the list; each entry disappears with the release that brings it.
+Relies on: nothing.
+Leaves: user classes as model kinds to `spec`, which cannot type them.
+"""
+
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.layout.checks.rule import Findings
+from mimo_launch.spec.model import Spec
+
+
+def schedule_supported(spec: Spec) -> Findings:
+    """Only 1F1B runs."""
+    kind = spec.schedule.kind
+    if kind != "1f1b":
+        yield _later(("schedule", "kind"), f"`kind: {kind}`", "write `kind: 1f1b`")
+
+
+def checkpoint_supported(spec: Spec) -> Findings:
+    """Nothing is saved yet."""
+    if spec.checkpoint is not None:
+        yield _later(
+            ("checkpoint",), "saving and resuming", "delete the `checkpoint` section", at_key=True
+        )
+
+
+def pp_supported(spec: Spec, name: str) -> Findings:
+    """Modules are not cut into pipeline stages yet."""
+    pp = spec.modules[name].grid.pp
+    if pp > 1:
+        yield _later(
+            ("modules", name, "grid", "pp"),
+            f"`{name}`: pp {pp}",
+            "write `pp: 1`, and more tp or dp",
+        )
+
+
+def cp_supported(spec: Spec, name: str) -> Findings:
+    """Sequences are not cut over ranks yet."""
+    cp = spec.modules[name].grid.cp
+    if cp > 1:
+        yield _later(
+            ("modules", name, "grid", "cp"),
+            f"`{name}`: cp {cp}",
+            "write `cp: 1`, and more tp or dp",
+        )
+
+
+def recompute_supported(spec: Spec, name: str) -> Findings:
+    """Activations are always kept."""
+    if spec.modules[name].recompute != "none":
+        yield _later(
+            ("modules", name, "recompute"), f"`{name}`: recompute", "write `recompute: none`"
+        )
+
+
+def backend_supported(spec: Spec, name: str) -> Findings:
+    """The layers are torch's."""
+    backend = spec.modules[name].backend
+    if backend != "torch":
+        yield _later(
+            ("modules", name, "backend"), f"`{name}`: backend {backend}", "write `backend: torch`"
+        )
+
+
+def init_supported(spec: Spec, name: str) -> Findings:
+    """Weights start from the seed."""
+    if spec.modules[name].init_from is not None:
+        yield _later(
+            ("modules", name, "init_from"),
+            f"`{name}`: starting from saved weights",
+            "delete `init_from`; weights are drawn from `train.seed`",
+        )
+
+
+def _later(path: YamlPath, what: str, instead: str, *, at_key: bool = False) -> Diagnostic:
+    return Diagnostic(
+        code="not-supported-yet",
+        headline=f"{what} is not supported yet",
+        path=path,
+        at_key=at_key,
+        why="the spec has a place for it, this release does not do it",
+        help=instead,
+    )

@@ -1,0 +1,140 @@
+"""Checks of heads and widths, and of how they are cut over tp.
+
+Decides: which model sizes a tp size can cut.
+Relies on: the model types of the spec.
+Leaves: data and vocabulary to `data`.
+"""
+
+from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+
+
+def heads_over_tp(spec: Spec, name: str) -> Findings:
+    """Attention heads are shared out evenly over tp."""
+    heads = spec.modules[name].model.heads
+    yield from _over_tp(
+        spec, name, "heads", heads, code="heads-over-tp", why="each tp rank computes whole heads"
+    )
+
+
+def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
+    """Key/value heads are shared out over tp, or repeated evenly."""
+    model, tp = spec.modules[name].model, spec.modules[name].grid.tp
+    if not isinstance(model, DecoderModel) or model.kv_heads is None:
+        return
+    kv = model.kv_heads
+    if kv % tp == 0 or tp % kv == 0:
+        return
+    fits = [size for size in divisors(model.heads) if size % tp == 0 or tp % size == 0]
+    yield Diagnostic(
+        code="kv-heads-over-tp",
+        headline=f"`{name}`: kv_heads {kv} and tp {tp} do not divide each other",
+        path=("modules", name, "model", "kv_heads"),
+        why="each tp rank holds whole key/value heads, or shares one with equally many ranks",
+        help=f"these fit: {_choices('kv_heads', fits)}",
+        related=(_tp(name, tp),),
+    )
+
+
+def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
+    """Each key/value head serves equally many query heads."""
+    model = spec.modules[name].model
+    if not isinstance(model, DecoderModel) or model.heads % model.num_kv_heads == 0:
+        return
+    yield Diagnostic(
+        code="heads-over-kv-heads",
+        headline=f"`{name}`: kv_heads {model.num_kv_heads} does not divide heads {model.heads}",
+        path=("modules", name, "model", "kv_heads"),
+        why="each key/value head serves the same number of query heads",
+        help=f"these fit: {_choices('kv_heads', divisors(model.heads))}",
+        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+    )
+
+
+def hidden_over_heads(spec: Spec, name: str) -> Findings:
+    """The width is a whole number of heads, unless `head_dim` is given."""
+    model = spec.modules[name].model
+    if isinstance(model, DecoderModel) and model.head_dim is not None:
+        return
+    if model.hidden % model.heads == 0:
+        return
+    fits = next_multiple(model.hidden, model.heads)
+    yield Diagnostic(
+        code="hidden-over-heads",
+        headline=f"`{name}`: hidden {model.hidden} does not split into {model.heads} heads",
+        path=("modules", name, "model", "hidden"),
+        why="a head is hidden / heads wide"
+        + (", unless `head_dim` says otherwise" if isinstance(model, DecoderModel) else ""),
+        help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
+        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+    )
+
+
+def head_size_even(spec: Spec, name: str) -> Findings:
+    """Rotary positions turn pairs of numbers."""
+    model = spec.modules[name].model
+    if not isinstance(model, DecoderModel) or model.head_size % 2 == 0:
+        return
+    given = model.head_dim is not None
+    fits = f"head_dim: {model.head_size + 1}"
+    yield Diagnostic(
+        code="odd-head-size",
+        headline=f"`{name}`: a head is {model.head_size} wide, an odd number",
+        path=("modules", name, "model", "head_dim" if given else "hidden"),
+        why="rotary positions turn the numbers of a head in pairs",
+        help=f"write `{fits}`",
+    )
+
+
+def mlp_over_tp(spec: Spec, name: str) -> Findings:
+    """The MLP's inner width is cut evenly over tp."""
+    width = spec.modules[name].model.mlp_width
+    why = "each tp rank holds an equal part of the width inside the MLP"
+    yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
+
+
+def hidden_over_tp(spec: Spec, name: str) -> Findings:
+    """A linear projector cuts its input, the encoder's width, over tp."""
+    model = spec.modules[name].model
+    if isinstance(model, VitModel) and model.projector == "linear":
+        why = "`projector: linear` gives each tp rank an equal part of the encoder's width"
+        yield from _over_tp(spec, name, "hidden", model.hidden, code="hidden-over-tp", why=why)
+
+
+def hidden_holds_positions(spec: Spec, name: str) -> Findings:
+    """2-D sine and cosine positions take a quarter of the width each."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.hidden % 4 == 0:
+        return
+    fits = next_multiple(model.hidden, 4 * model.heads)
+    yield Diagnostic(
+        code="hidden-not-multiple-of-4",
+        headline=f"`{name}`: hidden {model.hidden} is not a multiple of 4",
+        path=("modules", name, "model", "hidden"),
+        why="patch positions are sine and cosine of height and width, a quarter of the width each",
+        help=f"write `hidden: {fits}`",
+    )
+
+
+def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str) -> Findings:
+    tp = spec.modules[name].grid.tp
+    if size % tp == 0:
+        return
+    fits = ", ".join(str(each) for each in divisors(size) if each <= tp)
+    yield Diagnostic(
+        code=code,
+        headline=f"`{name}`: {key} {size} does not split over tp {tp}",
+        path=("modules", name, "model", key),
+        why=why,
+        help=f"write `{key}: {next_multiple(size, tp)}`, or a smaller tp: {fits}",
+        related=(_tp(name, tp),),
+    )
+
+
+def _tp(name: str, tp: int) -> Related:
+    return Related(path=("modules", name, "grid", "tp"), label=f"tp {tp}")
+
+
+def _choices(key: str, values: list[int]) -> str:
+    return ", ".join(f"`{key}: {value}`" for value in values)

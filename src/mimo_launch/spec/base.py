@@ -1,0 +1,66 @@
+"""What every section of the spec is made of: strictness, ranks and number types.
+
+Decides: that unknown keys are errors and values are never converted.
+Relies on: pydantic.
+Leaves: the sections to `kinds`, `sections` and `model`.
+"""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+AXES = ("tp", "cp", "dp", "pp")
+_RANKS = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
+
+
+class MissingPartError(Exception):
+    """A part of a spec was read that has a fault of its own."""
+
+
+class Strict(BaseModel):
+    """Base of every section: unknown keys are errors, values never change.
+
+    A spec with faults is still checked as far as it can be read: the parts at fault are left out,
+    and reading one raises `MissingPartError`, which ends the check that needed it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):  # noqa: ANN001, ANN204
+            if name in type(self).model_fields:
+                raise MissingPartError(name)
+            return super().__getattr__(name)
+
+
+def _rank_range(value: Any) -> Any:
+    """Accept `4` and `"0-3"`; anything else is an error that says so."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    match = _RANKS.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("no range")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise ValueError("the range ends before it starts")
+    return f"{first}-{last}" if last > first else str(first)
+
+
+_RANKS_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {"type": "string", "pattern": r"^\s*\d+\s*(-\s*\d+\s*)?$"},
+    ],
+    "expected": "one rank (`4`) or the first and the last (`0-3`)",
+}
+Ranks = Annotated[str, BeforeValidator(_rank_range), WithJsonSchema(_RANKS_SCHEMA)]
+Float = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def rank_range(ranks: str) -> range:
+    """Return the ranks that a validated `ranks:` value names."""
+    first, _, last = ranks.partition("-")
+    return range(int(first), int(last or first) + 1)

@@ -1,0 +1,174 @@
+"""Diagnostics about single keys and values: unknown, missing, of the wrong type, not allowed.
+
+Decides: code, headline and remedy of each.
+Relies on: `wording` for types and near misses.
+Leaves: finding the faults to `reading`.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec.wording import (
+    allowed_types,
+    close_matches,
+    expected,
+    found,
+    json_type,
+    listing,
+)
+
+_TRUE, _FALSE = ("yes", "on", "y"), ("no", "off", "n")
+
+
+def section_name(path: YamlPath) -> str:
+    """Return how a section is called in a headline."""
+    return f"`{'.'.join(map(str, path))}`" if path else "the spec"
+
+
+def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -> Diagnostic:
+    """Report a key that its section does not have; `free` are the known ones not yet used."""
+    key = str(path[-1])
+    near = close_matches(key, free) or close_matches(key, known)
+    if near:
+        help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
+    else:
+        help_ = "delete it; the keys here are " + ", ".join(f"`{name}`" for name in known)
+    return Diagnostic(
+        code="unknown-key",
+        headline=f"{section_name(path[:-1])} has no key `{key}`",
+        path=path,
+        at_key=True,
+        why="a key that nothing reads would silently leave its default in force",
+        help=help_,
+    )
+
+
+def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
+    """Report a required key that is not there, at the key of its section."""
+    return Diagnostic(
+        code="missing-key",
+        headline=f"{section_name(path)} lacks `{key}`",
+        path=path,
+        at_key=True,
+        why=_sentence(schema.get("description", "")) or "this key has no default",
+        help=f"add `{key}: {_example(schema)}`",
+    )
+
+
+def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = "") -> Diagnostic:
+    """Report a value of the wrong type, or of the right type and not allowed."""
+    name = _leaf_name(path)
+    wanted = expected(schema)
+    if json_type(value) not in allowed_types(schema):
+        return Diagnostic(
+            code="wrong-type",
+            headline=f"`{name}` is {found(value)}; it must be {wanted}",
+            path=path,
+            why=_sentence(schema.get("description", "")) or "a value is never converted silently",
+            help=_type_help(str(path[-1]), value, schema),
+        )
+    reason = f" ({message})" if message else ""
+    return Diagnostic(
+        code="bad-value",
+        headline=f"`{name}` is `{value}`{reason}; it must be {wanted}",
+        path=path,
+        why=_sentence(schema.get("description", "")) or "no other value has a meaning here",
+        help=_value_help(str(path[-1]), value, schema),
+    )
+
+
+def not_a_section(path: YamlPath, value: Any) -> Diagnostic:
+    """Report a single value or a list where a mapping must stand."""
+    return Diagnostic(
+        code="wrong-type",
+        headline=f"{section_name(path)} is {found(value)}; it must be a mapping",
+        path=path,
+        why="this section groups settings under names",
+        help=f"write `{path[-1] if path else 'modules'}: {{...}}`, or indented `key: value` lines",
+    )
+
+
+def bad_module_name(path: YamlPath) -> Diagnostic:
+    """Report a module name that would not work in paths, files and metrics."""
+    return Diagnostic(
+        code="bad-value",
+        headline=f"`{path[-1]}` is no module name; it must be lower-case letters, digits and `_`",
+        path=path,
+        at_key=True,
+        why="module names appear in `--set` paths, in metrics and in files",
+        help="write a name such as `vision` or `audio_2`",
+    )
+
+
+def unknown_kind(path: YamlPath, value: Any, kinds: list[str]) -> Diagnostic:
+    """Report a `kind` that names no known variant of its section."""
+    words = listing([f"`{kind}`" for kind in kinds])
+    if not isinstance(value, str):
+        return bad_leaf(path, value, {"enum": kinds})
+    if ":" in value:
+        return Diagnostic(
+            code="not-supported-yet",
+            headline=f"`kind: {value}` names a class of yours, which is not supported yet",
+            path=path,
+            why="the protocol for modules from other packages is not settled",
+            help=f"write `kind: {kinds[0]}`; the kinds are {words}",
+        )
+    near = close_matches(value, kinds)
+    guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?"
+    return Diagnostic(
+        code="unknown-kind",
+        headline=f"{section_name(path[:-1])} has no kind `{value}`",
+        path=path,
+        why="the kind decides which keys the section has, so its other keys were not checked",
+        help=guess if near else f"write {words}",
+    )
+
+
+def _leaf_name(path: YamlPath) -> str:
+    """Return `tp`, or `betas[1]` for an item of a list."""
+    if isinstance(path[-1], int):
+        return f"{path[-2]}[{path[-1]}]"
+    return str(path[-1])
+
+
+def _sentence(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".") if text else ""
+
+
+def _example(schema: dict[str, Any]) -> str:
+    if schema.get("examples"):
+        return str(schema["examples"][0])
+    if schema.get("default") is not None:
+        default = schema["default"]
+        return str(default).lower() if isinstance(default, bool) else str(default)
+    if "const" in schema or "enum" in schema:
+        return str(schema.get("const", schema.get("enum", [""])[0]))
+    return "..."
+
+
+def _type_help(key: str, value: Any, schema: dict[str, Any]) -> str:
+    """Return the line to write instead, as close to what was meant as can be told."""
+    types = allowed_types(schema)
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if "boolean" in types and word in (*_TRUE, *_FALSE):
+            return f"write `{key}: {'true' if word in _TRUE else 'false'}`"
+        if "null" in types and word == "none":
+            return f"write `{key}: null`"
+        if "integer" in types and word.lstrip("+-").isdecimal():
+            return f"write `{key}: {word}` without quotes"
+    if isinstance(value, float) and "integer" in types and value == value // 1:
+        return f"write `{key}: {int(value)}`"
+    return _value_help(key, value, schema)
+
+
+def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
+    choices = [str(choice) for choice in schema.get("enum", [])]
+    near = close_matches(value, choices) if isinstance(value, str) else []
+    if near:
+        return f"did you mean {listing([f'`{choice}`' for choice in near])}?"
+    example = _example(schema)
+    if example == "...":
+        return f"write {expected(schema)}"
+    return f"write `{key}: {example}`" if not key.isdecimal() else f"write `{example}`"

@@ -1,0 +1,89 @@
+"""Grids, and the models a module can be.
+
+Decides: sizes, defaults and derived sizes of each kind of model.
+Relies on: `base`.
+Leaves: what fits together to `layout.checks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from mimo_launch.spec.base import Strict
+
+
+class Grid(Strict):
+    """How the ranks of one module are factored; the product must equal their number."""
+
+    tp: PositiveInt = Field(1, description="Tensor-parallel size: each layer's weights are split.")
+    cp: PositiveInt = Field(1, description="Context-parallel size: the sequence is split.")
+    pp: PositiveInt = Field(1, description="Pipeline size: the layers are split into stages.")
+    dp: PositiveInt = Field(1, description="Data-parallel size: the samples are split.")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks the grid fills."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+class VitModel(Strict):
+    """A vision transformer over images of any size, with a projector to the language width."""
+
+    kind: Literal["vit"]
+    layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
+    hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
+    heads: PositiveInt = Field(description="Number of attention heads.", examples=[4])
+    patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
+    mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+    projector: Literal["mlp", "linear"] = Field(
+        "mlp", description="Last layer of the encoder: two linear maps with a GELU, or one."
+    )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or 4 * self.hidden
+
+
+class DecoderModel(Strict):
+    """A decoder-only language model of Llama shape (RMSNorm, RoPE, GQA, SwiGLU)."""
+
+    kind: Literal["decoder"]
+    layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
+    hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
+    heads: PositiveInt = Field(description="Number of query heads.", examples=[4])
+    kv_heads: PositiveInt | None = Field(None, description="Key/value heads; default `heads`.")
+    head_dim: PositiveInt | None = Field(None, description="Size of a head; default hidden/heads.")
+    mlp: PositiveInt | None = Field(
+        None, description="Width inside the MLP; default 8/3 x hidden, rounded up to 64."
+    )
+    vocab: PositiveInt | Literal["digits"] = Field(
+        description="Number of tokens, or `digits` for the vocabulary of that data set.",
+        examples=["digits"],
+    )
+    vocab_multiple: PositiveInt = Field(
+        128, description="The vocabulary is padded to a multiple of this, whatever tp is."
+    )
+    qk_norm: bool = Field(False, description="RMSNorm on each query and key head.")
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        10000.0, description="Base of the rotary position embedding."
+    )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads, default applied."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of one head, default applied."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or -(-8 * self.hidden // (3 * 64)) * 64
+
+
+Model = Annotated[VitModel | DecoderModel, Field(discriminator="kind")]

@@ -1,0 +1,68 @@
+"""File and overrides -> spec, or every fault at once.
+
+Decides: nothing; joins reading, overriding and typing.
+Relies on: `source`, `overrides`, `reading`.
+Leaves: checks that need two keys at once to `layout.checks`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.places import Source
+from mimo_launch.spec.model import Spec
+from mimo_launch.spec.overrides import apply_overrides
+from mimo_launch.spec.reading import read_spec
+from mimo_launch.spec.source import Document, read_file, read_text
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came out of a file.
+
+    `spec` is None when anything is wrong with keys or types. `partial` then holds the sound parts:
+    reading another one raises `MissingPartError`; it is None when the YAML itself is unreadable.
+    """
+
+    spec: Spec | None
+    partial: Spec | None
+    diagnostics: tuple[Diagnostic, ...]
+    source: Source
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read a spec file, apply `path=value` overrides, and type it."""
+    return _load(read_file(path), overrides)
+
+
+def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = ()) -> Loaded:
+    """Do the same for a text that is already in memory."""
+    return _load(read_text(text, name), overrides)
+
+
+def spec_from_data(data: dict[str, Any]) -> Spec:
+    """Return the spec that already resolved data describe, such as `dump_spec` returns.
+
+    Raises:
+        ValueError: when the data are no valid spec; data of our own making always are.
+    """
+    spec, diagnostics = read_spec(data)
+    if diagnostics:
+        raise ValueError("; ".join(item.headline for item in diagnostics))
+    return spec
+
+
+def dump_spec(spec: Spec) -> dict[str, Any]:
+    """Return a spec with all defaults as plain data for JSON; `spec_from_data` reads it back."""
+    return spec.model_dump(mode="json", by_alias=True)
+
+
+def _load(document: Document, overrides: Sequence[str]) -> Loaded:
+    document = apply_overrides(document, overrides)
+    if document.data is None:
+        return Loaded(None, None, document.diagnostics, document.source)
+    spec, faults = read_spec(document.data)
+    diagnostics = document.source.sorted((*document.diagnostics, *faults))
+    return Loaded(None if diagnostics else spec, spec, diagnostics, document.source)

@@ -1,0 +1,168 @@
+"""YAML nodes -> plain data, with the span of every key and value.
+
+Decides: duplicate keys and keys that are not text are faults; `<<` merges as usual.
+Relies on: `scalars` for the meaning of plain words.
+Leaves: reading text to `syntax`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.places import Mark, Span
+from mimo_launch.spec.scalars import scalar_value
+
+_MERGE = "tag:yaml.org,2002:merge"
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+# Aliases of aliases grow without bound; no honest spec comes near this.
+_MAX_NODES = 20_000
+
+
+@dataclass(slots=True)
+class NodeReader:
+    """Walks nodes depth first, collecting values, marks and faults."""
+
+    marks: dict[YamlPath, Mark] = field(default_factory=dict)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    _open: list[yaml.Node] = field(default_factory=list)
+    _num_nodes: int = 0
+
+    def read(self, node: yaml.Node, path: YamlPath = (), key: Span | None = None) -> Any:
+        """Return the data below `node`; parts at fault become None."""
+        self.marks[path] = Mark(key, _span(node))
+        self._num_nodes += 1
+        fault = self._refusal(node)
+        if fault is not None:
+            if fault:
+                self._fault(node, fault)
+            return None
+        if isinstance(node, yaml.ScalarNode):
+            return scalar_value(node)
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+            return self._mapping(node, path)
+        finally:
+            self._open.pop()
+
+    def _refusal(self, node: yaml.Node) -> str | None:
+        """Return why a node is not read, "" when that was said before, None when it is read."""
+        if self._num_nodes > _MAX_NODES:
+            is_first = self._num_nodes == _MAX_NODES + 1
+            return f"aliases make this file larger than {_MAX_NODES} values" if is_first else ""
+        if any(node is other for other in self._open):
+            return "an alias that contains itself"
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                scalar_value(node)
+            except ValueError as error:
+                return str(error)
+        elif node.tag not in _PLAIN_TAGS:
+            return f"the tag `{node.tag}` is not used here"
+        return None
+
+    def _mapping(self, node: yaml.Node, path: YamlPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        first: dict[str, yaml.Node] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                self._merge(value_node, path, merged)
+                continue
+            key = self._key(key_node)
+            if key is None:
+                continue
+            if key in first:
+                self._duplicate(key, key_node, first[key])
+                continue
+            first[key] = key_node
+            if key in merged:
+                self._forget((*path, key))
+            result[key] = self.read(value_node, (*path, key), _span(key_node))
+        for key, (key_node, value_node) in merged.items():
+            if key not in result:
+                result[key] = self.read(value_node, (*path, key), _span(key_node))
+        return result
+
+    def _merge(self, node: yaml.Node, path: YamlPath, merged: dict[str, Any]) -> None:
+        """Collect the keys of `<<: *name`; keys written here, and earlier merges, win."""
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for each in nodes:
+            if not isinstance(each, yaml.MappingNode) or any(each is other for other in self._open):
+                self._fault(node, "`<<` takes an alias of a mapping, or a list of such aliases")
+                continue
+            for key_node, value_node in each.value:
+                if key_node.tag == _MERGE:
+                    self._merge(value_node, path, merged)
+                elif isinstance(key_node, yaml.ScalarNode):
+                    merged.setdefault(key_node.value, (key_node, value_node))
+
+    def _key(self, node: yaml.Node) -> str | None:
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                key = scalar_value(node)
+            except ValueError:
+                key = None
+            if isinstance(key, str):
+                return key
+        text = f"`{node.value}`" if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+        span = _span(node)
+        self.diagnostics.append(
+            Diagnostic(
+                code="key-not-text",
+                headline=f"{text} is used as a key",
+                why="keys are words such as `modules`; anything else is no setting",
+                help="write a word before the `:`, or quote the key",
+                line=span.line,
+                column=span.column,
+            )
+        )
+        return None
+
+    def _duplicate(self, key: str, node: yaml.Node, first: yaml.Node) -> None:
+        """Report a repeated key at its second place, with the first one shown."""
+        number = sum(path[:1] == (DUPLICATES,) for path in self.marks)
+        here, there = (DUPLICATES, number), (DUPLICATES, number + 1)
+        self.marks[here] = Mark(None, _span(node))
+        self.marks[there] = Mark(None, _span(first))
+        self.diagnostics.append(
+            Diagnostic(
+                code="duplicate-key",
+                headline=f"`{key}` is written twice in one mapping",
+                path=here,
+                why="only one of the two values could be used, and which one would be a guess",
+                help=f"delete one of the two `{key}:` entries, or give it its right name",
+                related=(Related(path=there, label="first written here"),),
+            )
+        )
+
+    def _forget(self, path: YamlPath) -> None:
+        for known in [known for known in self.marks if known[: len(path)] == path]:
+            del self.marks[known]
+
+    def _fault(self, node: yaml.Node, headline: str) -> None:
+        span = _span(node)
+        self.diagnostics.append(
+            Diagnostic(
+                code="yaml-syntax",
+                headline=headline,
+                why="only plain mappings, lists, text, numbers, booleans and null are read",
+                help="write the value out",
+                line=span.line,
+                column=span.column,
+            )
+        )
+
+
+# Both places of a repeated key share one YAML path, so they get marks of their own under this root.
+DUPLICATES = "<duplicate>"
+
+
+def _span(node: yaml.Node) -> Span:
+    """Return where a node stands; one that spans lines is marked by its first character."""
+    start, end = node.start_mark, node.end_mark
+    length = end.column - start.column if end.line == start.line else 1
+    return Span(start.line + 1, start.column + 1, max(1, length))

@@ -1,0 +1,145 @@
+"""Every section of the spec except its modules: batch, data, optimizer, train and the rest.
+
+Decides: keys, defaults and limits of these sections.
+Relies on: `base`.
+Leaves: what fits together to `layout.checks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from mimo_launch.spec.base import NonNegative, Strict
+
+
+class ModuleOptimizer(Strict):
+    """Optimizer settings of one module that differ from the common ones."""
+
+    lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
+    weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
+    warmup: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Warm-up steps of this module."
+    )
+
+
+class ScheduleSpec(Strict):
+    """Order of the work inside a step."""
+
+    kind: Literal["1f1b", "gpipe", "interleaved", "bubble_filling"] = Field(
+        "1f1b", description="Pipeline schedule."
+    )
+    microbatches: PositiveInt = Field(
+        1, description="Microbatches a language replica runs per step."
+    )
+    encoder_microbatches: PositiveInt | None = Field(
+        None,
+        description="For encoders that share ranks with language: microbatches they encode at once "
+        "(more memory, fewer phases); default all.",
+    )
+
+
+class BatchSpec(Strict):
+    """Size of a step."""
+
+    global_: PositiveInt = Field(
+        alias="global",
+        description="Samples per optimizer step over all replicas.",
+        examples=[32],
+    )
+    seq: PositiveInt = Field(
+        description="Tokens per sample, embedded rows included; padded.", examples=[64]
+    )
+
+
+class DigitsData(Strict):
+    """Strips of real handwritten digits to be read out; ships with the package."""
+
+    kind: Literal["digits"]
+    min_digits: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Shortest strip.")
+    max_digits: Annotated[int, Field(ge=1, le=16)] = Field(6, description="Longest strip.")
+    text_only: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="Share of samples whose digits are spelled in words, without an image."
+    )
+    samples: PositiveInt = Field(20000, description="Training strips in one epoch.")
+
+
+class SyntheticData(Strict):
+    """Random tokens and images of random sizes, a pure function of (seed, sample)."""
+
+    kind: Literal["synthetic"]
+    text_only: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="Probability that a sample has no image for a given encoder."
+    )
+    max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
+    samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
+
+
+Data = Annotated[DigitsData | SyntheticData, Field(discriminator="kind")]
+
+
+class LrSchedule(Strict):
+    """Learning rate over the run, as a factor of `lr`."""
+
+    kind: Literal["constant", "cosine", "wsd"] = Field(
+        "constant", description="`wsd` is warm-up, stable, decay (linear over `decay` steps)."
+    )
+    warmup: Annotated[int, Field(ge=0)] = Field(0, description="Linear warm-up steps.")
+    decay: Annotated[int, Field(ge=0)] = Field(0, description="Last steps of `wsd` that decay.")
+    min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
+
+
+class OptimizerSpec(Strict):
+    """The update rule, common to all modules unless a module overrides it."""
+
+    kind: Literal["adamw", "sgd"] = Field("adamw", description="Update rule.")
+    lr: NonNegative = Field(3e-4, description="Peak learning rate.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), description="AdamW's decay rates of the two moments.", strict=False
+    )
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-8, description="AdamW's term in the denominator."
+    )
+    weight_decay: NonNegative = Field(
+        0.0, description="Decoupled weight decay; never applied to norms and biases."
+    )
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Largest global gradient norm, over all modules; `null`: no clipping."
+    )
+    schedule: LrSchedule = Field(
+        LrSchedule(),
+        description="Learning rate over the run.",
+    )
+
+
+class TrainSpec(Strict):
+    """Length and numerics of the run."""
+
+    steps: PositiveInt = Field(100, description="Optimizer steps.")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of weights and data order.")
+    precision: Literal["fp64", "fp32", "bf16"] = Field(
+        "fp32", description="Compute type; bf16 keeps fp32 weights, reductions and norms."
+    )
+    log_every: PositiveInt = Field(10, description="Steps between two lines of plain output.")
+    timeout: PositiveInt = Field(
+        600, description="Seconds after which a collective that does not finish is an error."
+    )
+
+
+class EvalSpec(Strict):
+    """Evaluation on held-out samples; always once more after the last step."""
+
+    every: PositiveInt | None = Field(None, description="Steps between evaluations.")
+    samples: PositiveInt = Field(256, description="Held-out samples per evaluation.")
+
+
+class CheckpointSpec(Strict):
+    """When to save, and how many saves to keep."""
+
+    every: PositiveInt = Field(description="Steps between two saves.", examples=[100])
+    keep: PositiveInt = Field(2, description="Saves to keep.")
+
+
+class NodesSpec(Strict):
+    """The hosts, for warnings about traffic that leaves one."""
+
+    gpus: PositiveInt = Field(description="Ranks per host.", examples=[8])

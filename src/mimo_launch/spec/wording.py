@@ -1,0 +1,134 @@
+"""Types and values in words, for messages, the reference page and nothing else.
+
+Decides: how a type, a found value and a near miss are named.
+Relies on: JSON Schema fragments, so that it never depends on how pydantic words its errors.
+Leaves: where to say it to `faults`.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "`true` or `false`",
+    "array": "a list",
+    "object": "a mapping (`key: value` lines)",
+    "null": "`null`",
+}
+
+
+def expected(schema: dict[str, Any]) -> str:
+    """Return what a JSON Schema fragment asks for, in words."""
+    if "expected" in schema:
+        return str(schema["expected"])
+    if "const" in schema:
+        return _literal(schema["const"])
+    if "enum" in schema:
+        return listing([_literal(value) for value in schema["enum"]])
+    if "anyOf" in schema:
+        return listing([expected(each) for each in schema["anyOf"]])
+    kind = schema.get("type", "")
+    if kind == "array":
+        return _list_words(schema)
+    return _TYPES.get(kind, "a value") + _limits(schema)
+
+
+def listing(words: list[str]) -> str:
+    """Return `a, b or c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def found(value: Any) -> str:
+    """Return what stands in the file, in words: `"abc"`, text."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`, a boolean"
+    if isinstance(value, str):
+        return f"`{_short(value)}`, text"
+    if isinstance(value, int):
+        return f"`{value}`, a whole number"
+    if isinstance(value, float):
+        return (
+            f"`{value}`, a number with a fraction" if value % 1 else f"`{value}`, a decimal number"
+        )
+    return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
+
+
+def json_type(value: Any) -> str:
+    """Return the JSON Schema name of a value's type."""
+    if value is None:
+        return "null"
+    names = (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+    )
+    return next((name for kind, name in names if isinstance(value, kind)), "object")
+
+
+def allowed_types(schema: dict[str, Any]) -> set[str]:
+    """Return the JSON types that a schema fragment accepts; a number may be a whole one."""
+    if "anyOf" in schema:
+        return set().union(*(allowed_types(each) for each in schema["anyOf"]))
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    types = {json_type(value) for value in values} or {schema.get("type", "object")}
+    return types | {"integer"} if "number" in types else types
+
+
+def close_matches(word: str, known: Iterable[str]) -> list[str]:
+    """Return every known word that is a likely reading of a misspelt one, best first."""
+    names = list(known)
+    lower = {name.lower().replace("-", "_"): name for name in names}
+    plain = word.lower().replace("-", "_")
+    if plain in lower:
+        return [lower[plain]]
+    near = [lower[each] for each in difflib.get_close_matches(plain, lower, n=4, cutoff=0.65)]
+    # A part of a longer name is a common slip, too: `encoder_mb`, `micro_batches`.
+    squeezed = plain.replace("_", "")
+    near += [name for name in names if name.replace("_", "") == squeezed and name not in near]
+    return near
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean ...?` with every close match, or nothing."""
+    near = close_matches(word, known)
+    return f"did you mean {listing([f'`{name}`' for name in near])}?" if near else ""
+
+
+def _literal(value: Any) -> str:
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _limits(schema: dict[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    parts = []
+    if low is not None:
+        parts.append(f"{low} or more")
+    if schema.get("exclusiveMinimum") is not None:
+        above = schema["exclusiveMinimum"]
+        parts.append(
+            "1 or more" if schema.get("type") == "integer" and above == 0 else f"above {above}"
+        )
+    if high is not None:
+        parts.append(f"at most {high}")
+    if schema.get("exclusiveMaximum") is not None:
+        parts.append(f"below {schema['exclusiveMaximum']}")
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+def _list_words(schema: dict[str, Any]) -> str:
+    if "prefixItems" in schema:
+        return f"a list of {len(schema['prefixItems'])}, each {expected(schema['prefixItems'][0])}"
+    return f"a list, each item {expected(schema.get('items', {}))}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
