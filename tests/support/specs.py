@@ -1,0 +1,341 @@
+"""Small specs: a builder for hand-made ones and a strategy for random ones. Imports no torch.
+
+`spec` fills in everything but the grids, with the smallest models that every grid can split.
+`layout_specs` draws valid specs without rejecting any: grids and placements are drawn first, and
+sizes are then made to fit them. `features` names what a spec covers, for a table of coverage.
+"""
+
+from collections import Counter
+from functools import lru_cache
+from itertools import permutations
+from math import lcm, prod
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mimo_launch.layout.tokens import longest_sample
+from mimo_launch.spec.model import Spec
+
+AXES = ("tp", "cp", "dp", "pp")
+# Every order in which cp varies faster than dp, the default first.
+ORDERS = [order for order in permutations(AXES) if order.index("cp") < order.index("dp")]
+TP_SIZES, CP_SIZES, PP_SIZES = (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)
+ENCODERS = ("vision", "audio", "depth")
+
+# What `layout_specs` did so far: specs drawn, and placements that had no room and became another
+# one. It never rejects; a caller that does (say, because `validate` objects) counts that itself.
+DRAWS: Counter[str] = Counter()
+
+Box = dict[str, Any]
+
+
+def box(first: int = 0, *, order: tuple[str, ...] = AXES, **rest: Any) -> Box:
+    """One module on consecutive ranks from `first` on.
+
+    `rest` holds sizes of axes (`tp=2`) and further keys of a module (`frozen=True`); its `model` is
+    merged into the default one.
+    """
+    grid = {axis: rest.pop(axis, 1) for axis in AXES}
+    return {"ranks": rank_text(first, prod(grid.values())), "grid": grid, "order": order, **rest}
+
+
+def rank_text(first: int, num: int) -> str:
+    """Write `num` ranks from `first` on as a spec does."""
+    return str(first) if num == 1 else f"{first}-{first + num - 1}"
+
+
+def spec(
+    modules: dict[str, Box],
+    *,
+    microbatches: int = 1,
+    encoder_microbatches: int | None = None,
+    mbs: int = 1,
+    seq: int | None = None,
+    max_patches: int = 4,
+    text_only: float = 0.0,
+    seed: int = 0,
+    **sections: Any,
+) -> Spec:
+    """Return a spec of these modules; `language` and its tiny model are added where missing.
+
+    `seq` left out is the least that holds the longest sample and splits over every grid.
+    """
+    modules = {**modules} if "language" in modules else {**modules, "language": box()}
+    encoders = [name for name in modules if name != "language"]
+    grids = {name: module["grid"] for name, module in modules.items()}
+    width = lcm(8, *(grid["tp"] for grid in grids.values()))
+    vocab = 8 + len(encoders)
+    for name, module in modules.items():
+        default = decoder(grids[name], width, vocab) if name == "language" else vit(grids[name])
+        modules[name] = {**module, "model": {**default, **module.get("model", {})}}
+    grid = grids["language"]
+    data: dict[str, Any] = {
+        "version": 1,
+        "name": "t",
+        "modules": modules,
+        "schedule": {
+            "microbatches": microbatches,
+            "encoder_microbatches": encoder_microbatches,
+        },
+        "batch": {"global": grid["dp"] * microbatches * mbs, "seq": seq or 1},
+        "data": {"kind": "synthetic", "text_only": text_only, "max_patches": max_patches},
+        "train": {"steps": 1, "seed": seed, "precision": "fp64"},
+        **sections,
+    }
+    made = Spec.model_validate(data)
+    if seq is None:
+        unit = seq_unit(grid, sequence_parallel=modules["language"].get("sequence_parallel", False))
+        data["batch"]["seq"] = -(-longest_sample(made) // unit) * unit
+        made = Spec.model_validate(data)
+    return made
+
+
+def seq_unit(grid: dict[str, int], *, sequence_parallel: bool) -> int:
+    """What `batch.seq` must be a multiple of: zigzag chunks, cut over tp if `sequence_parallel`."""
+    chunks = 2 * grid["cp"] if grid["cp"] > 1 else 1
+    return chunks * grid["tp"] if sequence_parallel else chunks
+
+
+def decoder(grid: dict[str, int], width: int, vocab: int) -> dict[str, Any]:
+    """Return the smallest decoder that `grid` can split."""
+    return {
+        "kind": "decoder",
+        "layers": grid["pp"],
+        "hidden": width,
+        "heads": grid["tp"],
+        "head_dim": 4,
+        "mlp": 4 * grid["tp"],
+        "vocab": vocab,
+        "vocab_multiple": 4 * grid["tp"],
+    }
+
+
+def vit(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest vision transformer that `grid` can split."""
+    return {
+        "kind": "vit",
+        "layers": grid["pp"],
+        "hidden": 8 * grid["tp"],
+        "heads": grid["tp"],
+        "mlp": 4 * grid["tp"],
+        "patch": 1,
+    }
+
+
+@lru_cache(maxsize=4096)
+def grids_of(
+    num_ranks: range, samples: int, *, supported_only: bool
+) -> tuple[tuple[int, int, int, int], ...]:
+    """Return each (tp, cp, dp, pp) with a product in `num_ranks` whose dp divides `samples`.
+
+    Every dp divides 0.
+    """
+    cps, pps = ((1,), (1,)) if supported_only else (CP_SIZES, PP_SIZES)
+    return tuple(
+        (tp, cp, dp, pp)
+        for pp in pps
+        for cp in cps
+        for tp in TP_SIZES
+        for dp in range(1, num_ranks.stop)
+        if tp * cp * dp * pp in num_ranks and samples % dp == 0
+    )
+
+
+def layout_specs(max_ranks: int = 8, *, supported_only: bool = True) -> st.SearchStrategy[Spec]:
+    """Return a strategy of valid specs with at most `max_ranks` ranks, idle ones included.
+
+    Zero to three encoders that are colocated with language, overlap it in part, or stay away from
+    it, in any mix; any order of axes; sequence parallelism, sharding, frozen modules, a gap listed
+    as idle ranks, phases of k microbatches, dp sizes that do not divide each other.
+    `supported_only` leaves cp and pp at 1. Nothing is rejected; `DRAWS` counts.
+    """
+    return _layout_specs(max_ranks, supported_only)
+
+
+@st.composite
+def _layout_specs(draw: st.DrawFn, max_ranks: int, supported_only: bool) -> Spec:
+    DRAWS["drawn"] += 1
+    room = draw(st.sampled_from([*range(1, max_ranks + 1), *[max_ranks] * max_ranks]))
+    mbs = draw(st.integers(1, 3))
+    k = draw(st.integers(1, 3))
+    groups = draw(st.integers(1, 3))
+    num_encoders = draw(st.sampled_from([1, 2, 3, 1, 2, 1, 2, 0]))
+    # Language: half of the time it leaves room for encoders of their own ranks.
+    most = draw(st.sampled_from([room, -(-room // 2)]))
+    least = draw(st.sampled_from([1, -(-most // 2)]))
+    sizes = range(least, most + 1)
+    language = draw(_grid(grids_of(sizes, 0, supported_only=supported_only)))
+    size = prod(language)
+    first = draw(st.integers(0, room - size))
+    intervals, grids = {"language": range(first, first + size)}, {"language": language}
+    for name in ENCODERS[:num_encoders]:
+        share = language[2] * mbs  # samples of one microbatch, over all language replicas
+        ranks, grid = draw(_placed(intervals["language"], room, share, k, supported_only))
+        intervals[name], grids[name] = ranks, grid
+    order = draw(st.permutations(list(intervals)))
+    intervals, idle = draw(_closed(intervals, room))
+    modules = {name: draw(_module(name, grids[name], intervals[name].start)) for name in order}
+    if all(module.get("frozen") for module in modules.values()):
+        del modules["language"]["frozen"]
+    in_phases = any(
+        set(ranks) & set(intervals["language"])
+        for name, ranks in intervals.items()
+        if name != "language"
+    )
+    group_sizes = [k] if groups > 1 else [None, k]
+    made = spec(
+        modules,
+        microbatches=k * groups,
+        encoder_microbatches=draw(st.sampled_from(group_sizes)) if in_phases else None,
+        mbs=mbs,
+        max_patches=draw(st.integers(1, 4)),
+        text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
+        seed=draw(st.integers(0, 3)),
+        **({} if idle is None else {"idle_ranks": idle}),
+    )
+    if draw(st.booleans()):
+        # A longer sequence than needed: padding at the end of every sample.
+        unit = seq_unit(
+            modules["language"]["grid"],
+            sequence_parallel=modules["language"].get("sequence_parallel", False),
+        )
+        batch = made.batch.model_copy(update={"seq": made.batch.seq + unit})
+        made = made.model_copy(update={"batch": batch})
+    return made
+
+
+@st.composite
+def _grid(draw: st.DrawFn, grids: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Draw a grid; half of the time one of the larger ones with dp, else fan-in would be rare."""
+    half = max(map(prod, grids)) / 2
+    wide = tuple(grid for grid in grids if grid[2] > 1 and prod(grid) > half)
+    return draw(st.sampled_from(draw(st.sampled_from([grids, wide or grids]))))
+
+
+@st.composite
+def _placed(
+    draw: st.DrawFn, language: range, room: int, share: int, k: int, supported_only: bool
+) -> tuple[range, tuple[int, ...]]:
+    """Draw the ranks and the grid of one encoder; its dp divides the samples of one group."""
+    kind = draw(st.sampled_from(["colocated", "disjoint", "overlap", "disjoint"]))
+    spaces = [range(language.start), range(language.stop, room)]
+    spaces = [space for space in spaces if space]
+    if kind == "disjoint" and not spaces:
+        DRAWS["no room beside language"] += 1
+        kind = "overlap"
+    if kind == "disjoint":
+        space = draw(st.sampled_from(spaces))
+        sizes, samples = range(1, len(space) + 1), share
+    else:
+        size = len(language)
+        sizes = range(size, size + 1) if kind == "colocated" else range(1, room + 1)
+        samples = share * k
+    grid = draw(_grid(grids_of(sizes, samples, supported_only=supported_only)))
+    num = prod(grid)
+    if kind == "colocated":
+        first = language.start
+    elif kind == "disjoint":
+        first = draw(st.integers(space.start, space.stop - num))
+    else:
+        low = max(0, language.start - num + 1)
+        first = draw(st.integers(low, min(language.stop - 1, room - num)))
+    return range(first, first + num), grid
+
+
+@st.composite
+def _closed(
+    draw: st.DrawFn, intervals: dict[str, range], room: int
+) -> tuple[dict[str, range], str | None]:
+    """Renumber the ranks so that at most one gap stays, and name that one."""
+    used = {rank for ranks in intervals.values() for rank in ranks}
+    gaps: list[list[int]] = []
+    for rank in range(room):
+        if rank in used:
+            continue
+        if gaps and gaps[-1][-1] == rank - 1:
+            gaps[-1].append(rank)
+        else:
+            gaps.append([rank])
+    kept = draw(st.sampled_from([[], *gaps])) if draw(st.integers(0, 3)) == 3 else []
+    kept = kept[: draw(st.integers(1, 2))]
+    numbers = {rank: number for number, rank in enumerate(sorted(used | set(kept)))}
+    closed = {
+        name: range(numbers[ranks.start], numbers[ranks.start] + len(ranks))
+        for name, ranks in intervals.items()
+    }
+    return closed, rank_text(numbers[kept[0]], len(kept)) if kept else None
+
+
+@st.composite
+def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Box:
+    tp, cp, dp, pp = grid
+    seldom = st.sampled_from([False, False, False, True])
+    made = box(
+        first,
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        pp=pp,
+        order=draw(st.sampled_from(ORDERS)) if draw(st.booleans()) else AXES,
+        sharding=draw(st.sampled_from(["optimizer", "full"])),
+    )
+    if tp > 1 and draw(st.booleans()):
+        made["sequence_parallel"] = True
+    if draw(seldom):
+        made["frozen"] = True
+    heads = tp * draw(st.integers(1, 2))
+    model = {"heads": heads, "layers": pp * draw(st.integers(1, 2))}
+    if name == "language":
+        shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
+        model |= {"kv_heads": draw(st.sampled_from(shares)), "qk_norm": draw(st.booleans())}
+    else:
+        model |= {
+            "channels": draw(st.integers(1, 2)),
+            "projector": draw(st.sampled_from(["mlp", "linear"])),
+        }
+    return {**made, "model": model}
+
+
+def features(made: Spec) -> set[str]:
+    """Name what a spec covers: placements, axes, fan, k, frozen and text-only modules."""
+    from mimo_launch.layout.layout import build_layout
+
+    layout = build_layout(made)
+    language = layout.language
+    found = {f"encoders {len(layout.encoders)}"}
+    found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
+    found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
+    found |= {"idle ranks"} if made.idle_ranks is not None else set()
+    found |= {"text only"} if made.data.text_only == 1 else set()
+    found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
+    for name, module in made.modules.items():
+        found |= {"sequence parallel"} if layout[name].sequence_parallel else set()
+        found |= {"full sharding"} if module.sharding == "full" else set()
+        found |= {"other order"} if module.order != AXES else set()
+        role = "language" if name == "language" else "encoder"
+        found |= {f"frozen {role}"} if module.frozen else set()
+    for encoder in layout.encoders:
+        mine, theirs = set(encoder.grid.ranks), set(language.grid.ranks)
+        placement = "colocated" if mine == theirs else "overlap" if mine & theirs else "disjoint"
+        found |= {placement}
+        num, dp = encoder.grid.size("dp"), language.grid.size("dp")
+        found |= {"fan-in" if num > dp else "fan-out" if num < dp else "one-to-one"}
+        found |= {"uneven dp"} if num % dp and dp % num else set()
+        if encoder.in_phases:
+            more = layout.samples.microbatches > encoder.group_size
+            found |= {"several groups"} if more else {"one group"}
+            found |= {"k > 1"} if encoder.group_size > 1 else set()
+    return found
+
+
+def brief(made: Spec) -> str:
+    """Return a spec in a few lines, for the report of a failure."""
+    lines = [
+        f"{made.schedule.microbatches} microbatches, k {made.schedule.encoder_microbatches}, "
+        f"global {made.batch.global_}, seq {made.batch.seq}, idle {made.idle_ranks}"
+    ]
+    for name, module in made.modules.items():
+        sizes = " ".join(f"{axis}{getattr(module.grid, axis)}" for axis in module.order)
+        flags = [flag for flag in ("sequence_parallel", "frozen") if getattr(module, flag)]
+        lines.append(" ".join([f"{name}: ranks {module.ranks}", sizes, *flags]))
+    return "\n".join(lines)
