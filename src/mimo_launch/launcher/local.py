@@ -1,0 +1,101 @@
+"""Starts the workers of one host through torch elastic, inside this process.
+
+Decides: fork from a parent that has imported what workers need (8 ranks start in about a second),
+one pipe for the events of rank 0, one log folder.
+Relies on: torch elastic to watch the workers and to stop all when one fails.
+Leaves: the work to `worker`, showing events and failures to `cli`.
+"""
+
+import os
+import threading
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.events import Event, Listener
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure(Exception):
+    """The first worker that failed, in words."""
+
+    rank: int
+    message: str
+    logs: Path
+
+
+def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
+    """Train on `nproc` forked workers and call `listener` with each event of rank 0.
+
+    Raises: WorkerFailure when a worker raises, dies or hangs past its timeout.
+    """
+    # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _import_for_workers()
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id=spec.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        start_method="fork",
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
+    )
+    reader, writer = Pipe(duplex=False)
+    pump = threading.Thread(target=_pump, args=(reader, listener), daemon=True)
+    pump.start()
+    try:
+        elastic_launch(config, _worker)(spec, run_dir, writer)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise WorkerFailure(rank, _message(failure.message), logs) from error
+    finally:
+        writer.send(None)
+        pump.join(timeout=5)
+
+
+def _worker(spec: Spec, run_dir: Path, events: Connection) -> None:
+    from mimo_launch.launcher.worker import run_worker
+
+    run_worker(spec, run_dir, (events.send,))
+
+
+def _pump(reader: Connection, listener: Listener) -> None:
+    """Hand events from rank 0 to the listener until the launcher says that no more will come."""
+    while True:
+        event: Event | None = reader.recv()
+        if event is None:
+            return
+        listener(event)
+
+
+def _import_for_workers() -> None:
+    """Import, before forking, what each worker would otherwise import for seconds."""
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    import mimo_launch.launcher.worker  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _message(message: object) -> str:
+    """Return the error that a worker left behind, without its envelope."""
+    if isinstance(message, dict):
+        message = message.get("message", message)
+    if isinstance(message, dict):
+        message = message.get("message", message)
+    return str(message)

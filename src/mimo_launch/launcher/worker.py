@@ -1,0 +1,49 @@
+"""What a worker process does, whoever started it.
+
+Decides: rendezvous from the environment that torch elastic sets, and what rank 0 reports.
+Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Leaves: starting workers to `local`.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.events import Event, Listener
+from mimo_launch.train.loop import train
+from mimo_launch.train.metrics import MetricsFile
+from mimo_launch.train.session import RankSession
+
+
+def in_worker() -> bool:
+    """Return whether torchrun (or another elastic agent) started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run_worker(spec: Spec, run_dir: Path, listeners: Sequence[Listener] = ()) -> None:
+    """Train as one rank; rank 0 writes metrics and tells `listeners`.
+
+    Ranks: collective over the world. Raises: whatever went wrong on this rank.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=spec.train.timeout))
+    metrics = MetricsFile(run_dir / "metrics.jsonl") if dist.get_rank() == 0 else None
+
+    def emit(event: Event) -> None:
+        if metrics is not None:
+            for listener in (metrics, *listeners):
+                listener(event)
+
+    try:
+        with RankSession(spec) as session:
+            train(session, emit)
+    finally:
+        if metrics is not None:
+            metrics.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,128 @@
+"""Judges a layout's tensors against the oracle's.
+
+Decides: when two tensors agree, and when agreement proves too little.
+Relies on: pieces of canonical tensors from every rank.
+Leaves: printing to `cli.verify`.
+
+Two tensors agree if ||a - b|| <= 1e-10 * max(||b||, 1e-6 * ||all tensors of the module||). The second
+term is the floor: a tensor smaller than that is judged by noise. More than 5 % of a module's tensors
+judged by the floor is a failure, except key biases where the exact gradient is zero (a softmax does
+not see a shift of all scores).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-10
+FLOOR = 1e-6
+MAX_FLOOR_SHARE = 0.05
+EXEMPT_SUFFIX = ".attention.k.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPiece:
+    """Part `start:stop` along `axis` (None: the whole) of a canonical tensor, as one rank has it."""
+
+    name: str
+    axis: int | None
+    start: int
+    stop: int
+    values: Tensor
+
+
+@dataclass(slots=True)
+class ModuleVerdict:
+    """Result for one kind of tensor (gradients, weights) of one module."""
+
+    module: str
+    what: str
+    tensors: int = 0
+    worst: float = 0.0
+    worst_name: str = ""
+    by_floor: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every tensor agrees."""
+        return not self.failures
+
+
+def compare_tensors(
+    what: str, modules: Iterable[str], got: Iterable[TensorPiece], want: Mapping[str, Tensor]
+) -> list[ModuleVerdict]:
+    """Return a verdict per module over all tensors of `want` and `got`."""
+    pieces: dict[str, list[TensorPiece]] = {}
+    for piece in got:
+        pieces.setdefault(piece.name, []).append(piece)
+    return [
+        _judge_module(
+            ModuleVerdict(module, what),
+            {n: p for n, p in pieces.items() if n.startswith(f"{module}.")},
+            {n: t for n, t in want.items() if n.startswith(f"{module}.")},
+        )
+        for module in modules
+    ]
+
+
+def compare_numbers(what: str, module: str, got: float, want: float) -> ModuleVerdict:
+    """Return a verdict over one number (a loss, a norm)."""
+    verdict = ModuleVerdict(module, what, tensors=1, worst_name=what)
+    verdict.worst = abs(got - want) / max(abs(want), 1e-300) if got != want else 0.0
+    if not verdict.worst <= TOLERANCE:
+        verdict.failures.append(f"{module} {what}: {got!r}, oracle {want!r}")
+    return verdict
+
+
+def _judge_module(
+    verdict: ModuleVerdict, got: dict[str, list[TensorPiece]], want: dict[str, Tensor]
+) -> ModuleVerdict:
+    module_norm = float(sum(t.double().square().sum() for t in want.values())) ** 0.5
+    verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
+    judged = 0
+    for name, full in want.items():
+        if name not in got:
+            verdict.failures.append(f"{name}: only in the oracle")
+            continue
+        verdict.tensors += 1
+        difference = _difference(got[name], full)
+        norm = float(full.norm())
+        scale = max(norm, FLOOR * module_norm)
+        error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
+        if not error <= verdict.worst:
+            verdict.worst, verdict.worst_name = error, name
+        if not error <= TOLERANCE:
+            verdict.failures.append(f"{name}: relative error {error:.1e}")
+        if not name.endswith(EXEMPT_SUFFIX):
+            judged += 1
+            verdict.by_floor += norm < FLOOR * module_norm
+    if verdict.by_floor > MAX_FLOOR_SHARE * judged:
+        verdict.failures.append(
+            f"{verdict.by_floor} of {judged} tensors are too small to be judged"
+        )
+    return verdict
+
+
+def _difference(pieces: list[TensorPiece], full: Tensor) -> float:
+    """Return ||a - b||, with the worst copy of each part; infinity if a part is missing."""
+    parts: dict[tuple[int, int], float] = {}
+    for piece in pieces:
+        want = full if piece.axis is None else full.narrow(
+            piece.axis, piece.start, piece.stop - piece.start
+        )
+        if want.shape != piece.values.shape:
+            return float("inf")
+        square = float((piece.values - want).square().sum())
+        if square != square:  # noqa: PLR0124 - NaN is the one value unequal to itself
+            return float("inf")
+        key = (piece.start, piece.stop)
+        parts[key] = max(parts.get(key, 0.0), square)
+    axis = next((p.axis for p in pieces), None)
+    length = full.shape[0] if axis is None else full.shape[axis]
+    covered = torch.zeros(length, dtype=torch.bool)
+    for start, stop in parts:
+        covered[start:stop] = True
+    return float(sum(parts.values())) ** 0.5 if bool(covered.all()) else float("inf")

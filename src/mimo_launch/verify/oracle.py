@@ -1,0 +1,179 @@
+"""The one-rank run as a plain loop over samples and full tensors.
+
+Decides: what the right loss, gradients and update are.
+Relies on: names, shapes and initial values of the weights, and on the data set. It shares no layer,
+routing, schedule or scaling code with the product: rows go where the placeholder tokens are, the loss
+is one division at the end, gradients are autograd's.
+Leaves: judging the differences to `compare`.
+
+Legend: S tokens of a sample, N patches of an image, D width, H heads, K head size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id, vocab_size
+from mimo_launch.modules.build import build_network
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.init import initial_values
+from mimo_launch.parallel.segments import declared_parameters
+from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+from mimo_launch.train.data.dataset import build_dataset
+
+
+class Oracle:
+    """Full weights in float64 and a training step over them."""
+
+    def __init__(self, spec: Spec, *, randomise: bool) -> None:
+        """Draw the same initial weights as every layout of the spec."""
+        self.spec, self.dataset = spec, build_dataset(spec)
+        self.weights: dict[str, Tensor] = {}
+        context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
+        for name, module in spec.modules.items():
+            for declared in declared_parameters(name, build_network(spec, name, context)):
+                for placed in declared.placed:
+                    values = initial_values(
+                        placed.name, placed.segment, spec.train.seed, randomise=randomise
+                    )
+                    self.weights[placed.name] = values.requires_grad_(not module.frozen)
+
+    def loss_and_gradients(self, ids: Sequence[int]) -> tuple[float, dict[str, Tensor]]:
+        """Return the mean loss over all labels of the samples and its gradient by every weight."""
+        trained = {name: w for name, w in self.weights.items() if w.requires_grad}
+        total, labels = torch.zeros((), dtype=torch.float64), 0
+        for index in ids:
+            tokens, targets = (torch.from_numpy(x) for x in self.dataset.text("train", index))
+            total = total + self._sample_loss(index, tokens, targets)
+            labels += int((targets != IGNORE_LABEL).sum())
+        if labels == 0:
+            return 0.0, {name: torch.zeros_like(w) for name, w in trained.items()}
+        loss = total / labels
+        grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        return float(loss), {
+            name: torch.zeros_like(weight) if grad is None else grad
+            for (name, weight), grad in zip(trained.items(), grads, strict=True)
+        }
+
+    def sgd_step(self, grads: dict[str, Tensor], lr: float, clip: float | None) -> None:
+        """Update the weights by plain gradient descent, clipped by the norm over all weights."""
+        norm = float(sum(g.square().sum() for g in grads.values())) ** 0.5
+        scale = 1.0 if clip is None or norm <= clip else clip / norm
+        with torch.no_grad():
+            for name, grad in grads.items():
+                self.weights[name] -= lr * scale * grad
+
+    def _sample_loss(self, index: int, tokens: Tensor, targets: Tensor) -> Tensor:
+        x_SD = self.weights["language.embedding.weight"][tokens]
+        for encoder in self.spec.encoders:
+            images = self.dataset.images("train", index, encoder)
+            if images:
+                rows = torch.cat([self._encode(encoder, image) for image in images])
+                x_SD = x_SD.clone()
+                x_SD[tokens == placeholder_id(self.spec, encoder)] = rows
+        logits = self._decode(x_SD)[:, : vocab_size(self.spec)]
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def _layer_norm(self, x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+    def _rms_norm(self, x: Tensor, name: str) -> Tensor:
+        scaled = x / (x.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * self.weights[f"{name}.weight"]
+
+    def _encode(self, encoder: str, image: np.ndarray) -> Tensor:
+        model = self.spec.modules[encoder].model
+        if not isinstance(model, VitModel):
+            raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
+        side = model.patch
+        pixels = torch.from_numpy(image).double()
+        height, width = pixels.shape[1] // side, pixels.shape[2] // side
+        patches = torch.stack(
+            [
+                pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side].flatten()
+                for y in range(height)
+                for x in range(width)
+            ]
+        )
+        x_ND = self._linear(patches, f"{encoder}.patch") + _sincos(height, width, model.hidden)
+        for i in range(model.layers):
+            layer = f"{encoder}.layers.{i}"
+            y = self._layer_norm(x_ND, f"{layer}.attention_norm")
+            q, k, v = (
+                self._linear(y, f"{layer}.attention.{p}").unflatten(1, (model.heads, -1))
+                for p in "qkv"
+            )
+            x_ND = x_ND + self._linear(_attend(q, k, v, causal=False), f"{layer}.attention.o")
+            y = self._linear(self._layer_norm(x_ND, f"{layer}.mlp_norm"), f"{layer}.mlp.up")
+            x_ND = x_ND + self._linear(F.gelu(y), f"{layer}.mlp.down")
+        x_ND = self._layer_norm(x_ND, f"{encoder}.norm")
+        if model.projector == "linear":
+            return self._linear(x_ND, f"{encoder}.projector.linear")
+        hidden = F.gelu(self._linear(x_ND, f"{encoder}.projector.up"))
+        return self._linear(hidden, f"{encoder}.projector.down")
+
+    def _decode(self, x_SD: Tensor) -> Tensor:
+        model = self.spec.language.model
+        if not isinstance(model, DecoderModel):
+            raise TypeError(f"no oracle for a language model of kind {model.kind}")
+        heads, kv_heads = model.heads, model.num_kv_heads
+        for i in range(model.layers):
+            layer = f"language.layers.{i}"
+            y = self._rms_norm(x_SD, f"{layer}.attention_norm")
+            q = self._linear(y, f"{layer}.attention.q").unflatten(1, (heads, -1))
+            k = self._linear(y, f"{layer}.attention.k").unflatten(1, (kv_heads, -1))
+            v = self._linear(y, f"{layer}.attention.v").unflatten(1, (kv_heads, -1))
+            if model.qk_norm:
+                q = self._rms_norm(q, f"{layer}.attention.q_norm")
+                k = self._rms_norm(k, f"{layer}.attention.k_norm")
+            q, k = _rope(q, model.rope_theta), _rope(k, model.rope_theta)
+            k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
+            x_SD = x_SD + self._linear(_attend(q, k, v, causal=True), f"{layer}.attention.o")
+            y = self._rms_norm(x_SD, f"{layer}.mlp_norm")
+            gate = F.silu(self._linear(y, f"{layer}.mlp.gate"))
+            x_SD = x_SD + self._linear(
+                gate * self._linear(y, f"{layer}.mlp.up"), f"{layer}.mlp.down"
+            )
+        return self._linear(self._rms_norm(x_SD, "language.norm"), "language.head")
+
+
+def _attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, *, causal: bool) -> Tensor:
+    scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / q_SHK.shape[-1] ** 0.5
+    if causal:
+        size = scores.shape[-1]
+        later = torch.ones(size, size, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return torch.einsum("hst,thk->shk", scores.softmax(dim=-1), v_SHK).flatten(1)
+
+
+def _rope(x_SHK: Tensor, theta: float) -> Tensor:
+    """Rotate the pair (i, i + K/2) of each head by position / theta^(2i/K)."""
+    size = x_SHK.shape[-1]
+    frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.arange(x_SHK.shape[0], dtype=torch.float64)[:, None] * frequency
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
+    pairs = torch.complex(x_SHK[..., : size // 2], x_SHK[..., size // 2 :]) * turn
+    return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+
+def _sincos(height: int, width: int, size: int) -> Tensor:
+    """Return 2-D sine-cosine embeddings: y sine, y cosine, x sine, x cosine."""
+    quarter = size // 4
+    rows = []
+    for y in range(height):
+        for x in range(width):
+            angles = [
+                [place / 10000.0 ** (i / max(1, quarter - 1)) for i in range(quarter)]
+                for place in (y, x)
+            ]
+            parts = [f(a) for axis in angles for f in (np.sin, np.cos) for a in axis]
+            rows.append(parts)
+    return torch.tensor(np.array(rows), dtype=torch.float64)

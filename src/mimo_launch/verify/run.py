@@ -1,0 +1,142 @@
+"""Runs a spec on all its ranks and on the oracle, step by step, and compares everything.
+
+Decides: what a proof consists of: per step the loss, every gradient, the norm of every module, and
+the weights after a clipped SGD step.
+Relies on: forked gloo ranks; the same session that `train` uses.
+Leaves: making the spec small to `shrink`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.session import RankSession
+from mimo_launch.verify.compare import (
+    ModuleVerdict,
+    TensorPiece,
+    compare_numbers,
+    compare_tensors,
+)
+from mimo_launch.verify.oracle import Oracle
+
+NUM_STEPS = 2
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What one rank saw of one step; tensors only from the first data-parallel rank."""
+
+    loss: float
+    norms: dict[str, float]
+    gradients: list[TensorPiece]
+    weights: list[TensorPiece]
+
+
+def verify_spec(
+    spec: Spec, *, timeout_s: float = 120, prepare: Callable[[], None] | None = None
+) -> list[ModuleVerdict]:
+    """Return verdicts of a float64 SGD spec (see `shrink`) against the oracle.
+
+    `prepare` runs first on every rank: tests plant bugs with it. Raises: RankError if a rank fails
+    or hangs.
+    """
+    outcomes = run_ranks(
+        rank_outcomes, spec, prepare, world_size=world_size(spec), timeout_s=timeout_s
+    )
+    oracle = Oracle(spec, randomise=True)
+    order = GlobalOrder(
+        oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed
+    )
+    verdicts: list[ModuleVerdict] = []
+    for step in range(NUM_STEPS):
+        loss, grads = oracle.loss_and_gradients(order.ids(step))
+        oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
+        verdicts += _compare_step(spec, [o[step] for o in outcomes], loss, grads, oracle.weights)
+    return merge(verdicts)
+
+
+def rank_outcomes(spec: Spec, prepare: Callable[[], None] | None) -> list[StepOutcome]:
+    """Run the steps of a proof on this rank."""
+    if prepare is not None:
+        prepare()
+    dataset = build_dataset(spec)
+    order = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    outcomes = []
+    with RankSession(spec, randomise=True) as session:
+        for step in range(NUM_STEPS):
+            totals = session.gradients(step_inputs(dataset, "train", order.ids(step), step))
+            gradients = _pieces(session, gradients=True)
+            session.update(step, totals)
+            weights = _pieces(session, gradients=False)
+            outcomes.append(StepOutcome(totals.loss, totals.norms, gradients, weights))
+    return outcomes
+
+
+def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
+    """Return this rank's parts of all tensors, gathered over dp x cp.
+
+    Ranks: collective over dp x cp of each module.
+    """
+    pieces = []
+    for name in session.modules:
+        first = session.grids.group(name, "dp", "cp").index == 0
+        for declared in session.declared(name):
+            tensor = declared.parameter.grad if gradients else declared.parameter.detach()
+            if tensor is None:
+                continue
+            full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if not first:
+                continue
+            for placed in declared.placed:
+                segment = placed.segment
+                values = full[placed.first_row : placed.last_row].clone()
+                pieces.append(
+                    TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
+                )
+    return pieces
+
+
+def _compare_step(
+    spec: Spec, ranks: list[StepOutcome], loss: float, grads: dict[str, Tensor],
+    weights: dict[str, Tensor],
+) -> list[ModuleVerdict]:
+    verdicts = [
+        compare_numbers("loss", "language", outcome.loss, loss)
+        for outcome in {outcome.loss: outcome for outcome in ranks}.values()
+    ]
+    for module in spec.modules:
+        squares = [g.square().sum() for n, g in grads.items() if n.startswith(f"{module}.")]
+        want = float(sum(squares, torch.zeros(()).double())) ** 0.5
+        verdicts += [
+            compare_numbers("gradient norm", module, norm, want)
+            for norm in {outcome.norms[module] for outcome in ranks}
+        ]
+    pieces = [piece for outcome in ranks for piece in outcome.gradients]
+    verdicts += compare_tensors("gradients", spec.modules, pieces, grads)
+    pieces = [piece for outcome in ranks for piece in outcome.weights]
+    full = {name: weight.detach() for name, weight in weights.items()}
+    return verdicts + compare_tensors("weights after SGD", spec.modules, pieces, full)
+
+
+def merge(verdicts: list[ModuleVerdict]) -> list[ModuleVerdict]:
+    """Return one verdict per module and kind of tensor over all steps."""
+    merged: dict[tuple[str, str], ModuleVerdict] = {}
+    for verdict in verdicts:
+        into = merged.setdefault(
+            (verdict.module, verdict.what), ModuleVerdict(verdict.module, verdict.what)
+        )
+        into.tensors += verdict.tensors
+        into.by_floor += verdict.by_floor
+        into.failures += verdict.failures
+        if not verdict.worst <= into.worst:
+            into.worst, into.worst_name = verdict.worst, verdict.worst_name
+    return list(merged.values())
