@@ -9,6 +9,7 @@ import faulthandler
 import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -78,8 +79,8 @@ def _collect(pipes: list[Connection], folder: Path, timeout_s: float) -> list[An
         for pipe in ready:
             rank = open_pipes.pop(pipe)  # type: ignore[call-overload]
             try:
-                ok, value = pipe.recv()  # type: ignore[union-attr]
-            except EOFError:
+                ok, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, ConnectionResetError):
                 raise RankError(f"rank {rank} died without a word") from None
             if not ok:
                 raise RankError(f"rank {rank} failed:\n{value}")
@@ -116,7 +117,8 @@ def _rank_main(
             text = io.StringIO()
             traceback.print_exc(file=text)
             message = (False, text.getvalue())
-        pipe.send(message)
+        # Plain pickle: torch's own would pass tensors by handles that die with this process.
+        pipe.send_bytes(pickle.dumps(message))
         pipe.close()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -156,7 +156,7 @@ def _per_image(q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> 
     num_tokens, heads, head_size = q_NhK.shape
     if mask.tokens.numel() == 0:
         # No image at all: stay on the graph, so that backward still reaches every weight.
-        return (q_NhK + k_NgK + v_NgK).reshape(num_tokens, -1) * 0
+        return (q_NhK + k_NgK + v_NgK).flatten(1) * 0
     q, k, v = (x[mask.gather].transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK))
     allowed = None if bool(mask.valid.all()) else mask.valid[:, None, None, :]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)

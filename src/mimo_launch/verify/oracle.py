@@ -53,7 +53,7 @@ class Oracle:
             return 0.0, {name: torch.zeros_like(w) for name, w in trained.items()}
         loss = total / labels
         grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        return float(loss), {
+        return float(loss.detach()), {
             name: torch.zeros_like(weight) if grad is None else grad
             for (name, weight), grad in zip(trained.items(), grads, strict=True)
         }

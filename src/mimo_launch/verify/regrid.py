@@ -1,0 +1,77 @@
+"""Reduces grids of many ranks to few, axis by axis.
+
+Decides: the size of each reduced axis (even above 2: 2, odd: 3) and where modules come to stand.
+Relies on: nothing but the spec.
+Leaves: model sizes and batch to `shrink`.
+
+Which axes exceed 1, their order, and which modules are colocated, disjoint or overlapping is kept.
+"""
+
+from math import lcm
+
+from mimo_launch.spec.model import Grid, ModuleSpec, Spec
+
+MAX_RANKS = 32
+
+
+def regrid(spec: Spec) -> Spec:
+    """Return the spec on small grids.
+
+    Modules on equal ranks get equal (possibly larger dp) grids; the others keep their order of first
+    ranks, and an overlap stays an overlap.
+    """
+    grids = {name: _reduce(module.grid) for name, module in spec.modules.items()}
+    for group in _equal_ranges(spec):
+        size = lcm(*(grids[name].num_ranks for name in group))
+        for name in group:
+            grid = grids[name]
+            grids[name] = grid.model_copy(update={"dp": grid.dp * size // grid.num_ranks})
+    firsts = _first_ranks(spec, grids)
+    modules: dict[str, ModuleSpec] = {}
+    for name, module in spec.modules.items():
+        first, last = firsts[name], firsts[name] + grids[name].num_ranks - 1
+        ranks = f"{first}-{last}" if last > first else str(first)
+        modules[name] = module.model_copy(update={"grid": grids[name], "ranks": ranks})
+    # A batch that every dp size and group size divides, with two samples per microbatch.
+    share = lcm(*(grid.dp for grid in grids.values()))
+    replicas, microbatches = grids["language"].dp, spec.schedule.microbatches
+    size = replicas * microbatches * (2 * share // replicas or 1)
+    return spec.model_copy(
+        update={
+            "modules": modules,
+            "idle_ranks": None,
+            "batch": spec.batch.model_copy(update={"global_": max(size, replicas * microbatches)}),
+        }
+    )
+
+
+def _reduce(grid: Grid) -> Grid:
+    def size(value: int) -> int:
+        return value if value <= 2 else 3 if value % 2 else 2
+
+    return Grid(tp=size(grid.tp), cp=size(grid.cp), pp=size(grid.pp), dp=size(grid.dp))
+
+
+def _equal_ranges(spec: Spec) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, module in spec.modules.items():
+        groups.setdefault(module.ranks, []).append(name)
+    return list(groups.values())
+
+
+def _first_ranks(spec: Spec, grids: dict[str, Grid]) -> dict[str, int]:
+    """Lay modules out in the order of their first ranks, without holes."""
+    order = sorted(spec.modules, key=lambda n: (spec.modules[n].rank_range.start, n))
+    firsts: dict[str, int] = {}
+    for name in order:
+        old, place = spec.modules[name].rank_range, 0
+        for other in firsts:
+            before = spec.modules[other].rank_range
+            end = firsts[other] + grids[other].num_ranks
+            if before == old:
+                place = firsts[other]
+                break
+            overlaps = old.start < before.stop and before.start < old.stop
+            place = max(place, end - 1 if overlaps else end)
+        firsts[name] = place
+    return firsts

@@ -1,0 +1,110 @@
+"""Makes a spec small enough to prove in seconds, keeping what can go wrong about its layout.
+
+Decides: which sizes may shrink. Grids, placement, order, schedule, sharding and flags stay; widths,
+depths, vocabulary, batch and sequence become the smallest legal ones.
+Relies on: `layout.tokens` for the longest sample.
+Leaves: running the result to `run`.
+"""
+
+from math import lcm
+
+from mimo_launch.layout.layout import encoder_group_size
+from mimo_launch.layout.tokens import longest_sample
+from mimo_launch.spec.model import DecoderModel, LrSchedule, ModuleSpec, Spec, SyntheticData, VitModel
+from mimo_launch.verify.regrid import MAX_RANKS, regrid
+
+HEAD_SIZE = 4
+MAX_LAYERS = 2
+MAX_SAMPLES_PER_MICROBATCH = 2
+
+
+def shrink(spec: Spec) -> Spec:
+    """Return a small float64 SGD spec with the layout of `spec`.
+
+    Grids above 32 ranks are reduced axis by axis first (see `regrid`).
+    """
+    small = regrid(spec) if _num_ranks(spec) > MAX_RANKS else spec
+    modules = {name: _shrink_module(module) for name, module in small.modules.items()}
+    data = small.data
+    if isinstance(data, SyntheticData):
+        data = data.model_copy(update={"max_patches": min(6, data.max_patches)})
+    small = small.model_copy(
+        update={
+            "modules": modules,
+            "data": data,
+            # A step that is clipped and large: a wrong norm or gradient shows in the weights.
+            "optimizer": small.optimizer.model_copy(
+                update={
+                    "kind": "sgd", "lr": 0.5, "clip": 0.5, "weight_decay": 0.0,
+                    "schedule": LrSchedule.model_validate({}),
+                }
+            ),
+            "train": small.train.model_copy(update={"precision": "fp64"}),
+            "eval": None,
+        }
+    )
+    batch = small.batch.model_copy(
+        update={"global_": _global_batch(small), "seq": _sequence(small)}
+    )
+    return small.model_copy(update={"batch": batch})
+
+
+def _num_ranks(spec: Spec) -> int:
+    return max(module.rank_range.stop for module in spec.modules.values())
+
+
+def _shrink_module(module: ModuleSpec) -> ModuleSpec:
+    tp, model = module.grid.tp, module.model
+    layers = max(module.grid.pp, min(model.layers, MAX_LAYERS))
+    optimizer = module.optimizer.model_copy(update={"lr": None, "weight_decay": None, "warmup": None})
+    small: VitModel | DecoderModel
+    if isinstance(model, VitModel):
+        heads = tp * min(2, model.heads // tp)
+        hidden = HEAD_SIZE * heads
+        small = model.model_copy(
+            update={"layers": layers, "heads": heads, "hidden": hidden, "mlp": 2 * hidden}
+        )
+    else:
+        small = _shrink_decoder(model, tp, layers)
+    return module.model_copy(update={"model": small, "optimizer": optimizer})
+
+
+def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
+    """Keep whether key/value heads are shared among query heads and among tp ranks."""
+    kv_heads = model.num_kv_heads if model.num_kv_heads < tp else tp
+    heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
+    if model.heads == model.num_kv_heads:
+        heads = kv_heads
+    hidden = HEAD_SIZE * heads
+    vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
+    return model.model_copy(
+        update={
+            "layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
+            "head_dim": None if model.head_dim is None else HEAD_SIZE + 2,
+            "mlp": 2 * tp * HEAD_SIZE, "vocab": vocab, "vocab_multiple": 16,
+        }
+    )
+
+
+def _global_batch(spec: Spec) -> int:
+    """Return the smallest legal batch with, if possible, two samples in a microbatch."""
+    replicas, microbatches = spec.language.grid.dp, spec.schedule.microbatches
+    now = spec.batch.global_ // (replicas * microbatches)
+    legal = [
+        size
+        for size in range(1, max(1, now) + 1)
+        if all(
+            replicas * size * encoder_group_size(spec, name) % module.grid.dp == 0
+            for name, module in spec.encoders.items()
+        )
+    ]
+    wanted = [size for size in legal if size >= MAX_SAMPLES_PER_MICROBATCH]
+    size = wanted[0] if wanted else (legal[-1] if legal else now)
+    return replicas * microbatches * size
+
+
+def _sequence(spec: Spec) -> int:
+    """Return the shortest sequence that holds every sample and splits over tp and cp."""
+    grid = spec.language.grid
+    step = (2 * grid.cp if grid.cp > 1 else 1) * grid.tp
+    return -(-longest_sample(spec) // step) * step
