@@ -6,12 +6,12 @@ Leaves: wording of the long explanations to `codes`, drawing to `text`.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 YamlPath = tuple[str | int, ...]
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     """How bad a finding is: an error stops the command, a warning does not."""
 
     ERROR = "error"
@@ -31,9 +31,9 @@ class Diagnostic:
     """One finding about one spec.
 
     `path` leads to the offending value, e.g. `("modules", "vision", "grid", "tp")`; with `at_key`
-    the key is meant rather than its value. A path that is not in the file (a missing key, a default)
-    falls back to its nearest parent that is. `line` and `column` (1-based) are set only when the YAML
-    itself could not be read, so that no path exists.
+    the key is meant rather than its value. A path that is not in the file (a missing key, a
+    default) falls back to its nearest parent that is. `line` and `column` (1-based) are set only
+    when the YAML itself could not be read, so that no path exists.
     """
 
     code: str

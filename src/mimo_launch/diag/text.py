@@ -20,7 +20,7 @@ def render(diagnostics: Sequence[Diagnostic], source: Source, *, color: bool = F
     blocks = [_block(item, source, color) for item in source.sorted(tuple(diagnostics))]
     if not blocks:
         return ""
-    return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}"]) + "\n"
+    return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}"])
 
 
 def count(diagnostics: Iterable[Diagnostic]) -> str:

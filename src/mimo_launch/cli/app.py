@@ -1,0 +1,140 @@
+"""The command table and what all commands share: options, usage errors, exit codes.
+
+Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 130 interrupted), and how a fault
+of our own is reported.
+Relies on: one file per command with a function of the command's name and, for examples, HELP.
+Leaves: heavy imports to the command functions, so that `--help` stays fast.
+"""
+
+import importlib
+import inspect
+import os
+import shlex
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from mimo_launch import __version__
+from mimo_launch.cli.console import Color, Console
+from mimo_launch.spec.wording import did_you_mean
+
+EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+# One line per command: `mimo_launch.cli.NAME` has a function NAME with typer annotations; in the
+# order in which `--help` lists them.
+COMMANDS = (
+    "validate",
+    "explain",
+    "schema",
+)
+
+HELP = """
+\b
+Examples:
+  mimo-launch validate topologies/quickstart.yaml
+  mimo-launch explain grid-size-mismatch
+
+Train multimodal models in which every module has its own grid and its own ranks.
+"""
+
+
+class _Group(TyperGroup):
+    """Offers close matches for a misspelt command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            known = self.list_commands(ctx)
+            guess = did_you_mean(name, known) or f"the commands are {', '.join(known)}"
+            ctx.fail(f"there is no command `{name}`; {guess}")
+        return super().resolve_command(ctx, args)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mimo-launch {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    ctx: typer.Context,
+    color: Annotated[Color, typer.Option(help="When to colour messages.")] = Color.AUTO,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Say more; tracebacks of our faults.")
+    ] = 0,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    console = ctx.ensure_object(Console)
+    console.color, console.verbosity = color, verbose
+
+
+def build_app() -> typer.Typer:
+    """Return the application with every command of the table."""
+    app = typer.Typer(
+        cls=_Group,
+        help=HELP,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        add_completion=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(_options)
+    for name in COMMANDS:
+        module = importlib.import_module(f"mimo_launch.cli.{name}")
+        function = getattr(module, name)
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        app.command(name, help=getattr(module, "HELP", None), short_help=summary)(function)
+    return app
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(args))
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    args = (sys.argv[1:] if args is None else args) or ["--help"]
+    console = Console()
+    try:
+        result = get_command(build_app()).main(
+            args=args, prog_name="mimo-launch", standalone_mode=False, obj=console
+        )
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left; a second error at interpreter exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_RUN_FAILED
+    except Exception as error:
+        return _report(error, args, console)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _report(error: Exception, args: list[str], console: Console) -> int:
+    # typer carries click inside or beside it, by version; both mark usage errors like this.
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        message = str(error.format_message())
+        context = getattr(error, "ctx", None)
+        console.note(f"error[usage]: {message[:1].lower()}{message[1:]}")
+        console.note(f"   = help: {context.command_path if context else 'mimo-launch'} --help")
+        return EXIT_USAGE
+    console.note(f"internal error: {type(error).__name__}: {error}")
+    console.note(f"   = version: {__version__}")
+    console.note(f"   = command: mimo-launch {shlex.join(args)}")
+    console.note(
+        "   = report:  this is a fault of mimo-launch, not of your spec; please open an issue"
+    )
+    console.note("              with these lines, the spec, and the output of `mimo-launch -v ...`")
+    if console.verbosity:
+        console.note("".join(traceback.format_exception(error)).rstrip())
+    return EXIT_RUN_FAILED

@@ -1,0 +1,13 @@
+"""Every code a diagnostic can carry, with its explanation.
+
+Decides: what a code means; its page in `docs/errors` and `mimo-launch explain` are made from here.
+Relies on: the tables by subject next to this file.
+Leaves: headlines with values to the checks.
+"""
+
+from mimo_launch.diag.code import Code
+from mimo_launch.diag.codes_layout import LAYOUT_CODES
+from mimo_launch.diag.codes_model import MODEL_CODES
+from mimo_launch.diag.codes_text import TEXT_CODES
+
+CODES: dict[str, Code] = {code.name: code for code in (*TEXT_CODES, *LAYOUT_CODES, *MODEL_CODES)}

@@ -1,0 +1,136 @@
+"""Codes about widths and heads, data, and training settings.
+
+Decides: the explanations of these codes.
+Relies on: `code`.
+Leaves: codes about ranks and samples to `codes_layout`.
+"""
+
+from mimo_launch.diag.code import Code
+
+MODEL_CODES = (
+    Code(
+        "heads-over-tp",
+        "The number of attention heads does not split over tp.",
+        "Each tp rank computes whole heads, and equally many, so that all ranks finish together.",
+        "model: {heads: 6}\ngrid: {tp: 4}",
+        "model: {heads: 8}\ngrid: {tp: 4}",
+    ),
+    Code(
+        "kv-heads-over-tp",
+        "The numbers of key/value heads and of tp ranks do not divide each other.",
+        "With fewer tp ranks than key/value heads, each holds whole ones; with more, equally "
+        "many ranks share one and hold a copy. Anything else would give ranks different work.",
+        "model: {heads: 12, kv_heads: 3}\ngrid: {tp: 2}",
+        "model: {heads: 12, kv_heads: 2}\ngrid: {tp: 2}",
+    ),
+    Code(
+        "heads-over-kv-heads",
+        "The number of heads is not a multiple of `kv_heads`.",
+        "In grouped-query attention each key/value head serves the same number of query heads.",
+        "model: {heads: 8, kv_heads: 3}",
+        "model: {heads: 8, kv_heads: 4}",
+    ),
+    Code(
+        "hidden-over-heads",
+        "The width does not split into the heads.",
+        "A head is hidden / heads wide. For a decoder, `head_dim` sets the size of a head freely.",
+        "model: {hidden: 100, heads: 8}",
+        "model: {hidden: 128, heads: 8}",
+    ),
+    Code(
+        "odd-head-size",
+        "A head of the decoder has an odd width.",
+        "Rotary position embeddings turn the numbers of a head in pairs, so their count is even.",
+        "model: {kind: decoder, hidden: 120, heads: 8}",
+        "model: {kind: decoder, hidden: 128, heads: 8}",
+    ),
+    Code(
+        "mlp-over-tp",
+        "The width inside the MLP does not split over tp.",
+        "Each tp rank holds an equal part of it. When `mlp` is not given it follows from "
+        "`hidden`: 4 x hidden for a ViT, 8/3 x hidden rounded up to a multiple of 64 for a "
+        "decoder.",
+        "model: {mlp: 700}\ngrid: {tp: 3}",
+        "model: {mlp: 702}\ngrid: {tp: 3}",
+    ),
+    Code(
+        "hidden-over-tp",
+        "The encoder's width does not split over tp, and its projector is one linear layer.",
+        "`projector: linear` gives each tp rank an equal part of the encoder's width as its "
+        "input. `projector: mlp` has no such limit.",
+        "model: {kind: vit, hidden: 100, projector: linear}\ngrid: {tp: 3}",
+        "model: {kind: vit, hidden: 96, projector: linear}\ngrid: {tp: 3}",
+    ),
+    Code(
+        "hidden-not-multiple-of-4",
+        "The width of an image encoder is not a multiple of 4.",
+        "Patch positions are the sine and the cosine of height and of width: four equal parts "
+        "of the width.",
+        "model: {kind: vit, hidden: 126, heads: 3}",
+        "model: {kind: vit, hidden: 132, heads: 3}",
+    ),
+    Code(
+        "empty-digit-range",
+        "`min_digits` is above `max_digits`.",
+        "The number of digits on each strip is drawn between the two, both included.",
+        "data: {kind: digits, min_digits: 7}   # max_digits is 6",
+        "data: {kind: digits, min_digits: 3}",
+    ),
+    Code(
+        "patch-over-digit",
+        "Patches do not tile the 8x8 images of the digits data.",
+        "Images are cut into whole square patches; 8 is a multiple of 1, 2, 4 and 8.",
+        "model: {kind: vit, patch: 3}\ndata: {kind: digits}",
+        "model: {kind: vit, patch: 4}\ndata: {kind: digits}",
+    ),
+    Code(
+        "channels-unlike-data",
+        "An encoder reads another number of channels than the images have.",
+        "The first layer of the encoder has one weight per pixel and channel. Digits are "
+        "grey: one channel.",
+        "model: {kind: vit, channels: 3}\ndata: {kind: digits}",
+        "model: {kind: vit, channels: 1}\ndata: {kind: digits}",
+    ),
+    Code(
+        "vocab-too-small",
+        "The vocabulary has no room for the data's tokens and the placeholders.",
+        "Each encoder owns one token id that stands for its rows in the text: the last ids of "
+        "the vocabulary. The data's own tokens come first and must not meet them.",
+        "model: {kind: decoder, vocab: 20}\ndata: {kind: digits}",
+        "model: {kind: decoder, vocab: digits}\ndata: {kind: digits}",
+    ),
+    Code(
+        "nothing-to-train",
+        "Every module is frozen.",
+        "A frozen module keeps its weights, its projector included, so the run would change "
+        "nothing.",
+        "language:\n  frozen: true",
+        "language:\n  frozen: false",
+    ),
+    Code(
+        "wsd-longer-than-run",
+        "Warm-up and decay of a wsd schedule are together longer than the run.",
+        "wsd is warm-up, stable, decay. The decay covers the last `decay` steps; when it "
+        "began before the end of the warm-up, the learning rate would jump.",
+        "optimizer: {schedule: {kind: wsd, warmup: 50, decay: 80}}\ntrain: {steps: 100}",
+        "optimizer: {schedule: {kind: wsd, warmup: 20, decay: 20}}\ntrain: {steps: 100}",
+    ),
+    Code(
+        "warmup-beyond-run",
+        "The warm-up is longer than the run.",
+        "The learning rate never reaches its peak. This happens when `train.steps` is "
+        "shortened for a trial; the trial then says little about the real run.",
+        "optimizer: {schedule: {warmup: 500}}\ntrain: {steps: 100}",
+        "optimizer: {schedule: {warmup: 10}}\ntrain: {steps: 100}",
+        is_warning=True,
+    ),
+    Code(
+        "setting-without-effect",
+        "A setting is given that changes nothing in this spec.",
+        "Another setting makes it meaningless, such as `sequence_parallel` at tp 1 or `decay` "
+        "with a cosine schedule. Whoever wrote it expected something of it.",
+        "grid: {tp: 1, dp: 4}\nsequence_parallel: true",
+        "grid: {tp: 2, dp: 2}\nsequence_parallel: true",
+        is_warning=True,
+    ),
+)
