@@ -28,6 +28,7 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # order in which `--help` lists them.
 COMMANDS = (
     "validate",
+    "plan",
     "explain",
     "schema",
 )

@@ -1,0 +1,122 @@
+"""`mimo-launch plan`: what every rank will do, with nothing started.
+
+Decides: what goes to stdout (tables, or JSON) and the exit code.
+Relies on: `layout.checks.entry` for findings, `plan.report` for the facts.
+Leaves: carrying the plan out to `train`.
+"""
+
+import shutil
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.console import Console, console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.plan.rows import RankReport, Report
+    from mimo_launch.plan.timeline import DeadlockError
+
+HELP = """
+\b
+Examples:
+  mimo-launch plan spec.yaml
+  mimo-launch plan spec.yaml --rank 3
+  mimo-launch plan spec.yaml --set schedule.microbatches=8
+  mimo-launch plan spec.yaml --json > plan.json
+
+Show what every rank will do: coordinates, groups, stages, samples, bridges and the schedule in
+model time. Starts nothing and needs no GPU. Exits with 0, or with 2 when the spec has a mistake.
+"""
+
+# Enough for the tables of a usual spec when there is no terminal to ask.
+WIDTH_WITHOUT_TERMINAL = 100
+
+
+def plan(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to plan.")],
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Show everything about this rank instead.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes per host that the job will have.")
+    ] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Show what every rank will do; start nothing."""
+    from mimo_launch.cli.findings import show_findings
+    from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.plan.report import build_rank_report, build_report
+    from mimo_launch.plan.timeline import DeadlockError
+
+    console = console_of(ctx)
+    checked = load_and_check(file, overrides or (), None if nproc is None else nproc * nnodes)
+    show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    try:
+        report: Report | RankReport = (
+            build_report(checked.spec) if rank is None else build_rank_report(checked.spec, rank)
+        )
+    except DeadlockError as error:
+        _show_deadlock(error, file, console)
+        raise typer.Exit(2) from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rank") from None
+    console.answer(_as_json(report) if as_json else _as_text(report, console))
+
+
+def _as_json(report: "Report | RankReport") -> str:
+    from mimo_launch.plan.as_json import report_json
+
+    return report_json(report)
+
+
+def _as_text(report: "Report | RankReport", console: Console) -> str:
+    """Return the tables as text of the terminal's width, coloured only where that is wanted."""
+    from rich.console import Console as RichConsole
+
+    from mimo_launch.cli.plan_tables import job_parts, rank_parts
+    from mimo_launch.plan.rows import Report
+
+    width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+    buffer = StringIO()
+    colors = console.colors(sys.stdout)
+    rich = RichConsole(
+        file=buffer,
+        width=width,
+        force_terminal=colors,
+        no_color=not colors,
+        color_system="standard" if colors else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    parts = job_parts(report, width) if isinstance(report, Report) else rank_parts(report, width)
+    for part in parts:
+        rich.print(part)
+    # Tables fill their last column with blanks.
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def _show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
+    """Say which ranks wait for each other; a spec that passed the checks should never get here."""
+    stuck = error.stuck
+    console.note(f"error: the schedule of {file} does not end: {len(stuck)} ranks wait for others")
+    for number, line in enumerate(stuck[:8]):
+        console.note(f"   {'= said:' if number == 0 else '       '} {line}")
+    if len(stuck) > 8:
+        console.note(f"           and {len(stuck) - 8} more")
+    console.note("   = why:  the simulator ran every rank's actions; training would hang there")
+    console.note(
+        "   = help: this is a fault of mimo-launch, not of your spec; please open an issue"
+    )

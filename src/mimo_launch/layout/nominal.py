@@ -1,0 +1,57 @@
+"""A step of average samples, for saying what will happen before any data are read.
+
+Decides: what a sample is taken to look like when only the spec is known.
+Relies on: the spec's types and the image sizes of `tokens`.
+Leaves: real steps to the data sets; whoever shows nominal rows says that they are nominal.
+
+Every sample has one image per encoder, the same for all samples, placed after the first token, one
+encoder after another. When all samples are text (`text_only: 1`) none has an image.
+"""
+
+from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
+from mimo_launch.layout.tokens import ImageSize, largest_image
+from mimo_launch.spec.model import DigitsData, Spec
+
+
+def nominal_data_plan(spec: Spec) -> DataPlan:
+    """Return the nominal step of a checked spec: `batch.global` samples of average size."""
+    spans: dict[str, tuple[ImageSpan, ...]] = {}
+    position = 1
+    if spec.data.text_only < 1:
+        for encoder in spec.encoders:
+            size = nominal_image(spec, encoder)
+            spans[encoder] = (ImageSpan(position, size.height, size.width),)
+            position += size.rows
+    num_tokens, num_labels = _lengths(spec, position - 1)
+    return DataPlan(
+        0,
+        tuple(
+            SamplePlan(index, num_tokens, num_labels, spans) for index in range(spec.batch.global_)
+        ),
+    )
+
+
+def nominal_digits(data: DigitsData) -> int:
+    """Return the number of digits of an average strip, halves rounded up."""
+    return (data.min_digits + data.max_digits + 1) // 2
+
+
+def nominal_image(spec: Spec, encoder: str) -> ImageSize:
+    """Return the average image that `encoder` meets, in patches."""
+    largest = largest_image(spec, encoder)
+    if isinstance(spec.data, DigitsData):
+        per_digit = largest.width // spec.data.max_digits
+        return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
+    return ImageSize(1, max(1, largest.width // 2))
+
+
+def _lengths(spec: Spec, rows: int) -> tuple[int, int]:
+    """Return the tokens and the labels of a sample with that many rows."""
+    if isinstance(spec.data, DigitsData):
+        digits = nominal_digits(spec.data)
+        # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
+        return 1 + (rows or digits) + 1 + digits + 1, digits + 1
+    num_text = 2 + (spec.batch.seq - rows - 2) // 2
+    # Three in five of the text tokens that follow text; images part the first two of them.
+    pairs = num_text - 1 - (rows > 0)
+    return rows + num_text, max(1, pairs * 3 // 5)

@@ -1,0 +1,75 @@
+"""What each bridge moves in a step, rank by rank.
+
+Decides: the words for a bridge (fan-in, fan-out, ...), and what counts as local or crossing.
+Relies on: `layout.routing`, which the runtime carries out, on the step it is given.
+Leaves: saying that the step is nominal to whoever shows the rows.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.routing import route
+from mimo_launch.plan.rows import BridgeRow, Link, PeerRow
+from mimo_launch.schedule.channels import components_of
+from mimo_launch.schedule.generate import needs_backward
+
+
+def bridge_row(
+    layout: Layout, plan: DataPlan, module: ModuleLayout, per_node: int | None
+) -> BridgeRow:
+    """Return the bridge from an encoder to language."""
+    groups = layout.samples.microbatches // module.group_size
+    rows: dict[tuple[int, int], int] = {}
+    for group in range(groups):
+        for transfer in route(layout, plan, module.name, group):
+            pair = transfer.src, transfer.dst
+            rows[pair] = rows.get(pair, 0) + transfer.num_rows
+    num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
+    return BridgeRow(
+        encoder=module.name,
+        fan=fan(num_src, num_dst),
+        num_src=num_src,
+        num_dst=num_dst,
+        how="collective" if module.in_phases else "pairwise",
+        groups=groups,
+        group_size=module.group_size,
+        has_backward=needs_backward(layout, module),
+        rows=sum(rows.values()),
+        local_rows=sum(count for (src, dst), count in rows.items() if src == dst),
+        crossing_rows=sum(
+            count
+            for (src, dst), count in rows.items()
+            if per_node is not None and src // per_node != dst // per_node
+        ),
+        components=components_of(layout, module.name) if module.in_phases else (),
+        links=tuple(
+            Link(src=src, dst=dst, rows=count) for (src, dst), count in sorted(rows.items())
+        ),
+    )
+
+
+def fan(num_src: int, num_dst: int) -> str:
+    """Return the word for a bridge between that many encoder and language replicas."""
+    if num_src == num_dst:
+        return "one-to-one"
+    if num_src % num_dst == 0:
+        return "fan-in"
+    return "fan-out" if num_dst % num_src == 0 else "uneven"
+
+
+def peer_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
+    """Yield whom a rank exchanges rows with over one bridge, in the forward direction."""
+    groups = layout.samples.microbatches // module.group_size
+    counts: dict[tuple[str, int], list[int]] = {}
+    for group in range(groups):
+        for transfer in route(layout, plan, module.name, group, rank=rank):
+            if transfer.src == transfer.dst:
+                key = "copy", rank
+            elif transfer.src == rank:
+                key = "send", transfer.dst
+            else:
+                key = "receive", transfer.src
+            counts.setdefault(key, [0] * groups)[group] += transfer.num_rows
+    for (way, peer), rows in sorted(counts.items()):
+        yield PeerRow(bridge=module.name, way=way, peer=peer, rows=tuple(rows))

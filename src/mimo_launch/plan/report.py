@@ -1,0 +1,210 @@
+"""The report of a whole job, and of one rank, from a checked spec.
+
+Decides: nothing; reads off what `layout` and `schedule` have decided.
+Relies on: a spec that `layout.checks` has passed; a nominal step for rows.
+Leaves: bridges to `bridges`, model time to `timeline`, drawing to `cli`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import MODULE_GROUPS, Layout, ModuleLayout, build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.plan.bridges import bridge_row, peer_rows
+from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.rows import (
+    GroupRow,
+    Header,
+    HeldModule,
+    ModuleRow,
+    RankReport,
+    RankRow,
+    Ranks,
+    Report,
+    SampleRow,
+    Schedule,
+    StageRow,
+)
+from mimo_launch.plan.timeline import (
+    peak_live,
+    program_rows,
+    proven,
+    timeline_row,
+    timeline_rows,
+)
+from mimo_launch.plan.words import as_ranges
+from mimo_launch.schedule.actions import format_program
+from mimo_launch.schedule.generate import generate
+from mimo_launch.schedule.simulate import Simulation
+from mimo_launch.spec.model import Spec
+
+# A pipeline edge has no group, but who it joins is told with the groups.
+AXES_SHOWN = (*MODULE_GROUPS, ("pp",))
+
+
+def build_report(spec: Spec) -> Report:
+    """Return the report of all ranks.
+
+    Raises: DeadlockError if the simulator finds that the programs do not end.
+    """
+    layout, plan = build_layout(spec), nominal_data_plan(spec)
+    programs = generate(layout)
+    simulation = proven(layout, programs)
+    per_node = spec.nodes.gpus if spec.nodes else None
+    timeline = timeline_rows(layout, simulation)
+    busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
+    return Report(
+        header=_header(spec, layout, plan),
+        modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
+        ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
+        groups=tuple(_group_rows(layout, per_node)),
+        stages=tuple(_stage_rows(layout, simulation)),
+        bridges=tuple(bridge_row(layout, plan, each, per_node) for each in layout.encoders),
+        schedule=Schedule(
+            makespan=simulation.makespan,
+            bubble=sum(n * bubble for n, bubble in busy) / max(1, sum(n for n, _ in busy)),
+            timeline=timeline,
+            programs=program_rows(layout, programs),
+        ),
+    )
+
+
+def build_rank_report(spec: Spec, rank: int) -> RankReport:
+    """Return the report of one rank.
+
+    Raises:
+        DeadlockError: The simulator finds that the programs do not end.
+        ValueError: The job has no such rank.
+    """
+    layout, plan = build_layout(spec), nominal_data_plan(spec)
+    if not 0 <= rank < layout.world_size:
+        raise ValueError(f"rank {rank} is not in 0-{layout.world_size - 1}")
+    programs = generate(layout)
+    simulation = proven(layout, programs)
+    per_node = spec.nodes.gpus if spec.nodes else None
+    return RankReport(
+        header=_header(spec, layout, plan),
+        rank=_rank_row(layout, rank, per_node),
+        groups=tuple(_group_rows(layout, per_node, rank)),
+        samples=tuple(_sample_rows(layout, rank)),
+        peers=tuple(row for each in layout.encoders for row in peer_rows(layout, plan, each, rank)),
+        makespan=simulation.makespan,
+        timeline=timeline_row(layout, simulation, rank),
+        program=format_program(programs[rank]),
+    )
+
+
+def num_groups(layout: Layout, module: ModuleLayout) -> int:
+    """Return how many forwards a stage of a module runs in a step."""
+    return layout.samples.microbatches // module.group_size
+
+
+def _header(spec: Spec, layout: Layout, plan: DataPlan) -> Header:
+    return Header(
+        name=spec.name,
+        world_size=layout.world_size,
+        plan_hash=plan_hash(spec),
+        global_batch=layout.samples.global_batch,
+        microbatches=layout.samples.microbatches,
+        microbatch_size=layout.samples.microbatch_size,
+        seq=layout.seq,
+        ranks_per_node=spec.nodes.gpus if spec.nodes else None,
+        nominal_rows={each.name: plan.samples[0].rows(each.name) for each in layout.encoders},
+        nominal_labels=plan.num_labels,
+    )
+
+
+def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
+    mine, grid = spec.modules[module.name], module.grid
+    return ModuleRow(
+        name=module.name,
+        kind=mine.model.kind,
+        first_rank=grid.ranks.start,
+        last_rank=grid.ranks.stop - 1,
+        grid={axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")},
+        order=grid.axes,
+        layers=mine.model.layers,
+        placement=None if module.is_language else _placement(layout, module),
+        sequence_parallel=module.sequence_parallel,
+        frozen=module.frozen,
+        sharding=mine.sharding,
+    )
+
+
+def _placement(layout: Layout, module: ModuleLayout) -> str:
+    if module.grid.ranks == layout.language.grid.ranks:
+        return "colocated"
+    return "overlapping" if module.in_phases else "disjoint"
+
+
+def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
+    held = []
+    for module in layout.modules_of(rank):
+        stage = module.stage_of(rank)
+        held.append(
+            HeldModule(
+                module=module.name,
+                coords={axis: module.grid.index(axis, rank) for axis in ("tp", "cp", "dp", "pp")},
+                stage=stage.index,
+                first_layer=stage.first_layer,
+                last_layer=stage.first_layer + stage.num_layers - 1,
+                samples=layout.samples.global_batch // module.grid.size("dp"),
+                groups=num_groups(layout, module),
+                group_size=module.group_size,
+            )
+        )
+    node = None if per_node is None else rank // per_node
+    return RankRow(rank=rank, node=node, modules=tuple(held))
+
+
+def _group_rows(
+    layout: Layout, per_node: int | None, rank: int | None = None
+) -> Iterator[GroupRow]:
+    """Yield the groups with more than one rank; with `rank`, only those that hold it."""
+    for module in layout.modules:
+        if rank is not None and rank not in module.grid:
+            continue
+        for axes in AXES_SHOWN:
+            shown = tuple(axis for axis in axes if module.grid.size(axis) > 1)
+            if not shown:
+                continue
+            groups: tuple[Ranks, ...] = (
+                module.grid.groups(*shown)
+                if rank is None
+                else (module.grid.group_of(rank, *shown),)
+            )
+            crossing = sum(_crosses(group, per_node) for group in groups)
+            yield GroupRow(module=module.name, axes=shown, groups=groups, num_crossing=crossing)
+
+
+def _crosses(ranks: Ranks, per_node: int | None) -> bool:
+    # Groups are sorted, and nodes hold consecutive ranks.
+    return per_node is not None and ranks[0] // per_node != ranks[-1] // per_node
+
+
+def _stage_rows(layout: Layout, simulation: Simulation) -> Iterator[StageRow]:
+    for module in layout.modules:
+        for stage in module.stages:
+            ranks = module.stage_ranks(stage.index)
+            yield StageRow(
+                module=module.name,
+                stage=stage.index,
+                first_layer=stage.first_layer,
+                last_layer=stage.first_layer + stage.num_layers - 1,
+                ranks=ranks,
+                peak_live=peak_live(layout, simulation, module, stage.index),
+            )
+
+
+def _sample_rows(layout: Layout, rank: int) -> Iterator[SampleRow]:
+    for module in layout.modules_of(rank):
+        replica = module.grid.index("dp", rank)
+        for index in range(num_groups(layout, module)):
+            samples = (
+                tuple(layout.samples.language(replica, index))
+                if module.is_language
+                else layout.samples.encoder(
+                    replica, module.grid.size("dp"), index, module.group_size
+                )
+            )
+            yield SampleRow(module=module.name, index=index, ranges=as_ranges(samples))

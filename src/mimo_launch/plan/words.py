@@ -1,0 +1,75 @@
+"""Ranks, axes and times as short text.
+
+Decides: how long lists are abbreviated; JSON never is.
+Relies on: nothing.
+Leaves: tables to `cli`.
+"""
+
+from collections.abc import Sequence
+
+from mimo_launch.plan.rows import BridgeRow, HeldModule
+
+MAX_RUNS = 4
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return increasing ranks as `0-3`, `0,2,5`, or `0,8,..2040 (256 ranks)` if there are many."""
+    runs = as_ranges(ranks)
+    if len(runs) <= MAX_RUNS:
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    head = ",".join(str(rank) for rank in ranks[:2])
+    return f"{head},..{ranks[-1]} ({len(ranks)} ranks)"
+
+
+def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return increasing numbers as (first, last) of each run without a gap."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def some(items: Sequence[str], most: int, *, sep: str) -> str:
+    """Return the first `most` items, and how many were left out."""
+    more = len(items) - most
+    return sep.join(items[:most]) + (f"{sep}and {more} more" if more > 0 else "")
+
+
+def span_text(first: int, last: int) -> str:
+    """Return `3` or `0-3`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def sizes_text(grid: dict[str, int]) -> str:
+    """Return the axes of a grid that are larger than 1."""
+    return " ".join(f"{axis} {size}" for axis, size in grid.items() if size > 1) or "1 rank"
+
+
+def coords_text(coords: dict[str, int]) -> str:
+    """Return (tp, cp, dp, pp) of a rank."""
+    return f"({', '.join(str(coords[axis]) for axis in ('tp', 'cp', 'dp', 'pp'))})"
+
+
+def runs_text(held: HeldModule) -> str:
+    """Return how often a module runs in a step."""
+    if held.group_size == 1:
+        return str(held.groups)
+    return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
+
+
+def fan_text(bridge: BridgeRow) -> str:
+    """Return the direction of a bridge with its numbers of replicas."""
+    return f"{bridge.fan} {bridge.num_src}:{bridge.num_dst}"
+
+
+def percent(share: float) -> str:
+    """Return a share without digits after the point."""
+    return f"{100 * share:.0f}%"
+
+
+def role_text(role: Sequence[str]) -> str:
+    """Return what a rank holds; the index of a stage is left out where it is 0."""
+    return " + ".join(part.removesuffix(".0") for part in role) or "idle"
