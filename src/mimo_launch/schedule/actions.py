@@ -59,7 +59,8 @@ class Action:
 Slot = tuple[Action, ...]
 Program = tuple[Slot, ...]
 
-_ACTION = re.compile(r"^([a-z][a-z0-9_]*)(?:\.(\d+)|>)([A-Z_]+?)(\d+)$")
+_KINDS = "|".join(kind.value for kind in Kind)
+_ACTION = re.compile(rf"([a-z][a-z0-9_]*)(?:\.(\d+)|>)({_KINDS})(\d+)")
 
 
 def parse_action(text: str) -> Action:
@@ -67,7 +68,7 @@ def parse_action(text: str) -> Action:
 
     Raises: ValueError if the text is not an action.
     """
-    match = _ACTION.match(text)
+    match = _ACTION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an action such as `vision.0F2` or `vision>SEND_F2`")
     module, stage, kind, index = match.groups()
