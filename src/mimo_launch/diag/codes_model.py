@@ -54,14 +54,6 @@ MODEL_CODES = (
         "model: {mlp: 702}\ngrid: {tp: 3}",
     ),
     Code(
-        "hidden-over-tp",
-        "The encoder's width does not split over tp, and its projector is one linear layer.",
-        "`projector: linear` gives each tp rank an equal part of the encoder's width as its "
-        "input. `projector: mlp` has no such limit.",
-        "model: {kind: vit, hidden: 100, projector: linear}\ngrid: {tp: 3}",
-        "model: {kind: vit, hidden: 96, projector: linear}\ngrid: {tp: 3}",
-    ),
-    Code(
         "hidden-not-multiple-of-4",
         "The width of an image encoder is not a multiple of 4.",
         "Patch positions are the sine and the cosine of height and of width: four equal parts "

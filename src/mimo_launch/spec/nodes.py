@@ -16,6 +16,8 @@ from mimo_launch.spec.scalars import scalar_value
 
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+# Stands for a value with a fault of its own, so that no second fault is reported for it.
+UNREADABLE = object()
 # Aliases of aliases grow without bound; no honest spec comes near this.
 _MAX_NODES = 20_000
 
@@ -30,14 +32,14 @@ class NodeReader:
     _num_nodes: int = 0
 
     def read(self, node: yaml.Node, path: YamlPath = (), key: Span | None = None) -> Any:
-        """Return the data below `node`; parts at fault become None."""
+        """Return the data below `node`; parts at fault become UNREADABLE."""
         self.marks[path] = Mark(key, _span(node))
         self._num_nodes += 1
         fault = self._refusal(node)
         if fault is not None:
             if fault:
                 self._fault(node, fault)
-            return None
+            return UNREADABLE
         if isinstance(node, yaml.ScalarNode):
             return scalar_value(node)
         self._open.append(node)

@@ -7,16 +7,17 @@ Leaves: files to `load`, everything that needs two keys at once to `layout.check
 """
 
 import re
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import faults
 from mimo_launch.spec.base import Strict
+from mimo_launch.spec.fields import field_schema, leaf_adapter, models_in
 from mimo_launch.spec.model import MODULE_NAME, ModuleSpec, Spec
+from mimo_launch.spec.nodes import UNREADABLE
 from mimo_launch.spec.wording import close_matches
 
 S = TypeVar("S", bound=Strict)
@@ -36,7 +37,7 @@ class _Reader:
     def section(self, cls: type[S], data: Any, path: YamlPath) -> S:
         """Return a section; the parts at fault are left out and reported."""
         if not isinstance(data, dict):
-            self.diagnostics.append(faults.not_a_section(path, data))
+            self._not_a_section(path, data)
             return _construct(cls, {}, set(cls.model_fields))
         try:
             return cls.model_validate(data)
@@ -56,21 +57,21 @@ class _Reader:
         left_out: set[str] = set()
         for key, (name, field) in known.items():
             if key in data:
-                before = len(self.diagnostics)
-                value = self._field(field, data[key], (*path, key))
-                if len(self.diagnostics) == before or isinstance(value, Strict | dict):
-                    values[key] = value
-                else:
+                values[key] = self._field(field, data[key], (*path, key))
+                if values[key] is UNREADABLE:
                     left_out.add(name)
             elif field.is_required() and key not in suspects:
-                self.diagnostics.append(faults.missing_key(path, key, _schema(field)))
+                self.diagnostics.append(faults.missing_key(path, key, field_schema(field)))
                 left_out.add(name)
             elif key in suspects:
                 left_out.add(name)
         return _construct(cls, values, left_out)
 
     def _field(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
-        models, is_optional = _models_in(field.annotation)
+        """Return what a key stands for, or UNREADABLE."""
+        if value is UNREADABLE:
+            return value
+        models, is_optional = models_in(field.annotation)
         if get_origin(field.annotation) is dict:
             return self._modules(value, path)
         if not models:
@@ -81,10 +82,14 @@ class _Reader:
             return self.section(models[0], value, path)
         return self._variant(models, value, path)
 
-    def _modules(self, value: Any, path: YamlPath) -> dict[str, ModuleSpec] | None:
-        if not isinstance(value, dict):
+    def _not_a_section(self, path: YamlPath, value: Any) -> None:
+        if value is not UNREADABLE:
             self.diagnostics.append(faults.not_a_section(path, value))
-            return None
+
+    def _modules(self, value: Any, path: YamlPath) -> Any:
+        if not isinstance(value, dict):
+            self._not_a_section(path, value)
+            return UNREADABLE
         for name in value:
             if not re.match(MODULE_NAME, name):
                 self.diagnostics.append(faults.bad_module_name((*path, name)))
@@ -92,11 +97,11 @@ class _Reader:
             name: self.section(ModuleSpec, module, (*path, name)) for name, module in value.items()
         }
 
-    def _variant(self, models: list[type[Strict]], value: Any, path: YamlPath) -> Strict | None:
-        """Return the variant that `kind` names, or None when that cannot be told."""
+    def _variant(self, models: list[type[Strict]], value: Any, path: YamlPath) -> Any:
+        """Return the variant that `kind` names, or UNREADABLE when that cannot be told."""
         if not isinstance(value, dict):
-            self.diagnostics.append(faults.not_a_section(path, value))
-            return None
+            self._not_a_section(path, value)
+            return UNREADABLE
         kinds = {get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in models}
         if "kind" not in value:
             typos = [key for key in value if "kind" in close_matches(key, ["kind"])]
@@ -105,18 +110,19 @@ class _Reader:
             else:
                 schema = {"enum": list(kinds), "description": "The kind decides the other keys."}
                 self.diagnostics.append(faults.missing_key(path, "kind", schema))
-            return None
+            return UNREADABLE
         kind = value["kind"]
         if not isinstance(kind, str) or kind not in kinds:
-            self.diagnostics.append(faults.unknown_kind((*path, "kind"), kind, list(kinds)))
-            return None
+            if kind is not UNREADABLE:
+                self.diagnostics.append(faults.unknown_kind((*path, "kind"), kind, list(kinds)))
+            return UNREADABLE
         return self.section(kinds[kind], value, path)
 
     def _leaf(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
         try:
-            return _adapter(field).validate_python(value)
+            return leaf_adapter(field).validate_python(value)
         except ValidationError as error:
-            schema = _schema(field)
+            schema = field_schema(field)
             seen: set[YamlPath] = set()
             for each in error.errors(include_url=False):
                 index = each["loc"][0] if each["loc"] else None
@@ -128,14 +134,14 @@ class _Reader:
                     )
                 else:
                     item_path, item, item_schema = path, value, schema
-                if item_path in seen:
+                if item_path in seen or item is UNREADABLE:
                     continue
                 seen.add(item_path)
                 cause = each.get("ctx", {}).get("error")
                 message = str(cause) if isinstance(cause, ValueError) else ""
                 message = "" if message == "no range" else message
                 self.diagnostics.append(faults.bad_leaf(item_path, item, item_schema, message))
-            return None
+            return UNREADABLE
 
 
 def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:
@@ -144,32 +150,6 @@ def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:
         # Reading the attribute now raises MissingPartError, defaults included.
         section.__dict__.pop(name, None)
     return section
-
-
-def _models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
-    """Return the section types of an annotation, and whether it may be null."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
-    return models, type(None) in parts
-
-
-def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    # Not the field itself: alias and default belong to its section, and pydantic warns about them.
-    annotated: Any = Annotated
-    leaf = annotated[(field.annotation, *(field.metadata or [None]))]
-    return TypeAdapter(leaf, config={"strict": True})
-
-
-def _schema(field: FieldInfo) -> dict[str, Any]:
-    """Return the JSON Schema of a leaf; of a section only what a message needs."""
-    is_section = _models_in(field.annotation)[0] or get_origin(field.annotation) is dict
-    schema: dict[str, Any] = {"type": "object"} if is_section else _adapter(field).json_schema()
-    schema["description"] = field.description or ""
-    schema["examples"] = field.examples or (["{...}"] if is_section else [])
-    if not is_section and not field.is_required():
-        schema["default"] = field.default
-    extra = field.json_schema_extra
-    return {**schema, **extra} if isinstance(extra, dict) else schema
 
 
 def _item(schema: dict[str, Any], index: int) -> dict[str, Any]:

@@ -27,9 +27,7 @@ def _clean(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return {
-        key: {name: _clean(each) for name, each in value.items()}
-        if key in ("properties", "$defs")
-        else _clean(value)
+        key: _clean(value)
         for key, value in part.items()
-        if key not in ("title", "expected") or not isinstance(value, str) or part.get("properties")
+        if not (key in ("title", "expected") and isinstance(value, str))
     }

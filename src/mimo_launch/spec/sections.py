@@ -70,6 +70,7 @@ class SyntheticData(Strict):
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="Probability that a sample has no image for a given encoder."
     )
+    min_patches: PositiveInt = Field(1, description="Smallest image, in patches.")
     max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
     samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
 

@@ -109,19 +109,11 @@ def _limits(schema: dict[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
         return f" from {low} to {high}"
-    parts = []
-    if low is not None:
-        parts.append(f"{low} or more")
-    if schema.get("exclusiveMinimum") is not None:
-        above = schema["exclusiveMinimum"]
-        parts.append(
-            "1 or more" if schema.get("type") == "integer" and above == 0 else f"above {above}"
-        )
-    if high is not None:
-        parts.append(f"at most {high}")
-    if schema.get("exclusiveMaximum") is not None:
-        parts.append(f"below {schema['exclusiveMaximum']}")
-    return f", {' and '.join(parts)}" if parts else ""
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if above == 0 and schema.get("type") == "integer":
+        low, above = 1, None
+    limits = ((low, ">="), (above, ">"), (high, "<="), (below, "<"))
+    return " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None)
 
 
 def _list_words(schema: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ _DIGITS = ("patch-over-digit", "empty-digit-range")
 # Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
 RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(ranks.language_present),
-    ModuleRule(ranks.kind_fits_role),
+    ModuleRule(ranks.kind_fits_role, needs=("no-language-module",)),
     ModuleRule(ranks.grid_fills_ranks),
     ModuleRule(ranks.order_is_permutation),
     ModuleRule(ranks.cp_inside_dp, needs=_ORDER),
@@ -39,7 +39,6 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(widths.kv_heads_over_tp, needs=_HEADS),
     ModuleRule(widths.head_size_even, needs=_HEADS),
     ModuleRule(widths.mlp_over_tp),
-    ModuleRule(widths.hidden_over_tp),
     ModuleRule(widths.hidden_holds_positions, needs=_HEADS),
     SpecRule(batch.batch_splits),
     SpecRule(batch.groups_split, needs=_BATCH),

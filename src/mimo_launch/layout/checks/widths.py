@@ -94,14 +94,6 @@ def mlp_over_tp(spec: Spec, name: str) -> Findings:
     yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
 
 
-def hidden_over_tp(spec: Spec, name: str) -> Findings:
-    """A linear projector cuts its input, the encoder's width, over tp."""
-    model = spec.modules[name].model
-    if isinstance(model, VitModel) and model.projector == "linear":
-        why = "`projector: linear` gives each tp rank an equal part of the encoder's width"
-        yield from _over_tp(spec, name, "hidden", model.hidden, code="hidden-over-tp", why=why)
-
-
 def hidden_holds_positions(spec: Spec, name: str) -> Findings:
     """2-D sine and cosine positions take a quarter of the width each."""
     model = spec.modules[name].model

@@ -1,0 +1,41 @@
+"""One field of a section by itself: its type, its schema, its validator.
+
+Decides: how an annotation is taken apart.
+Relies on: pydantic's field descriptions.
+Leaves: whole sections to `reading` and `reference`.
+"""
+
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
+
+from mimo_launch.spec.base import Strict
+
+
+def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
+    """Return the section types of an annotation, and whether it may be null."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
+    return models, type(None) in parts
+
+
+def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    """Return a validator of the single value of a field."""
+    # Not the field itself: alias and default belong to its section, and pydantic warns about them.
+    annotated: Any = Annotated
+    leaf = annotated[(field.annotation, *(field.metadata or [None]))]
+    return TypeAdapter(leaf, config={"strict": True})
+
+
+def field_schema(field: FieldInfo) -> dict[str, Any]:
+    """Return the JSON Schema of a single value; of a section only what a message needs."""
+    is_section = models_in(field.annotation)[0] or get_origin(field.annotation) is dict
+    schema: dict[str, Any] = {"type": "object"} if is_section else leaf_adapter(field).json_schema()
+    schema["description"] = field.description or ""
+    schema["examples"] = field.examples or (["{...}"] if is_section else [])
+    if not is_section and not field.is_required():
+        schema["default"] = field.default
+    extra = field.json_schema_extra
+    return {**schema, **extra} if isinstance(extra, dict) else schema

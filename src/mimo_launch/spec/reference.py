@@ -1,0 +1,95 @@
+"""The reference page of the spec, made from the models.
+
+Decides: its form. Run `python -m mimo_launch.spec.reference docs/spec-reference.md` to write it.
+Relies on: descriptions, defaults and limits in the models.
+Leaves: explanations with examples to the docs by hand.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.fields import field_schema, models_in
+from mimo_launch.spec.model import Spec
+from mimo_launch.spec.wording import expected
+
+_HEAD = """# Spec reference
+
+Every key of a spec, made from the code by `python -m mimo_launch.spec.reference`. Unknown keys are
+errors, values are never converted, and `mimo-launch schema` prints the same as JSON Schema for your
+editor. A key without a default is required.
+"""
+
+
+def reference() -> str:
+    """Return the page as Markdown."""
+    return "\n".join([_HEAD, *_section(Spec, ""), ""])
+
+
+def _section(cls: type[Strict], path: str) -> Iterator[str]:
+    """Yield the table of a section, then the sections inside it."""
+    yield f"## `{path}`" if path else "## Top level"
+    yield ""
+    yield " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    yield ""
+    yield "| key | value | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    nested: list[tuple[type[Strict], str]] = []
+    for name, field in cls.model_fields.items():
+        key = field.alias or name
+        where = f"{path}.{key}" if path else key
+        models = _models(field)
+        is_variant = len(models) > 1
+        for model in models:
+            kind = f", kind: {_kind(model)}" if is_variant else ""
+            nested.append((model, _named(where, field) + kind))
+        yield f"| `{key}` | {_value(field)} | {_default(field)} | {field.description or ''} |"
+    yield ""
+    for model, where in nested:
+        yield from _section(model, where)
+
+
+def _models(field: FieldInfo) -> list[type[Strict]]:
+    if get_origin(field.annotation) is dict:
+        return models_in(get_args(field.annotation)[1])[0]
+    return models_in(field.annotation)[0]
+
+
+def _named(where: str, field: FieldInfo) -> str:
+    return f"{where}.NAME" if get_origin(field.annotation) is dict else where
+
+
+def _kind(model: type[Strict]) -> str:
+    return str(get_args(model.model_fields["kind"].annotation)[0])
+
+
+def _value(field: FieldInfo) -> str:
+    models = _models(field)
+    if get_origin(field.annotation) is dict:
+        return "section per name"
+    if len(models) > 1:
+        return "section, by kind"
+    return "section" if models else expected(field_schema(field)).replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    default: Any = field.default
+    if isinstance(default, Strict):
+        return "its defaults"
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, tuple):
+        return f"`[{', '.join(map(str, default))}]`"
+    return f"`{default}`"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

@@ -1,0 +1,76 @@
+"""Every code has a page in step with the table, and a fixture that has exactly that fault."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.diag.codes import CODES
+from mimo_launch.diag.pages import all_pages
+from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.spec.reference import reference
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = sorted((ROOT / "tests" / "fixtures" / "errors").glob("*.yaml"))
+MARK = b"# <- here"
+
+
+def arguments(raw: bytes) -> argparse.Namespace:
+    """Read the command line of a fixture from a first line `# args: ...`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--nproc", type=int)
+    first = raw.partition(b"\n")[0].decode()
+    return parser.parse_args(shlex.split(first.partition("# args:")[2]))
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_fixture_has_its_code_at_the_marked_line(path: Path) -> None:
+    raw = path.read_bytes() if path.is_file() else b""
+    args = arguments(raw)
+    checked = load_and_check(path, args.set, args.nproc)
+    code = CODES[path.name.split(".")[0]]
+    assert [item.code for item in checked.diagnostics] == [code.name]
+    (found,) = checked.diagnostics
+    assert found.is_error is not code.is_warning
+    assert (checked.spec is None) is found.is_error
+    assert found.headline
+    assert found.why
+    assert found.help
+    place = checked.source.place_of(found)
+    marked = [number for number, line in enumerate(raw.splitlines(), 1) if MARK in line]
+    if marked:
+        assert place.span is not None
+        assert [place.span.line] == marked
+    else:
+        assert place.span is None
+        assert path.is_dir() or place.override == args.set[0]
+
+
+def test_every_code_has_a_fixture() -> None:
+    assert {path.name.split(".")[0] for path in FIXTURES} == set(CODES)
+
+
+def test_pages_are_in_step() -> None:
+    """Run `python -m mimo_launch.diag.pages docs/errors` after a change of the table."""
+    folder = ROOT / "docs" / "errors"
+    written = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert written == all_pages()
+
+
+def test_reference_is_in_step() -> None:
+    """Run `python -m mimo_launch.spec.reference docs/spec-reference.md` after a change."""
+    page = (ROOT / "docs" / "spec-reference.md").read_text(encoding="utf-8")
+    assert page == reference()
+
+
+def test_every_code_in_the_source_is_in_the_table() -> None:
+    """A check cannot invent a code without a page, nor a page outlive its check."""
+    import re
+
+    used: set[str] = set()
+    for path in (ROOT / "src" / "mimo_launch").rglob("*.py"):
+        if not path.name.startswith("codes"):
+            used |= set(re.findall(r'code="([a-z0-9-]+)"', path.read_text(encoding="utf-8")))
+    assert used == set(CODES)
