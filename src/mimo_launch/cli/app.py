@@ -29,6 +29,8 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 COMMANDS = (
     "validate",
     "plan",
+    "train",
+    "verify",
     "explain",
     "schema",
 )

@@ -50,7 +50,7 @@ def validate(
     console = console_of(ctx)
     world = None if nproc is None else nproc * nnodes
     rows, is_valid = [], True
-    for file in files:
+    for number, file in enumerate(files):
         checked = load_and_check(file, overrides or (), world)
         is_valid = is_valid and checked.spec is not None
         if as_json:
@@ -62,6 +62,8 @@ def validate(
                 }
             )
         else:
+            if number and checked.diagnostics:
+                console.note("")
             show_findings(checked, console)
             if checked.spec is not None:
                 console.answer(_verdict(str(file), checked.spec))

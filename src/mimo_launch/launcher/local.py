@@ -13,6 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 
@@ -26,15 +27,23 @@ class WorkerFailure(Exception):
     logs: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted(Exception):
+    """A signal stopped the launcher; its workers are gone."""
+
+    signal: int
+
+
 def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
     """Train on `nproc` forked workers and call `listener` with each event of rank 0.
 
-    Raises: WorkerFailure when a worker raises, dies or hangs past its timeout.
+    Raises: WorkerFailure when a worker raises, dies or hangs past its timeout; Interrupted when
+    this process gets SIGINT or SIGTERM.
     """
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _import_for_workers()
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    import_for_workers()
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -60,6 +69,8 @@ def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise WorkerFailure(rank, _message(failure.message), logs) from error
+    except SignalException as stop:
+        raise Interrupted(int(stop.sigval)) from None
     finally:
         writer.send(None)
         pump.join(timeout=5)
@@ -78,18 +89,6 @@ def _pump(reader: Connection, listener: Listener) -> None:
         if event is None:
             return
         listener(event)
-
-
-def _import_for_workers() -> None:
-    """Import, before forking, what each worker would otherwise import for seconds."""
-    import torch
-    import torch._dynamo
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-
-    import mimo_launch.launcher.worker  # noqa: F401
-
-    torch.set_num_threads(1)
 
 
 def _message(message: object) -> str:

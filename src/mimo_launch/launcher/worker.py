@@ -5,7 +5,6 @@ Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 Leaves: starting workers to `local`.
 """
 
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,11 +17,6 @@ from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.loop import train
 from mimo_launch.train.metrics import MetricsFile
 from mimo_launch.train.session import RankSession
-
-
-def in_worker() -> bool:
-    """Return whether torchrun (or another elastic agent) started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def run_worker(spec: Spec, run_dir: Path, listeners: Sequence[Listener] = ()) -> None:

@@ -49,8 +49,10 @@ class Oracle:
             tokens, targets = (torch.from_numpy(x) for x in self.dataset.text("train", index))
             total = total + self._sample_loss(index, tokens, targets)
             labels += int((targets != IGNORE_LABEL).sum())
-        if labels == 0:
-            return 0.0, {name: torch.zeros_like(w) for name, w in trained.items()}
+        if not total.requires_grad:
+            # No label, or nothing that trains reaches one (frozen language, no image).
+            mean = float(total) / max(1, labels)
+            return mean, {name: torch.zeros_like(w) for name, w in trained.items()}
         loss = total / labels
         grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         return float(loss.detach()), {

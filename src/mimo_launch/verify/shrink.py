@@ -16,6 +16,7 @@ from mimo_launch.verify.regrid import MAX_RANKS, regrid
 HEAD_SIZE = 4
 MAX_LAYERS = 2
 MAX_SAMPLES_PER_MICROBATCH = 2
+TEXT_TOKENS = 8
 
 
 def shrink(spec: Spec) -> Spec:
@@ -27,7 +28,9 @@ def shrink(spec: Spec) -> Spec:
     modules = {name: _shrink_module(module) for name, module in small.modules.items()}
     data = small.data
     if isinstance(data, SyntheticData):
-        data = data.model_copy(update={"max_patches": min(6, data.max_patches)})
+        # An image of one patch has nothing to attend to: its queries and keys have no gradient.
+        largest = max(2, min(6, data.max_patches))
+        data = data.model_copy(update={"min_patches": 2, "max_patches": largest})
     small = small.model_copy(
         update={
             "modules": modules,
@@ -104,7 +107,12 @@ def _global_batch(spec: Spec) -> int:
 
 
 def _sequence(spec: Spec) -> int:
-    """Return the shortest sequence that holds every sample and splits over tp and cp."""
+    """Return a short sequence that holds every sample, with some text, and splits over tp and cp.
+
+    Without text beside the images a sample would predict from its first token, which attends to
+    nothing else.
+    """
     grid = spec.language.grid
     step = (2 * grid.cp if grid.cp > 1 else 1) * grid.tp
-    return -(-longest_sample(spec) // step) * step
+    text = TEXT_TOKENS if isinstance(spec.data, SyntheticData) else 0
+    return -(-(longest_sample(spec) + text) // step) * step

@@ -143,7 +143,9 @@ class SyntheticSamples:
     def _size(self, tall: int, wide: int) -> tuple[int, int]:
         """Height and width in patches, of an area of at most `max_patches`."""
         height = 1 + pick(tall, min(MAX_HEIGHT, self._data.max_patches))
-        return height, 1 + pick(wide, self._data.max_patches // height)
+        widest = self._data.max_patches // height
+        narrowest = min(-(-self._data.min_patches // height), widest)
+        return height, narrowest + pick(wide, widest - narrowest + 1)
 
 
 def _vit(spec: Spec, encoder: str) -> VitModel:

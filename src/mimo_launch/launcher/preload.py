@@ -1,0 +1,22 @@
+"""Imports what every worker needs, once, before workers are forked.
+
+Decides: the list of slow imports.
+Relies on: fork; a spawned worker gains nothing.
+Leaves: forking to `local` and `ranks`.
+"""
+
+
+def import_for_workers() -> None:
+    """Import torch and its distributed parts with one thread per process.
+
+    `torch._dynamo` is imported by the first optimizer, FSDP and DeviceMesh by the first module: in
+    each of eight workers on two cores that takes seconds, in their parent it takes one.
+    """
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    import mimo_launch.launcher.worker  # noqa: F401
+
+    torch.set_num_threads(1)

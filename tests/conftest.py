@@ -1,0 +1,6 @@
+"""Set-up of every test run: one thread per process, and what forked ranks need imported before."""
+
+import os
+
+# A forked rank hangs in an OpenMP pool that its parent has used with several threads.
+os.environ["OMP_NUM_THREADS"] = "1"
