@@ -36,7 +36,6 @@ from mimo_launch.plan.words import (
 
 MAX_RANKS, RANKS_OF_MANY = 64, 16
 MAX_GROUPS, MAX_SENDERS, MAX_RECEIVERS = 8, 16, 8
-CROSSES = "crosses nodes"
 
 
 def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
@@ -174,7 +173,7 @@ def _groups(rows: Sequence[GroupRow]) -> Table:
             " x ".join(row.axes),
             str(len(row.groups[0])),
             some([ranks_text(group) for group in row.groups], MAX_GROUPS, sep="  "),
-            f"{row.num_crossing} of {len(row.groups)} {CROSSES}" if is_marked else "",
+            f"crossing nodes: {row.num_crossing} of {len(row.groups)}" if is_marked else "",
         )
     return table
 
@@ -185,7 +184,7 @@ def _bridges(rows: Sequence[BridgeRow]) -> Table:
         size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
         notes = [] if row.has_backward else ["forward only"]
         if 2 * row.crossing_rows > row.rows:
-            notes.append(f"{percent(row.crossing_rows / row.rows)} of rows {CROSSES[:5]} nodes")
+            notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
         name = f"{row.encoder} -> language"
         table.add_row(
             name,

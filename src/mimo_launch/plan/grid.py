@@ -31,7 +31,8 @@ def grid_lines(
 ) -> list[str]:
     """Return the grid, cut into blocks that are at most `width` columns wide."""
     rows, note = _shown(rows)
-    short = letters(encoders)
+    held = {part.rpartition(".")[0] for row in rows for part in row.role}
+    short = {name: each for name, each in letters(encoders).items() if name in held}
     cells = [_cells(row, short, int(makespan)) for row in rows]
     labels = [f"{ranks_text(row.ranks)} {role_text(row.role)}" for row in rows]
     label_width = min(max(len(label) for label in labels), max(12, width // 3))

@@ -1,0 +1,75 @@
+"""The nominal step, against the data sets whose average sample it stands for."""
+
+import pytest
+from hypothesis import given, settings
+from tests.support.specs import box, layout_specs, spec
+
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.layout.tokens import longest_sample
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+
+ENCODERS = {
+    "vision": box(0, dp=2, model={"patch": 4}),
+    "glance": box(2, model={"patch": 8}),
+    "language": box(3, tp=2),
+}
+
+
+def digits(**data: object) -> Spec:
+    return spec(
+        ENCODERS | {"language": box(3, tp=2, model={"vocab": "digits"})},
+        microbatches=2,
+        mbs=2,
+        seq=64,
+        data={"kind": "digits", **data},
+    )
+
+
+@pytest.mark.parametrize("num_digits", [1, 3, 6])
+def test_digits_of_one_length_are_all_nominal(num_digits: int) -> None:
+    made = digits(min_digits=num_digits, max_digits=num_digits, text_only=0.0)
+    nominal = nominal_data_plan(made).samples[0]
+    for index in range(8):
+        real = build_dataset(made).plan("train", index)
+        assert dict(real.spans) == nominal.spans
+        assert (real.num_tokens, real.num_labels) == (nominal.num_tokens, nominal.num_labels)
+
+
+def test_spelled_digits_have_no_rows() -> None:
+    made = digits(min_digits=3, max_digits=3, text_only=1.0)
+    nominal = nominal_data_plan(made).samples[0]
+    real = build_dataset(made).plan("train", 0)
+    assert not nominal.spans
+    assert (real.num_tokens, real.num_labels) == (nominal.num_tokens, nominal.num_labels)
+
+
+def test_mean_number_of_digits_is_rounded_up() -> None:
+    plan = nominal_data_plan(digits(min_digits=1, max_digits=6, text_only=0.1))
+    assert len(plan.samples) == 4
+    assert [sample.id for sample in plan.samples] == [0, 1, 2, 3]
+    for sample in plan.samples:
+        # 4 digits of 2 x 2 patches; glance sees one patch per digit, right after them.
+        assert sample.rows("vision") == 16
+        assert sample.rows("glance") == 4
+        assert [span.position for span in sample.spans["vision"]] == [1]
+        assert [span.position for span in sample.spans["glance"]] == [17]
+
+
+@pytest.mark.parametrize(("largest", "rows"), [(1, 1), (2, 1), (3, 1), (12, 6)])
+def test_synthetic_images_have_half_of_the_patches(largest: int, rows: int) -> None:
+    made = spec(ENCODERS, max_patches=largest)
+    assert nominal_data_plan(made).samples[0].rows("vision") == rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(layout_specs(8, supported_only=False))
+def test_nominal_samples_fit_the_sequence(made: Spec) -> None:
+    for sample in nominal_data_plan(made).samples:
+        spans = [span for spans in sample.spans.values() for span in spans]
+        assert sample.num_labels >= 1
+        assert 2 <= sample.num_tokens <= made.batch.seq
+        assert sample.num_labels < sample.num_tokens
+        assert sum(span.rows for span in spans) + 2 <= sample.num_tokens
+        assert all(span.position + span.rows < sample.num_tokens for span in spans)
+    assert longest_sample(made) <= made.batch.seq

@@ -1,0 +1,265 @@
+"""The report of `plan` says what the layout, the routes and the programs say."""
+
+import json
+import time
+from collections import Counter
+from itertools import product
+
+import pytest
+from hypothesis import example, given, settings
+from tests.support.specs import box, layout_specs, spec
+
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.layout.routing import route
+from mimo_launch.plan import report as report_module
+from mimo_launch.plan.as_json import report_json
+from mimo_launch.plan.bridges import fan
+from mimo_launch.plan.grid import grid_lines, letters
+from mimo_launch.plan.report import build_rank_report, build_report
+from mimo_launch.plan.rows import Report, TimelineRow, Work
+from mimo_launch.plan.timeline import DeadlockError
+from mimo_launch.plan.words import as_ranges, ranks_text
+from mimo_launch.schedule.actions import format_program
+from mimo_launch.schedule.generate import generate
+from mimo_launch.spec.model import Spec
+
+CASES = settings(max_examples=40, deadline=None)
+# Every axis at once, which no file may ask for yet.
+DEEP = spec(
+    {"vision": box(0, dp=2, pp=2), "language": box(4, tp=2, cp=2, dp=1, pp=2)},
+    microbatches=4,
+    mbs=2,
+)
+
+
+def program_of(report: Report, rank: int) -> str:
+    return next(row.program for row in report.schedule.programs if rank in row.ranks)
+
+
+@CASES
+@example(DEEP)
+@given(layout_specs())
+def test_program_of_each_rank_is_the_one_that_runs(made: Spec) -> None:
+    layout, report = build_layout(made), build_report(made)
+    for rank, program in enumerate(generate(layout)):
+        assert program_of(report, rank) == format_program(program)
+        assert build_rank_report(made, rank).program == format_program(program)
+
+
+@CASES
+@example(DEEP)
+@given(layout_specs())
+def test_every_rank_has_one_row_program_and_timeline(made: Spec) -> None:
+    layout, report = build_layout(made), build_report(made)
+    everyone = list(range(layout.world_size))
+    assert [row.rank for row in report.ranks] == everyone
+    for rows in (report.schedule.programs, report.schedule.timeline):
+        assert sorted(rank for row in rows for rank in row.ranks) == everyone
+    for module in layout.modules:
+        held = [h for row in report.ranks for h in row.modules if h.module == module.name]
+        assert len(held) == module.grid.num_ranks
+        assert len({tuple(h.coords.values()) for h in held}) == module.grid.num_ranks
+        stages = [row for row in report.stages if row.module == module.name]
+        assert sorted(rank for row in stages for rank in row.ranks) == list(module.grid.ranks)
+        layers = [n for row in stages for n in range(row.first_layer, row.last_layer + 1)]
+        assert layers == list(range(made.modules[module.name].model.layers))
+
+
+@CASES
+@example(DEEP)
+@given(layout_specs())
+def test_links_are_the_routes_of_all_groups(made: Spec) -> None:
+    layout, plan, report = build_layout(made), nominal_data_plan(made), build_report(made)
+    for bridge in report.bridges:
+        want: Counter[tuple[int, int]] = Counter()
+        for group in range(bridge.groups):
+            for transfer in route(layout, plan, bridge.encoder, group):
+                want[transfer.src, transfer.dst] += transfer.num_rows
+        assert {(link.src, link.dst): link.rows for link in bridge.links} == want
+        assert bridge.rows == sum(s.rows(bridge.encoder) for s in plan.samples)
+        assert bridge.local_rows == sum(n for (src, dst), n in want.items() if src == dst)
+
+
+@CASES
+@example(DEEP)
+@given(layout_specs())
+def test_ranks_tell_the_same_of_their_rows(made: Spec) -> None:
+    """What a rank's own report says it sends is what its peer's says it receives."""
+    report = build_report(made)
+    links = {(b.encoder, link.src, link.dst): link.rows for b in report.bridges for link in b.links}
+    sent, received = {}, {}
+    for rank in range(report.header.world_size):
+        for row in build_rank_report(made, rank).peers:
+            if row.way in ("send", "copy"):
+                sent[row.bridge, rank, row.peer] = sum(row.rows)
+            if row.way in ("receive", "copy"):
+                received[row.bridge, row.peer, rank] = sum(row.rows)
+    assert sent == received == links
+
+
+@CASES
+@example(DEEP)
+@given(layout_specs())
+def test_samples_of_a_module_tile_the_step(made: Spec) -> None:
+    layout = build_layout(made)
+    for module in layout.modules:
+        seen: Counter[int] = Counter()
+        for rank in module.grid.slice(tp=0, cp=0, pp=0):
+            rows = build_rank_report(made, rank).samples
+            for row in (row for row in rows if row.module == module.name):
+                for first, last in row.ranges:
+                    seen.update(range(first, last + 1))
+        assert seen == Counter(range(made.batch.global_))
+
+
+def test_header_and_modules_of_a_mixed_job() -> None:
+    made = spec(
+        {
+            "vision": box(0, dp=4),
+            "audio": box(6, dp=1, frozen=True),
+            "depth": box(3, dp=2),
+            "language": box(0, tp=2, dp=2),
+        },
+        microbatches=4,
+        encoder_microbatches=2,
+    )
+    report = build_report(made)
+    placements = {row.name: row.placement for row in report.modules}
+    assert placements == {
+        "vision": "colocated",
+        "audio": "disjoint",
+        "depth": "overlapping",
+        "language": None,
+    }
+    bridges = {row.encoder: row for row in report.bridges}
+    assert {name: (row.fan, row.how, row.group_size) for name, row in bridges.items()} == {
+        "vision": ("fan-in", "collective", 2),
+        "audio": ("fan-out", "pairwise", 1),
+        "depth": ("one-to-one", "collective", 2),
+    }
+    assert not bridges["audio"].has_backward
+    assert bridges["audio"].components == ()
+    live = {row.module: row.peak_live for row in report.stages}
+    assert live == {"vision": 2, "audio": 0, "depth": 2, "language": 1}
+    # Rank 5 is idle: a row without modules, no program, not counted in the bubble.
+    assert report.ranks[5].modules == ()
+    assert program_of(report, 5) == ""
+
+
+def test_1f1b_matches_its_closed_form() -> None:
+    made = spec({"vision": box(0), "language": box(1, pp=3)}, microbatches=6)
+    schedule = build_report(made).schedule
+    stages = 4
+    assert schedule.makespan == 2 * (6 + stages - 1)
+    assert schedule.bubble == pytest.approx((stages - 1) / (6 + stages - 1))
+    live = [row.peak_live for row in build_report(made).stages]
+    assert live == [min(6, stages - stage) for stage in range(stages)]
+
+
+def test_group_size_changes_memory_and_not_the_work() -> None:
+    def made(k: int) -> Spec:
+        modules = {"vision": box(0, dp=2), "language": box(0, dp=2)}
+        return spec(modules, microbatches=4, encoder_microbatches=k)
+
+    reports = {k: build_report(made(k)) for k in (1, 2, 4)}
+    assert {k: r.schedule.makespan for k, r in reports.items()} == {1: 16, 2: 16, 4: 16}
+    assert {k: r.stages[0].peak_live for k, r in reports.items()} == {1: 1, 2: 2, 4: 4}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp_crossing", "crossing_rows"), [(2, 0, 8), (8, 0, 0), (3, 1, 6)]
+)
+def test_what_crosses_nodes(gpus: int, tp_crossing: int, crossing_rows: int) -> None:
+    made = spec(
+        {"vision": box(0, dp=2), "language": box(2, tp=2, dp=2)},
+        mbs=2,
+        max_patches=4,
+        nodes={"gpus": gpus},
+    )
+    report = build_report(made)
+    tp = next(row for row in report.groups if (row.module, row.axes) == ("language", ("tp",)))
+    assert tp.num_crossing == sum(a // gpus != b // gpus for a, b in tp.groups) == tp_crossing
+    (bridge,) = report.bridges
+    want = sum(link.rows for link in bridge.links if link.src // gpus != link.dst // gpus)
+    assert bridge.crossing_rows == want == crossing_rows
+    assert [row.node for row in report.ranks] == [rank // gpus for rank in range(6)]
+
+
+def test_fan_has_a_word_for_any_two_sizes() -> None:
+    words = {(2, 2): "one-to-one", (4, 2): "fan-in", (1, 3): "fan-out", (3, 2): "uneven"}
+    assert {pair: fan(*pair) for pair in words} == words
+
+
+def test_deadlock_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = spec({"vision": box(0), "language": box(1)}, microbatches=2)
+    programs = generate(build_layout(made))
+    monkeypatch.setattr(report_module, "generate", lambda _: (programs[0][::-1], programs[1]))
+    for build in (build_report, lambda each: build_rank_report(each, 0)):
+        with pytest.raises(DeadlockError) as caught:
+            build(made)
+        assert len(caught.value.stuck) == 2
+
+
+def test_rank_outside_the_world_is_an_error() -> None:
+    with pytest.raises(ValueError, match="rank 1 is not in 0-0"):
+        build_rank_report(spec({}), 1)
+
+
+def test_ranks_as_text() -> None:
+    assert ranks_text(()) == ""
+    assert ranks_text((4,)) == "4"
+    assert ranks_text((0, 1, 2, 3, 6)) == "0-3,6"
+    assert ranks_text(range(0, 2048, 8)) == "0,8,..2040 (256 ranks)"
+    assert as_ranges((0, 1, 2, 5, 7, 8)) == ((0, 2), (5, 5), (7, 8))
+
+
+def test_letters_are_unique_beginnings() -> None:
+    assert letters(("vision", "audio")) == {"vision": "v", "audio": "a"}
+    assert letters(("vision", "video")) == {"vision": "vis", "video": "vid"}
+    # One name that begins another has no shorter form of its own.
+    assert letters(("vis", "vision")) == {"vis": "vis", "vision": "visi"}
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_grid_fits_the_width(width: int) -> None:
+    work = tuple(
+        Work(action=f"language.0{kind}{i}", start=2 * i + j, stop=2 * i + j + 1)
+        for i, (j, kind) in product(range(12), enumerate("FB"))
+    )
+    row = TimelineRow(role=("language.0",), ranks=(0,), bubble=0.0, work=work)
+    lines = grid_lines((row,), (), 24.0, width)
+    cells = [cell for line in lines if line.startswith("0 ") for cell in line.split()[2:]]
+    drawn = [line for line in lines if line.startswith("0 ")]
+    assert all(len(line) <= width for line in drawn)
+    if width >= 60:
+        assert cells == [f"{kind}{i}" for i, kind in product(range(12), "FB")]
+
+
+def many_ranks(*, colocated: bool) -> Spec:
+    """4,096 ranks: fan-in 8:1, disjoint or on the same ranks."""
+    if colocated:
+        modules = {"vision": box(0, dp=4096), "language": box(0, tp=8, dp=512)}
+    else:
+        modules = {"vision": box(0, dp=2048), "language": box(2048, tp=8, dp=256)}
+    replicas = 512 if colocated else 256
+    return spec(
+        modules,
+        microbatches=4,
+        encoder_microbatches=2 if colocated else None,
+        mbs=8192 // (4 * replicas),
+        nodes={"gpus": 8},
+    )
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_4096_ranks_take_seconds(colocated: bool) -> None:
+    start = time.monotonic()
+    report = json.loads(report_json(build_report(many_ranks(colocated=colocated))))
+    elapsed = time.monotonic() - start
+    assert len(report["ranks"]) == 4096
+    (bridge,) = report["bridges"]
+    assert sum(link["rows"] for link in bridge["links"]) == bridge["rows"]
+    assert bridge["fan"] == "fan-in"
+    # Measured: 1 s on one core.
+    assert elapsed < 10
