@@ -3,7 +3,6 @@
 import json
 import time
 from collections import Counter
-from itertools import product
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,11 +14,9 @@ from mimo_launch.layout.routing import route
 from mimo_launch.plan import report as report_module
 from mimo_launch.plan.as_json import report_json
 from mimo_launch.plan.bridges import fan
-from mimo_launch.plan.grid import grid_lines, letters
 from mimo_launch.plan.report import build_rank_report, build_report
-from mimo_launch.plan.rows import Report, TimelineRow, Work
+from mimo_launch.plan.rows import Report
 from mimo_launch.plan.timeline import DeadlockError
-from mimo_launch.plan.words import as_ranges, ranks_text
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
@@ -204,36 +201,6 @@ def test_deadlock_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_outside_the_world_is_an_error() -> None:
     with pytest.raises(ValueError, match="rank 1 is not in 0-0"):
         build_rank_report(spec({}), 1)
-
-
-def test_ranks_as_text() -> None:
-    assert ranks_text(()) == ""
-    assert ranks_text((4,)) == "4"
-    assert ranks_text((0, 1, 2, 3, 6)) == "0-3,6"
-    assert ranks_text(range(0, 2048, 8)) == "0,8,..2040 (256 ranks)"
-    assert as_ranges((0, 1, 2, 5, 7, 8)) == ((0, 2), (5, 5), (7, 8))
-
-
-def test_letters_are_unique_beginnings() -> None:
-    assert letters(("vision", "audio")) == {"vision": "v", "audio": "a"}
-    assert letters(("vision", "video")) == {"vision": "vis", "video": "vid"}
-    # One name that begins another has no shorter form of its own.
-    assert letters(("vis", "vision")) == {"vis": "vis", "vision": "visi"}
-
-
-@pytest.mark.parametrize("width", [20, 60, 200])
-def test_grid_fits_the_width(width: int) -> None:
-    work = tuple(
-        Work(action=f"language.0{kind}{i}", start=2 * i + j, stop=2 * i + j + 1)
-        for i, (j, kind) in product(range(12), enumerate("FB"))
-    )
-    row = TimelineRow(role=("language.0",), ranks=(0,), bubble=0.0, work=work)
-    lines = grid_lines((row,), (), 24.0, width)
-    cells = [cell for line in lines if line.startswith("0 ") for cell in line.split()[2:]]
-    drawn = [line for line in lines if line.startswith("0 ")]
-    assert all(len(line) <= width for line in drawn)
-    if width >= 60:
-        assert cells == [f"{kind}{i}" for i, kind in product(range(12), "FB")]
 
 
 def many_ranks(*, colocated: bool) -> Spec:
