@@ -221,9 +221,9 @@ def many_ranks(*, colocated: bool) -> Spec:
 
 @pytest.mark.parametrize("colocated", [False, True])
 def test_4096_ranks_take_seconds(colocated: bool) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     report = json.loads(report_json(build_report(many_ranks(colocated=colocated))))
-    elapsed = time.monotonic() - start
+    elapsed = time.process_time() - start
     assert len(report["ranks"]) == 4096
     (bridge,) = report["bridges"]
     assert sum(link["rows"] for link in bridge["links"]) == bridge["rows"]
