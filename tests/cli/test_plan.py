@@ -144,5 +144,5 @@ def test_plan_is_quick_and_imports_neither_torch_nor_numpy() -> None:
         status, heavy, elapsed = done.stderr.split()
         assert (status, heavy) == ("0", "[]")
         seconds.append(float(elapsed))
-    # CPU time, so that a busy machine does not fail it. Measured: 0.2 s; the bound is the product's.
+    # CPU time, which a busy machine does not change. Measured: 0.2 s.
     assert min(seconds) < 0.5
