@@ -51,7 +51,7 @@ def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
         headline=f"{section_name(path)} lacks `{key}`",
         path=path,
         at_key=True,
-        why=_sentence(schema.get("description", "")) or "this key has no default",
+        why=_meaning(key, schema) or "this key has no default",
         help=f"add `{key}: {_example(schema)}`",
     )
 
@@ -65,7 +65,7 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
             code="wrong-type",
             headline=f"`{name}` is {found(value)}; it must be {wanted}",
             path=path,
-            why=_sentence(schema.get("description", "")) or "a value is never converted silently",
+            why=_meaning(name, schema) or "a value is never converted silently",
             help=_type_help(str(path[-1]), value, schema),
         )
     reason = f" ({message})" if message else ""
@@ -73,7 +73,7 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
         code="bad-value",
         headline=f"`{name}` is `{value}`{reason}; it must be {wanted}",
         path=path,
-        why=_sentence(schema.get("description", "")) or "no other value has a meaning here",
+        why=_meaning(name, schema) or "no other value has a meaning here",
         help=_value_help(str(path[-1]), value, schema),
     )
 
@@ -132,8 +132,9 @@ def _leaf_name(path: YamlPath) -> str:
     return str(path[-1])
 
 
-def _sentence(text: str) -> str:
-    return text[:1].lower() + text[1:].rstrip(".") if text else ""
+def _meaning(name: str, schema: dict[str, Any]) -> str:
+    text = str(schema.get("description", ""))
+    return f"`{name}`: {text[:1].lower()}{text[1:].rstrip('.')}" if text else ""
 
 
 def _example(schema: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
-from mimo_launch.diag.places import SET_ROOT
+from mimo_launch.diag.places import SET_ROOT, Source
 from mimo_launch.spec.source import Document, parse_value
 from mimo_launch.spec.wording import did_you_mean
 
@@ -25,7 +25,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     faults = list(document.diagnostics)
     for number, text in enumerate(overrides):
         try:
-            document.source.overrides[_apply(data, text)] = text
+            _remember(document.source, _apply(data, text), text)
         except _BadPathError as error:
             headline, _, help_ = str(error).partition("\n")
             path: YamlPath = (SET_ROOT, number)
@@ -40,6 +40,15 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
                 )
             )
     return Document(data, document.source, tuple(faults))
+
+
+def _remember(source: Source, path: YamlPath, text: str) -> None:
+    """Let all places at and below `path` be the override, whatever stood there before."""
+    places: tuple[dict[YamlPath, Any], ...] = (source.marks, source.overrides)
+    for known in places:
+        for below in [each for each in known if each[: len(path)] == path]:
+            del known[below]
+    source.overrides[path] = text
 
 
 class _BadPathError(Exception):

@@ -27,7 +27,7 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
         before = text[: error.position]
         return [], Diagnostic(
             code="yaml-syntax",
-            headline=f"character U+{ord(str(error.character)[0]):04X} is not allowed in YAML",
+            headline=f"character U+{int(error.character):04X} is not allowed in YAML",
             why="YAML allows printable text, tabs and line ends only",
             help="delete the character",
             line=before.count("\n") + 1,

@@ -89,9 +89,12 @@ def close_matches(word: str, known: Iterable[str]) -> list[str]:
     if plain in lower:
         return [lower[plain]]
     near = [lower[each] for each in difflib.get_close_matches(plain, lower, n=4, cutoff=0.65)]
-    # A part of a longer name is a common slip, too: `encoder_mb`, `micro_batches`.
+    # Shortened and lengthened names are common slips, too: `sequence`, `micro_batches`.
     squeezed = plain.replace("_", "")
-    near += [name for name in names if name.replace("_", "") == squeezed and name not in near]
+    for name in names:
+        short, long = sorted((squeezed, name.lower().replace("_", "")), key=len)
+        if len(short) >= 3 and long.startswith(short) and name not in near:
+            near.append(name)
     return near
 
 

@@ -73,10 +73,9 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     else:
         # Disjoint encoders run one microbatch at a time; shared ones at most all of them.
         base = lcm(microbatches * (1 if shares else lcm(dp, replicas)), dp * microbatches, replicas)
-        help_ = (
-            f"write `global: {next_multiple(spec.batch.global_, base)}` (the smallest is {base}), "
-            f"or a dp of `{name}` that divides {samples}"
-        )
+        fits = next_multiple(spec.batch.global_, base)
+        smallest = "" if fits == base else f" (the smallest is {base})"
+        help_ = f"write `global: {fits}`{smallest}, or a dp of `{name}` that divides {samples}"
     yield Diagnostic(
         code="encoder-share-uneven",
         headline=f"`{name}` dp {replicas} does not divide the {samples} samples it encodes at once",

@@ -177,7 +177,7 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
             headline=f"`{name}`: the {axis} group of ranks {ranks} crosses hosts of {gpus} ranks",
             path=("modules", name, "grid", axis),
             why=f"every layer waits for {axis} traffic, which is many times slower between hosts",
-            help=f"let {axis} and the first rank of `{name}` divide {gpus}",
+            help=f"choose a {axis} that divides {gpus}, and ranks that start at a multiple of it",
             related=(Related(path=("nodes", "gpus"), label=f"{gpus} ranks per host"),),
         )
 

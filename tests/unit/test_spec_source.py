@@ -1,0 +1,195 @@
+"""The loader: YAML 1.2 scalars, places of everything, faults as diagnostics."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo_launch.diag.places import Mark, Span
+from mimo_launch.spec.source import Document, parse_value, read_file, read_text
+
+
+def codes(document: Document) -> list[str]:
+    return [item.code for item in document.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1e-3", 1e-3),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("-1.5E+3", -1500.0),
+        ("+7", 7),
+        ("010", 10),
+        ("0o17", "0o17"),
+        ("0x1F", "0x1F"),
+        ("1_000", "1_000"),
+        ("12:30", "12:30"),
+        ("1:30:00", "1:30:00"),
+        ("no", "no"),
+        ("Yes", "Yes"),
+        ("on", "on"),
+        ("off", "off"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("None", "None"),
+        ("2024-01-31", "2024-01-31"),
+        ("0-3", "0-3"),
+        ("1f1b", "1f1b"),
+        (".inf", math.inf),
+        ("-.inf", -math.inf),
+        ("'3e-4'", "3e-4"),
+        ('"true"', "true"),
+        ("=", "="),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        (".", "."),
+        ("-", "-"),
+        ("!!str 12", "12"),
+        ("!!float 1", 1.0),
+        ("[a, 1]", ["a", 1]),
+        ("{a: {b: 1}}", {"a": {"b": 1}}),
+    ],
+)
+def test_plain_words_follow_yaml_1_2(text: str, value: object) -> None:
+    data = read_text(f"key: {text}" if text != "-" else "key: '-'").data
+    assert data == {"key": value}
+    assert type(data["key"]) is type(value)
+    if text != "-":
+        assert parse_value(text) == (value, "")
+
+
+def test_nan_is_a_number() -> None:
+    data = read_text("key: .nan").data
+    assert data is not None
+    assert math.isnan(data["key"])
+
+
+def test_every_key_and_value_has_its_place() -> None:
+    document = read_text("a:\n  b: [10, x]\n  'c d': {e: 1.5}\n")
+    assert document.source.marks == {
+        (): Mark(None, Span(1, 1, 1)),
+        ("a",): Mark(Span(1, 1, 1), Span(2, 3, 1)),
+        ("a", "b"): Mark(Span(2, 3, 1), Span(2, 6, 7)),
+        ("a", "b", 0): Mark(None, Span(2, 7, 2)),
+        ("a", "b", 1): Mark(None, Span(2, 11, 1)),
+        ("a", "c d"): Mark(Span(3, 3, 5), Span(3, 10, 8)),
+        ("a", "c d", "e"): Mark(Span(3, 11, 1), Span(3, 14, 3)),
+    }
+
+
+def test_duplicate_keys_show_both_places_and_keep_the_first() -> None:
+    document = read_text("a: 1\nb: {c: 1, c: 2}\na: 3\n")
+    assert document.data == {"a": 1, "b": {"c": 1}}
+    assert codes(document) == ["duplicate-key", "duplicate-key"]
+    places = [
+        (document.source.place_of(item).span, document.source.place(item.related[0].path).span)
+        for item in document.diagnostics
+    ]
+    assert places == [(Span(2, 11, 1), Span(2, 5, 1)), (Span(3, 1, 1), Span(1, 1, 1))]
+
+
+def test_anchors_and_merges() -> None:
+    text = "base: &base {tp: 1, dp: 2}\na: *base\nb:\n  <<: *base\n  dp: 4\n"
+    text += "c: {<<: [*base, {cp: 1}]}\n"
+    document = read_text(text)
+    assert document.diagnostics == ()
+    assert document.data == {
+        "base": {"tp": 1, "dp": 2},
+        "a": {"tp": 1, "dp": 2},
+        "b": {"tp": 1, "dp": 4},
+        "c": {"tp": 1, "dp": 2, "cp": 1},
+    }
+    marks = document.source.marks
+    # A merged key stands where it was written; one written here wins, before or after the merge.
+    assert marks["b", "tp"].value == marks["base", "tp"].value
+    assert marks["b", "dp"].value == Span(5, 7, 1)
+
+
+def test_key_before_a_merge_wins() -> None:
+    document = read_text("base: &base {dp: 2}\nb: {dp: 4, <<: *base}\n")
+    assert document.data == {"base": {"dp": 2}, "b": {"dp": 4}}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        ("a: {b: 1\nc: 2\n", 2, 2, "bracket"),
+        ("a: 1\n\tb: 2\n", 2, 1, "tab"),
+        ("a:\n\tb: 2\n", 2, 1, "tab"),
+        ("a: b: c\n", 1, 5, "second `:`"),
+        ("a: *nope\n", 1, 4, "without an anchor"),
+        ("a: 'b\n", 2, 1, "quotation mark"),
+        ("a: 1\nb\n", 3, 1, "without `:`"),
+        ("a: !!python/object:os.system x\n", 1, 4, "not used here"),
+        ("a: !!binary aGk=\n", 1, 4, "not used here"),
+        ("a: !!int x\n", 1, 4, "not a number"),
+        ("a: !!bool yes\n", 1, 4, "not a boolean"),
+        ("a: !!set {b}\n", 1, 4, "not used here"),
+        ("a: &x [*x]\n", 1, 4, "contains itself"),
+        ("a: \x07\n", 1, 4, "U+0007"),
+        ("a: @b\n", 1, 4, "not YAML"),
+        ("a: " + "9" * 5000 + "\n", 1, 4, "too long"),
+        ("a: " + "[" * 5000 + "\n", 1, 1, "nested too deeply"),
+        ("a: {<<: 3}\n", 1, 9, "`<<` takes"),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, str) else None,
+)
+def test_syntax_faults_have_a_place_and_our_words(
+    text: str, line: int, column: int, words: str
+) -> None:
+    document = read_text(text)
+    assert codes(document) == ["yaml-syntax"]
+    (fault,) = document.diagnostics
+    assert words in fault.headline
+    assert (fault.line, fault.column or 1) == (line, column)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "empty-file"),
+        ("# nothing\n\n", "empty-file"),
+        ("---\n", "empty-file"),
+        ("a: 1\n---\nb: 2\n", "several-documents"),
+        ("- a\n", "top-level-not-mapping"),
+        ("just words\n", "top-level-not-mapping"),
+        ("1: a\n", "key-not-text"),
+        ("true: a\n", "key-not-text"),
+        ("? [a]\n: b\n", "key-not-text"),
+    ],
+)
+def test_faults_of_a_document(text: str, code: str) -> None:
+    assert codes(read_text(text)) == [code]
+
+
+def test_aliases_cannot_explode() -> None:
+    """Nine levels of nine aliases would be 400 million values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    assert codes(read_text("\n".join(lines))) == ["yaml-syntax"]
+
+
+def test_file_faults(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    assert codes(read_file(path)) == ["unreadable-file"]
+    assert codes(read_file(tmp_path)) == ["unreadable-file"]
+    path.write_bytes(b"a: 1\nb: caf\xe9\n")
+    (fault,) = read_file(path).diagnostics
+    assert (fault.code, fault.line, fault.column) == ("not-utf8", 2, 7)
+    path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
+    document = read_file(path)
+    assert document.data == {"a": 1, "b": 2}
+    assert document.source.marks["b",].key == Span(2, 1, 1)
+
+
+@pytest.mark.parametrize("value", ["[1", "a: b: c", "'x", "{a: 1, a: 2}"])
+def test_override_values_report_faults(value: str) -> None:
+    parsed: tuple[Any, str] = parse_value(value)
+    assert parsed[1] != ""
