@@ -100,7 +100,7 @@ def _note(name: str, text: str) -> list[str]:
     first, *rest = text.splitlines() or [""]
     if not first:
         return []
-    return [f"   = {name + ':':<5} {first}", *(f"            {line}" for line in rest)]
+    return [f"   = {name + ':':<5} {first}", *(f"           {line}" for line in rest)]
 
 
 def _excerpt(

@@ -5,7 +5,7 @@ Relies on: `layout` for groups of microbatches, `tokens` for the longest sample.
 Leaves: widths and heads to `widths`.
 """
 
-from math import lcm
+from math import gcd, lcm
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
@@ -71,8 +71,7 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     if shares and legal:
         help_ = f"write `encoder_microbatches: {legal[0]}`, the smallest that fits"
     else:
-        # Disjoint encoders run one microbatch at a time; shared ones at most all of them.
-        base = lcm(microbatches * (1 if shares else lcm(dp, replicas)), dp * microbatches, replicas)
+        base = microbatches * lcm(dp, replicas // gcd(replicas, k))
         fits = next_multiple(spec.batch.global_, base)
         smallest = "" if fits == base else f" (the smallest is {base})"
         help_ = f"write `global: {fits}`{smallest}, or a dp of `{name}` that divides {samples}"

@@ -1,0 +1,365 @@
+"""Checks that need two keys at once: each rule, its edge, and how they work together.
+
+The fixtures in tests/fixtures/errors prove one failing spec per code; here are the limits between
+right and wrong, and what is skipped.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo_launch.layout.checks.entry import check, check_text, check_world, load_and_check
+from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
+from mimo_launch.spec.model import Spec
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+VALID = (FIXTURES / "valid.yaml").read_text(encoding="utf-8")
+
+
+def spec_with(*overrides: str) -> Spec:
+    loaded = load_text(VALID, overrides=overrides)
+    assert loaded.spec is not None, loaded.diagnostics
+    return loaded.spec
+
+
+def codes(*overrides: str, world: int | None = None) -> list[str]:
+    return sorted(item.code for item in check(spec_with(*overrides), world=world))
+
+
+def only(*overrides: str, world: int | None = None) -> Any:
+    (found,) = check(spec_with(*overrides), world=world)
+    return found
+
+
+VISION, LANGUAGE = "modules.vision", "modules.language"
+
+
+def layout(vision: tuple[str, int, int], language: tuple[str, int, int]) -> list[str]:
+    """Return overrides that place two modules: (ranks, tp, dp) each."""
+    return [
+        f"modules.{name}.{key}={value}"
+        for name, (ranks, tp, dp) in (("vision", vision), ("language", language))
+        for key, value in (("ranks", ranks), ("grid", f"{{tp: {tp}, dp: {dp}}}"))
+    ]
+
+
+def test_ten_mistakes_are_ten_findings_at_their_line_and_column() -> None:
+    path = FIXTURES / "ten_mistakes.yaml"
+    wanted = [
+        (number, int(mark[1]), mark[2])
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (mark := re.search(r"# <- (\d+) ([a-z0-9-]+)$", line))
+    ]
+    checked = load_and_check(path)
+    got = []
+    for item in checked.diagnostics:
+        span = checked.source.place_of(item).span
+        assert span is not None
+        got.append((span.line, span.column, item.code))
+    assert got == wanted
+    assert len({code for _, _, code in wanted}) == 10
+
+
+def test_a_language_only_spec_is_legal() -> None:
+    data = dump_spec(spec_with())
+    del data["modules"]["vision"]
+    data["modules"]["language"]["ranks"] = "0-3"
+    assert check(spec_from_data(data)) == ()
+
+
+def test_a_misspelt_language_is_told() -> None:
+    (found,) = check_text(VALID.replace("  language:", "  languages:")).diagnostics
+    assert found.help == "rename `languages` to `language`"
+    found = check_text(VALID.replace("  language:", "  llm:")).diagnostics[0]
+    assert (found.code, found.help) == (
+        "no-language-module",
+        "add `language:` with a decoder model",
+    )
+
+
+def test_sizes_that_fit_are_shown() -> None:
+    found = only(f"{LANGUAGE}.grid.dp=1")
+    assert found.headline == "`language`: tp 2 * cp 1 * pp 1 * dp 1 = 2, but it has 4 ranks"
+    assert found.help == "these fit: `dp: 2`, `tp: 4`, `ranks: 4-5`"
+
+
+@pytest.mark.parametrize(
+    ("vision", "language", "idle", "expected"),
+    [
+        (("0-3", 1, 4), ("4-7", 2, 2), None, []),
+        (("0-3", 1, 4), ("0-3", 2, 2), None, []),
+        (("0-3", 1, 4), ("2-5", 2, 2), None, []),
+        (("0-3", 1, 4), ("6-9", 2, 2), None, ["unlisted-idle-rank"]),
+        (("0-3", 1, 4), ("6-9", 2, 2), "4-5", []),
+        (("0-3", 1, 4), ("6-9", 2, 2), "4", ["unlisted-idle-rank"]),
+        (("1-4", 1, 4), ("1-4", 2, 2), "0", []),
+        (("1-4", 1, 4), ("6-9", 2, 2), None, ["unlisted-idle-rank"] * 2),
+        (("0-3", 1, 4), ("4-7", 2, 2), "8-9", []),
+        (("0-3", 1, 4), ("4-7", 2, 2), "9", ["unlisted-idle-rank"]),
+        (("0-3", 1, 4), ("4-7", 2, 2), "3", ["idle-rank-in-use"]),
+        (("0-3", 1, 4), ("4-7", 2, 2), "3-4", ["idle-rank-in-use"] * 2),
+    ],
+)
+def test_holes_and_idle_ranks(
+    vision: Any, language: Any, idle: str | None, expected: list[str]
+) -> None:
+    extra = [f"idle_ranks={idle}"] if idle else []
+    assert codes(*layout(vision, language), *extra) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("tp, cp, dp, pp", []),
+        ("cp, tp, pp, dp", []),
+        ("pp, cp, dp, tp", []),
+        ("tp, dp, cp, pp", ["cp-after-dp"]),
+        ("dp, tp, pp, cp", ["cp-after-dp"]),
+        ("tp, cp, dp", ["order-not-permutation"]),
+        ("tp, cp, cp, pp", ["order-not-permutation"]),
+        ("tp, cp, dp, pp, pp", ["order-not-permutation"]),
+        ("", ["order-not-permutation"]),
+    ],
+)
+def test_order(order: str, expected: list[str]) -> None:
+    assert codes(f"{LANGUAGE}.order=[{order}]") == expected
+
+
+def test_the_order_shown_is_legal() -> None:
+    fixed = only(f"{LANGUAGE}.order=[dp, tp, pp, cp]").help
+    assert fixed == "write `order: [cp, dp, tp, pp]`"
+
+
+@pytest.mark.parametrize(
+    ("nproc", "nnodes", "expected"),
+    [
+        (8, 1, []),
+        (4, 2, []),
+        (4, 1, ["ranks-beyond-world"]),
+        (2, 1, ["ranks-beyond-world"] * 2),
+        (16, 1, ["world-size-mismatch"]),
+        (8, 2, ["world-size-mismatch"]),
+    ],
+)
+def test_world_is_nproc_times_nnodes(nproc: int, nnodes: int, expected: list[str]) -> None:
+    assert [item.code for item in check_world(spec_with(), nproc, nnodes)] == expected
+    assert codes(world=nproc * nnodes) == expected
+
+
+def test_idle_ranks_count_for_the_world() -> None:
+    idle = "idle_ranks=8-9"
+    assert codes(idle, world=10) == []
+    assert codes(idle, world=8) == ["world-size-mismatch"]
+
+
+SHARED = layout(("0-3", 1, 4), ("0-3", 4, 1))
+APART = layout(("0-3", 1, 4), ("4", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected", "help_"),
+    [
+        # One language replica, 16 microbatches of 2 samples, 4 encoder replicas.
+        ([*APART, "schedule.microbatches=8"], [], ""),
+        ([*APART, "schedule.microbatches=16"], ["encoder-share-uneven"], "write `global: 64`"),
+        ([*SHARED, "schedule.microbatches=16"], [], ""),
+        (
+            [*SHARED, "schedule={microbatches: 16, encoder_microbatches: 1}"],
+            ["encoder-share-uneven"],
+            "write `encoder_microbatches: 2`, the smallest that fits",
+        ),
+        ([*SHARED, "schedule={microbatches: 16, encoder_microbatches: 2}"], [], ""),
+        (
+            [*SHARED, "schedule={microbatches: 16, encoder_microbatches: 3}"],
+            ["encoder-microbatches-uneven"],
+            "write `encoder_microbatches: 2`",
+        ),
+        # Fan-in over shared ranks with one sample per replica and fewer of them than encoders.
+        (
+            [*SHARED, "schedule.microbatches=2", "batch.global=2"],
+            ["encoder-share-uneven"],
+            "write `global: 4`",
+        ),
+        # dp sizes that do not divide each other are legal when the samples split.
+        (
+            [*layout(("0-2", 1, 3), ("3-4", 1, 2)), "batch.global=24"],
+            ["unrelated-dp-sizes"],
+            "",
+        ),
+        (
+            layout(("0-2", 1, 3), ("3-4", 1, 2)),
+            ["encoder-share-uneven"],
+            "write `global: 36` (the smallest is 12)",
+        ),
+        # Fan-out 1:3.
+        (
+            [*layout(("0", 1, 1), ("1-3", 1, 3)), "batch.global=24"],
+            [],
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_fan_in_and_fan_out(overrides: list[str], expected: list[str], help_: str) -> None:
+    found = check(spec_with(*overrides))
+    assert [item.code for item in found] == expected
+    if help_:
+        assert found[0].help.startswith(help_)
+
+
+@pytest.mark.parametrize("overrides", [APART, SHARED, layout(("0-2", 1, 3), ("3-4", 1, 2))])
+def test_the_batch_shown_is_the_smallest_legal_one_above(overrides: list[str]) -> None:
+    """Trying every batch finds the same as the formula."""
+    schedule = "schedule={microbatches: 6, encoder_microbatches: 1}"
+    for size in range(1, 40):
+        found = check(spec_with(*overrides, schedule, f"batch.global={size}"))
+        errors = [item for item in found if item.is_error]
+        shown = re.search(r"write `global: (\d+)`", errors[0].help) if errors else None
+        if errors and errors[0].code == "encoder-share-uneven" and shown:
+            legal = [
+                each
+                for each in range(size, int(shown[1]) + 1)
+                if "encoder-share-uneven" not in codes(*overrides, schedule, f"batch.global={each}")
+                and "batch-not-divisible" not in codes(*overrides, schedule, f"batch.global={each}")
+            ]
+            assert legal == [int(shown[1])]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.kv_heads=1"], []),
+        (["model.kv_heads=2"], []),
+        (["model={kind: decoder, layers: 1, hidden: 60, heads: 6, vocab: digits}"], []),
+        (["grid={tp: 4}", "model.heads=2"], ["heads-over-tp"]),
+        (["grid={tp: 4}", "model.kv_heads=2"], []),
+        (["model.head_dim=7"], ["odd-head-size"]),
+        (["model.head_dim=6"], []),
+        (["model.hidden=66", "model.heads=4"], ["hidden-over-heads"]),
+        (["model.hidden=66", "model.head_dim=8"], []),
+        (["model.mlp=100"], []),
+        (["model.mlp=101"], ["mlp-over-tp"]),
+    ],
+)
+def test_widths_of_a_decoder(overrides: list[str], expected: list[str]) -> None:
+    assert codes(*(f"{LANGUAGE}.{each}" for each in overrides)) == expected
+
+
+def test_sequence_parallel_splits_seq_over_tp() -> None:
+    sp = f"{LANGUAGE}.sequence_parallel=true"
+    assert codes(sp) == []
+    assert codes(sp, "batch.seq=65") == ["seq-over-tp"]
+    assert codes("batch.seq=65") == []
+    assert codes(f"{VISION}.sequence_parallel=true") == ["setting-without-effect"]
+
+
+@pytest.mark.parametrize(("seq", "expected"), [(33, []), (32, ["seq-too-short"])])
+def test_seq_holds_the_longest_sample(seq: int, expected: list[str]) -> None:
+    """BOS, 24 rows, ASK, 6 digits, EOS."""
+    assert codes(f"batch.seq={seq}") == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "vocab", "expected"),
+    [
+        ("digits", "digits", []),
+        ("digits", 25, []),
+        ("digits", 24, ["vocab-too-small"]),
+        ("synthetic", "digits", []),
+        ("synthetic", 3, []),
+        ("synthetic", 2, ["vocab-too-small"]),
+    ],
+)
+def test_vocab(data: str, vocab: object, expected: list[str]) -> None:
+    assert codes(f"data={{kind: {data}}}", f"{LANGUAGE}.model.vocab={vocab}") == expected
+
+
+@pytest.mark.parametrize("patch", range(1, 10))
+def test_patches_tile_digits(patch: int) -> None:
+    expected = [] if patch in (1, 2, 4, 8) else ["patch-over-digit"]
+    assert codes(f"{VISION}.model.patch={patch}", "batch.seq=512") == expected
+    synthetic = ["data={kind: synthetic}", f"{VISION}.model.channels=3"]
+    assert codes(f"{VISION}.model.patch={patch}", *synthetic) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "first", "expected"),
+    [(8, 0, []), (2, 0, []), (3, 0, ["group-crosses-nodes"]), (2, 1, ["group-crosses-nodes"])],
+)
+def test_tp_groups_inside_hosts(gpus: int, first: int, expected: list[str]) -> None:
+    ranks = [f"{VISION}.ranks={first}-{first + 3}", f"{LANGUAGE}.ranks={first}-{first + 3}"]
+    idle = [f"idle_ranks=0-{first - 1}" if first > 1 else "idle_ranks=0"] if first else []
+    assert codes(f"nodes.gpus={gpus}", *ranks, *idle) == expected
+
+
+def test_slow_tp_axis_crosses_hosts() -> None:
+    """With dp fastest the tp partners are two ranks apart."""
+    assert codes("nodes.gpus=2", f"{LANGUAGE}.order=[cp, dp, tp, pp]") == ["group-crosses-nodes"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("{kind: wsd, warmup: 20, decay: 80}", []),
+        ("{kind: wsd, warmup: 21, decay: 80}", ["wsd-longer-than-run"]),
+        ("{kind: wsd, warmup: 200, decay: 10}", ["wsd-longer-than-run"]),
+        ("{kind: cosine, warmup: 100}", []),
+        ("{kind: cosine, warmup: 101}", ["warmup-beyond-run"]),
+        ("{kind: cosine, min_lr: 1e-4}", []),
+        ("{kind: cosine, min_lr: 1e-2}", ["setting-without-effect"]),
+        ("{kind: constant}", []),
+    ],
+)
+def test_learning_rate_schedules(schedule: str, expected: list[str]) -> None:
+    assert codes(f"optimizer.schedule={schedule}") == expected
+
+
+def test_per_module_warmup() -> None:
+    assert codes(f"{VISION}.optimizer.warmup=500") == ["warmup-beyond-run"]
+
+
+def test_one_trained_module_is_enough() -> None:
+    assert codes(f"{VISION}.frozen=true") == []
+    assert codes(f"{VISION}.frozen=true", f"{LANGUAGE}.frozen=true") == ["nothing-to-train"]
+
+
+def test_a_check_that_needs_a_part_at_fault_is_skipped() -> None:
+    """A grid of unknown size is neither too large nor too small."""
+    text = VALID.replace("{tp: 2, dp: 2}", "{tp: x, dp: 2}").replace("global: 32", "global: 31")
+    got = [item.code for item in check_text(text).diagnostics]
+    assert got == ["wrong-type", "batch-not-divisible"]
+    text = text.replace("dp: 2}", "dp: y}")
+    assert [item.code for item in check_text(text).diagnostics] == ["wrong-type", "wrong-type"]
+
+
+def test_a_fault_in_one_module_leaves_the_checks_of_others() -> None:
+    text = VALID.replace("kind: vit", "kind: vitt").replace(
+        "hidden: 64, heads: 4, vocab", "hidden: 64, heads: 5, vocab"
+    )
+    got = {item.code for item in check_text(text).diagnostics}
+    assert got == {"unknown-kind", "hidden-over-heads", "heads-over-tp"}
+
+
+def test_a_consequence_is_not_reported_again() -> None:
+    """A wrong grid makes statements about its shares moot, a wrong batch those about groups."""
+    assert codes(f"{VISION}.grid.dp=3") == ["grid-size-mismatch"]
+    assert codes(*APART, "batch.global=31") == ["batch-not-divisible"]
+    assert codes(f"{VISION}.ranks=0-2") == ["grid-size-mismatch"]
+
+
+def test_warnings_alone_leave_a_spec_valid() -> None:
+    checked = check_text(VALID + "optimizer: {schedule: {warmup: 500}}\n")
+    assert [item.is_error for item in checked.diagnostics] == [False]
+    assert checked.spec is not None
+
+
+def test_large_worlds_are_checked_quickly() -> None:
+    import time
+
+    start = time.perf_counter()
+    ranks = layout(("0-4095", 1, 4096), ("4096-12287", 8, 1024))
+    data = ["batch.global=8192", "nodes.gpus=8", f"{LANGUAGE}.model.heads=8"]
+    assert codes(*ranks, *data) == []
+    assert codes(f"{VISION}.ranks=0-999999999999") == ["grid-size-mismatch"]
+    assert time.perf_counter() - start < 2
