@@ -1,0 +1,87 @@
+"""The same model, batch and seed gives the same metrics on every layout, step after step."""
+
+from typing import Any
+
+import pytest
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.events import StepFinished
+from tests.distributed.test_topologies import run_steps
+
+VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
+LANGUAGE = {
+    "kind": "decoder", "layers": 2, "hidden": 24, "heads": 6, "kv_heads": 2, "head_dim": 4,
+    "mlp": 48, "vocab": "digits", "qk_norm": True,
+}
+SP, FULL = {"sequence_parallel": True}, {"sharding": "full"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {"vision": ("0", {}), "language": ("0", {})},
+    "colocated, one to one": {"vision": ("0-3", {"dp": 4}), "language": ("0-3", {"dp": 4})},
+    "colocated, fan-in": {
+        "vision": ("0-3", {"dp": 4}), "language": ("0-3", {"tp": 2, "dp": 2}), "k": 1,
+    },
+    "colocated, fan-out": {
+        "vision": ("0-3", {"tp": 2, "dp": 2}), "language": ("0-3", {"dp": 4}), "k": 2,
+    },
+    "disjoint, 4:1": {"vision": ("0-3", {"dp": 4}), "language": ("4", {})},
+    "disjoint, 1:4": {"vision": ("0", {}), "language": ("1-4", {"dp": 4})},
+    "disjoint, tp 3 and tp 2": {
+        "vision": ("0-2", {"tp": 3}), "language": ("3-6", {"tp": 2, "dp": 2}),
+    },
+    "language first, tp 6": {"vision": ("6-7", {"dp": 2}), "language": ("0-5", {"tp": 6})},
+    "partial overlap": {
+        "vision": ("0-3", {"dp": 4}), "language": ("2-5", {"tp": 2, "dp": 2}),
+    },
+    "sequence parallel": {
+        "vision": ("0-1", {"tp": 2}, SP), "language": ("2-5", {"tp": 2, "dp": 2}, SP),
+    },
+    "fully sharded": {
+        "vision": ("0-1", {"dp": 2}, FULL),
+        "language": ("0-3", {"dp": 4}, FULL),
+    },
+}  # fmt: skip
+
+
+def make_spec(layout: dict[str, Any]) -> Spec:
+    modules = {}
+    for name, model in (("vision", VISION), ("language", LANGUAGE)):
+        ranks, grid, *more = layout[name]
+        modules[name] = {"model": model, "ranks": ranks, "grid": grid, **(more[0] if more else {})}
+    return Spec.model_validate(
+        {
+            "version": 1,
+            "name": "agree",
+            "modules": modules,
+            "schedule": {"microbatches": 2, "encoder_microbatches": layout.get("k")},
+            "batch": {"global": 16, "seq": 36},
+            "data": {"kind": "digits"},
+            "optimizer": {"kind": "sgd", "lr": 0.05, "clip": 1.0},
+            "train": {"steps": 10, "seed": 3, "precision": "fp64"},
+        }
+    )
+
+
+def metrics(name: str) -> list[dict[str, float]]:
+    """Loss and every module's gradient norm, per step."""
+    spec = make_spec(LAYOUTS[name])
+    assert not [d for d in check(spec) if d.is_error]
+    events = run_ranks(run_steps, spec, world_size=world_size(spec))
+    steps = [e for e in events[0] if isinstance(e, StepFinished)]
+    return [{"loss": e.loss, "norm": e.grad_norm, **e.grad_norms} for e in steps]
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> list[dict[str, float]]:
+    return metrics("one rank")
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one rank"])
+def test_ten_steps_agree_with_one_rank(name: str, one_rank: list[dict[str, float]]) -> None:
+    """float64, SGD, clipping on: every loss and every norm of ten steps, to 1e-9."""
+    found = metrics(name)
+    assert len(found) == 10
+    for mine, theirs in zip(found, one_rank, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-9)

@@ -1,0 +1,245 @@
+"""Known ways to get gradients wrong, each planted on every rank of a run.
+
+`BUGS` names for each bug a spec on which it matters and a function that plants it, by replacing one
+function of the product inside the forked rank. The proof must reject every one of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from mimo_launch.comm import autograd
+from mimo_launch.comm.collectives import all_reduce
+from mimo_launch.modules import build
+from mimo_launch.parallel import layers
+from mimo_launch.runtime import executor, inputs
+from mimo_launch.spec.model import Spec
+from mimo_launch.train import session
+from tests.support.specs import box, spec
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug and where to look for it."""
+
+    plant: Callable[[], None]
+    spec: Spec
+
+
+def colocated(**settings: Any) -> Spec:
+    """Vision dp 4 on the ranks of language tp 2 dp 2, two groups of two microbatches."""
+    return spec(
+        {"vision": box(0, dp=4), "language": box(0, tp=2, dp=2, model={"qk_norm": True})},
+        **{"microbatches": 4, "encoder_microbatches": 2, "mbs": 2, **settings},
+    )
+
+
+def disjoint(**settings: Any) -> Spec:
+    """Vision tp 2 dp 2 in front of language dp 2."""
+    return spec(
+        {"vision": box(0, tp=2, dp=2), "language": box(4, dp=2)},
+        **{"microbatches": 3, "mbs": 2, **settings},
+    )
+
+
+def extra_mean() -> None:
+    """Gradients are averaged over the replicas although the loss already is."""
+    correct = FSDPModule.set_gradient_divide_factor
+    build.FSDPModule.set_gradient_divide_factor = lambda unit, factor: correct(unit, 2.0 * factor)
+
+
+def local_label_count() -> None:
+    """Each replica divides by its own microbatch's labels instead of the step's."""
+    correct = executor.language_input
+
+    def counting(layout: Any, step_inputs: Any, *rest: Any) -> Any:
+        batch = correct(layout, step_inputs, *rest)
+        executor_now = counting.executor
+        executor_now.num_labels = int((batch.labels != -100).sum()) * 4
+        return batch
+
+    begin = executor.Executor._begin
+
+    def remember(self: Any, step_inputs: Any) -> None:
+        counting.executor = self
+        begin(self, step_inputs)
+
+    executor.Executor._begin = remember
+    executor.language_input = counting
+
+
+def swapped_slots() -> None:
+    """An encoder replica encodes its samples in another order than the bridge assumes."""
+    correct = inputs.encoder_samples
+    inputs.encoder_samples = lambda *args: correct(*args)[::-1]
+
+
+def dropped_last_microbatch() -> None:
+    """The last microbatch of a step adds nothing to the gradients."""
+    correct = executor.Executor._language_forward
+
+    def dropping(self: Any, microbatch: int) -> None:
+        correct(self, microbatch)
+        if microbatch == self.layout.samples.microbatches - 1:
+            self.losses[microbatch] = self.losses[microbatch] * 0
+
+    executor.Executor._language_forward = dropping
+
+
+def norm_over_one_grid() -> None:
+    """The norm that clips every module is that of language alone."""
+    correct = session.reduce_totals
+
+    def partial_norm(*args: Any) -> Any:
+        totals = correct(*args)
+        return replace(totals, norm=totals.norms["language"])
+
+    session.reduce_totals = partial_norm
+
+
+def replicated_counted_twice() -> None:
+    """Weights that every tp rank holds enter the norm once per tp rank."""
+    from mimo_launch.parallel.context import ParallelContext
+
+    ParallelContext.counts = property(lambda self: True)
+
+
+def reduced_before_they_exist() -> None:
+    """Encoder gradients are reduced after the first backward of a step, not the last."""
+    run, backward = executor.Executor.run, executor.Executor._backward
+    switch = executor._set_gradient_sync
+
+    def early(self: Any, program: Any, step_inputs: Any) -> Any:
+        names = [m.name for m in self.layout.encoders]
+        executor._set_gradient_sync = lambda module, sync: (
+            None if module.name in names else switch(module, sync=sync)
+        )
+        return run(self, program, step_inputs)
+
+    def first_syncs(self: Any, action: Any) -> None:
+        if action.module in self.bridges:
+            switch(self.modules[action.module], sync=action.index == 0)
+        backward(self, action)
+
+    executor.Executor.run, executor.Executor._backward = early, first_syncs
+
+
+def split_rows_zero_filled() -> None:
+    """Leaving the encoder, the gradient of the other tp ranks' rows is zero, as autograd says."""
+
+    def zero_fill(ctx: Any, grad: torch.Tensor) -> Any:
+        full = grad.new_zeros((sum(ctx.sizes), *grad.shape[1:]))
+        start = sum(ctx.sizes[: ctx.group.index])
+        full[start : start + grad.shape[0]] = grad
+        return full, None, None
+
+    autograd._SplitRows.backward = staticmethod(zero_fill)
+
+
+def gather_rows_summed() -> None:
+    """Entering language, the gradients of the tp ranks are summed, as autograd says."""
+
+    def summed(ctx: Any, grad: torch.Tensor) -> Any:
+        total = all_reduce(grad, ctx.group)
+        return autograd._own_share(total, ctx.sizes, ctx.group), None, None
+
+    autograd._GatherRows.backward = staticmethod(summed)
+
+
+def partial_sums_dropped() -> None:
+    """Terms that tp ranks hold of a gradient (QK norms) are never added up."""
+    session.sum_partial_gradients = lambda *args: None
+
+
+def partial_sums_only_under_sequence_parallelism() -> None:
+    """QK norms are taken for complete because there is no sequence parallelism."""
+    from mimo_launch.parallel.context import ParallelContext
+
+    ParallelContext.inner_grad = ParallelContext.token_grad
+
+
+def zero_rows_skipped() -> None:
+    """A rank whose group has no rows skips the encoder's backward."""
+    correct = executor.Executor._backward
+
+    def skipping(self: Any, action: Any) -> None:
+        bridge = self.bridges.get(action.module)
+        if bridge is None or bridge.group(action.index).rows.shape[0]:
+            correct(self, action)
+
+    executor.Executor._backward = skipping
+
+
+def exit_sums_gradients() -> None:
+    """The end of a tensor-parallel region sums complete gradients once more."""
+
+    def summed(ctx: Any, grad: torch.Tensor) -> Any:
+        return all_reduce(grad, ctx.group), None
+
+    forward = autograd._ExitTp.forward
+
+    def keep_group(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return forward(ctx, x, group)
+
+    autograd._ExitTp.forward = staticmethod(keep_group)
+    autograd._ExitTp.backward = staticmethod(summed)
+
+
+def bias_added_before_the_sum() -> None:
+    """A row-parallel bias is added on every tp rank before the outputs are summed."""
+
+    def adding(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.context.leave(torch.nn.functional.linear(x, self.weight, self.bias))
+
+    layers.RowLinear.forward = adding
+
+
+def one_backward_too_few() -> None:
+    """The backward exchange of the last group returns the gradients of the group before it."""
+    from mimo_launch.runtime.bridges import Bridge
+
+    correct = Bridge._deliver
+
+    def stale(self: Any, index: int, rows: Any, *, forward: bool) -> None:
+        correct(self, index, rows, forward=forward)
+        if not forward and index > 0 and rows is not None:
+            self.groups[index].rows_grad = rows * 0
+
+    Bridge._deliver = stale
+
+
+def mixed_text(**settings: Any) -> Spec:
+    """Colocated, one rank, groups of one microbatch, half of the samples without an image.
+
+    With this seed the last group of a step has no image while others have one.
+    """
+    return spec(
+        {"vision": box(0), "language": box(0)},
+        microbatches=4, encoder_microbatches=1, mbs=1, text_only=0.5, seed=LAST_GROUP_EMPTY,
+        **settings,
+    )
+
+
+LAST_GROUP_EMPTY = 58
+
+BUGS: dict[str, Bug] = {
+    "extra mean over dp": Bug(extra_mean, disjoint()),
+    "labels counted per replica": Bug(local_label_count, colocated()),
+    "swapped slots": Bug(swapped_slots, colocated()),
+    "dropped last microbatch": Bug(dropped_last_microbatch, disjoint()),
+    "norm over one grid only": Bug(norm_over_one_grid, disjoint()),
+    "replicated weights counted twice": Bug(replicated_counted_twice, disjoint()),
+    "encoder gradients reduced before they exist": Bug(reduced_before_they_exist, colocated()),
+    "encoder end of the bridge zero-filled": Bug(split_rows_zero_filled, disjoint()),
+    "language end of the bridge summed": Bug(gather_rows_summed, colocated()),
+    "partial sums dropped": Bug(partial_sums_dropped, colocated()),
+    "QK-norm taken for complete": Bug(partial_sums_only_under_sequence_parallelism, colocated()),
+    "zero-row backward skipped": Bug(zero_rows_skipped, mixed_text()),
+    "gradients summed at the end of a region": Bug(exit_sums_gradients, disjoint()),
+    "row bias added before the sum": Bug(bias_added_before_the_sum, disjoint()),
+    "exchange of the last group lost": Bug(one_backward_too_few, colocated()),
+}
