@@ -87,6 +87,11 @@ def test_each_fault_has_its_code_and_path(old: str, new: str, code: str, path: s
     assert fault.help
 
 
+def test_optimizer_kinds_are_listed() -> None:
+    (fault,) = load(("train: {", "optimizer: {kind: muon}\ntrain: {")).diagnostics
+    assert fault.headline == "`kind` is `muon`; it must be `adamw` or `sgd`"
+
+
 def test_no_word_of_pydantic_leaks() -> None:
     """Its sentences begin with these words; ours never do."""
     text = VALID.replace("tp: 1", "tp: x").replace("seq: 64", "seq: [1]").replace("0-3", "a-b")

@@ -115,13 +115,13 @@ def unknown_kind(path: YamlPath, value: Any, kinds: list[str]) -> Diagnostic:
             help=f"write `kind: {kinds[0]}`; the kinds are {words}",
         )
     near = close_matches(value, kinds)
-    guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?"
+    guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?" if near else ""
     return Diagnostic(
         code="unknown-kind",
         headline=f"{section_name(path[:-1])} has no kind `{value}`",
         path=path,
         why="the kind decides which keys the section has, so its other keys were not checked",
-        help=guess if near else f"write {words}",
+        help=guess or f"write {words}",
     )
 
 

@@ -1,0 +1,115 @@
+"""Checks of widths, sequence, vocabulary, data, hosts and training settings, at their limits."""
+
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.spec.load import load_text
+
+VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
+VISION, LANGUAGE = "modules.vision", "modules.language"
+
+
+def codes(*overrides: str) -> list[str]:
+    loaded = load_text(VALID, overrides=overrides)
+    assert loaded.spec is not None, loaded.diagnostics
+    return sorted(item.code for item in check(loaded.spec))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.kv_heads=1"], []),
+        (["model.kv_heads=2"], []),
+        (["model={kind: decoder, layers: 1, hidden: 60, heads: 6, vocab: digits}"], []),
+        (["grid={tp: 4}", "model.heads=2"], ["heads-over-tp"]),
+        (["grid={tp: 4}", "model.kv_heads=2"], []),
+        (["model.head_dim=7"], ["odd-head-size"]),
+        (["model.head_dim=6"], []),
+        (["model.hidden=66", "model.heads=4"], ["hidden-over-heads"]),
+        (["model.hidden=66", "model.head_dim=8"], []),
+        (["model.mlp=100"], []),
+        (["model.mlp=101"], ["mlp-over-tp"]),
+    ],
+)
+def test_widths_of_a_decoder(overrides: list[str], expected: list[str]) -> None:
+    assert codes(*(f"{LANGUAGE}.{each}" for each in overrides)) == expected
+
+
+def test_sequence_parallel_splits_seq_over_tp() -> None:
+    sp = f"{LANGUAGE}.sequence_parallel=true"
+    assert codes(sp) == []
+    assert codes(sp, "batch.seq=65") == ["seq-over-tp"]
+    assert codes("batch.seq=65") == []
+    assert codes(f"{VISION}.sequence_parallel=true") == ["setting-without-effect"]
+
+
+@pytest.mark.parametrize(("seq", "expected"), [(33, []), (32, ["seq-too-short"])])
+def test_seq_holds_the_longest_sample(seq: int, expected: list[str]) -> None:
+    """BOS, 24 rows, ASK, 6 digits, EOS."""
+    assert codes(f"batch.seq={seq}") == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "vocab", "expected"),
+    [
+        ("digits", "digits", []),
+        ("digits", 25, []),
+        ("digits", 24, ["vocab-too-small"]),
+        ("synthetic", "digits", []),
+        ("synthetic", 3, []),
+        ("synthetic", 2, ["vocab-too-small"]),
+    ],
+)
+def test_vocab(data: str, vocab: object, expected: list[str]) -> None:
+    assert codes(f"data={{kind: {data}}}", f"{LANGUAGE}.model.vocab={vocab}") == expected
+
+
+@pytest.mark.parametrize("patch", range(1, 10))
+def test_patches_tile_digits(patch: int) -> None:
+    expected = [] if patch in (1, 2, 4, 8) else ["patch-over-digit"]
+    assert codes(f"{VISION}.model.patch={patch}", "batch.seq=512") == expected
+    synthetic = ["data={kind: synthetic}", f"{VISION}.model.channels=3"]
+    assert codes(f"{VISION}.model.patch={patch}", *synthetic) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "first", "expected"),
+    [(8, 0, []), (2, 0, []), (3, 0, ["group-crosses-nodes"]), (2, 1, ["group-crosses-nodes"])],
+)
+def test_tp_groups_inside_hosts(gpus: int, first: int, expected: list[str]) -> None:
+    ranks = [f"{VISION}.ranks={first}-{first + 3}", f"{LANGUAGE}.ranks={first}-{first + 3}"]
+    idle = [f"idle_ranks=0-{first - 1}" if first > 1 else "idle_ranks=0"] if first else []
+    assert codes(f"nodes.gpus={gpus}", *ranks, *idle) == expected
+
+
+def test_slow_tp_axis_crosses_hosts() -> None:
+    """With dp fastest the tp partners are two ranks apart."""
+    assert codes("nodes.gpus=2", f"{LANGUAGE}.order=[cp, dp, tp, pp]") == ["group-crosses-nodes"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("{kind: wsd, warmup: 20, decay: 80}", []),
+        ("{kind: wsd, warmup: 21, decay: 80}", ["wsd-longer-than-run"]),
+        ("{kind: wsd, warmup: 200, decay: 10}", ["wsd-longer-than-run"]),
+        ("{kind: cosine, warmup: 100}", []),
+        ("{kind: cosine, warmup: 101}", ["warmup-beyond-run"]),
+        ("{kind: cosine, min_lr: 1e-4}", []),
+        ("{kind: cosine, min_lr: 1e-2}", ["setting-without-effect"]),
+        ("{kind: constant}", []),
+    ],
+)
+def test_learning_rate_schedules(schedule: str, expected: list[str]) -> None:
+    assert codes(f"optimizer.schedule={schedule}") == expected
+
+
+def test_per_module_warmup() -> None:
+    assert codes(f"{VISION}.optimizer.warmup=500") == ["warmup-beyond-run"]
+
+
+def test_one_trained_module_is_enough() -> None:
+    assert codes(f"{VISION}.frozen=true") == []
+    assert codes(f"{VISION}.frozen=true", f"{LANGUAGE}.frozen=true") == ["nothing-to-train"]
