@@ -309,6 +309,7 @@ def test_the_route_of_one_rank_is_the_whole_filtered(case):
                 [t for t in mine[rank] if (t.src, t.dst) == (src, dst)] for rank in (src, dst)
             )
             assert packed == unpacked
+            assert packed == sorted(packed, key=lambda t: (t.microbatch, t.dst_start))
 
 
 @CASES

@@ -211,6 +211,16 @@ def test_costs_scale_model_time():
     assert [simulation.bubble(rank) for rank in range(3)] == [pytest.approx(1 / 3)] * 3
 
 
+def test_an_exchange_ends_for_all_when_the_last_rank_arrives():
+    layout = layout_of(1, vision=box(0), language=box(0, tp=2))
+    simulation = simulate(layout, generate(layout), Costs(forward={"vision": 3.0}))
+    exchanges = [
+        [(e.start, e.stop) for e in events if e.slot[0].kind is Kind.EXCHANGE_F]
+        for events in simulation.events
+    ]
+    assert exchanges == [[(3.0, 3.0)], [(0.0, 3.0)]]
+
+
 def test_an_idle_rank_has_an_empty_program():
     layout = build_layout(spec({"vision": box(0), "language": box(2)}, idle_ranks="1"))
     programs = generate(layout)
