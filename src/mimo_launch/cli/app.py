@@ -39,6 +39,8 @@ HELP = """
 \b
 Examples:
   mimo-launch validate topologies/quickstart.yaml
+  mimo-launch plan topologies/quickstart.yaml
+  mimo-launch train topologies/quickstart.yaml --nproc 8
   mimo-launch explain grid-size-mismatch
 
 Train multimodal models in which every module has its own grid and its own ranks.
