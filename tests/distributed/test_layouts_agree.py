@@ -3,18 +3,25 @@
 from typing import Any
 
 import pytest
+from tests.distributed.test_topologies import run_steps
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import StepFinished
-from tests.distributed.test_topologies import run_steps
 
 VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
 LANGUAGE = {
-    "kind": "decoder", "layers": 2, "hidden": 24, "heads": 6, "kv_heads": 2, "head_dim": 4,
-    "mlp": 48, "vocab": "digits", "qk_norm": True,
+    "kind": "decoder",
+    "layers": 2,
+    "hidden": 24,
+    "heads": 6,
+    "kv_heads": 2,
+    "head_dim": 4,
+    "mlp": 48,
+    "vocab": "digits",
+    "qk_norm": True,
 }
 SP, FULL = {"sequence_parallel": True}, {"sharding": "full"}
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -1,10 +1,10 @@
 """The proof can fail: every planted bug is rejected, on the same specs that pass without it."""
 
 import pytest
-
-from mimo_launch.verify.shrink import shrink
 from tests.support.planted import BUGS, Bug, colocated, disjoint, mixed_text
 from tests.support.proof import failures, verdicts
+
+from mimo_launch.verify.shrink import shrink
 
 CLEAN = {"colocated": colocated, "disjoint": disjoint, "mixed text": mixed_text}
 

@@ -1,10 +1,10 @@
 """Twelve fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from mimo_launch.spec.model import Spec
 from tests.support.proof import failures, verdicts
 from tests.support.specs import brief, layout_specs
+
+from mimo_launch.spec.model import Spec
 
 
 @seed(20260101)

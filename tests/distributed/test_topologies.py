@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.support.proof import failures, verdicts
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.checks.entry import load_and_check
@@ -11,7 +12,6 @@ from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
 from mimo_launch.train.loop import train
 from mimo_launch.train.session import RankSession
-from tests.support.proof import failures, verdicts
 
 TOPOLOGIES = sorted(Path("topologies").glob("*.yaml"))
 
@@ -62,17 +62,18 @@ def test_evaluation_is_the_same_on_every_layout() -> None:
         update={
             "modules": {
                 name: module.model_copy(
-                    update={"ranks": "0", "grid": module.grid.model_copy(
-                        update={"tp": 1, "dp": 1}
-                    )}
+                    update={"ranks": "0", "grid": module.grid.model_copy(update={"tp": 1, "dp": 1})}
                 )
                 for name, module in wide.modules.items()
             }
         }
     )
     found = [
-        next(e for e in run_ranks(run_steps, s, world_size=world_size(s))[0]
-             if isinstance(e, EvalFinished))
+        next(
+            e
+            for e in run_ranks(run_steps, s, world_size=world_size(s))[0]
+            if isinstance(e, EvalFinished)
+        )
         for s in (wide, alone)
     ]
     assert found[0].eval_loss == pytest.approx(found[1].eval_loss, rel=1e-9)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from tests.support.specs import box, spec
 from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm import autograd
@@ -18,7 +19,6 @@ from mimo_launch.parallel import layers
 from mimo_launch.runtime import executor, inputs
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import session
-from tests.support.specs import box, spec
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,11 @@ def mixed_text(**settings: Any) -> Spec:
     """
     return spec(
         {"vision": box(0), "language": box(0)},
-        microbatches=4, encoder_microbatches=1, mbs=1, text_only=0.5, seed=LAST_GROUP_EMPTY,
+        microbatches=4,
+        encoder_microbatches=1,
+        mbs=1,
+        text_only=0.5,
+        seed=LAST_GROUP_EMPTY,
         **settings,
     )
 

@@ -3,6 +3,6 @@
 import torch
 import torch._dynamo
 import torch.distributed.fsdp
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.tensor
 
 torch.set_num_threads(1)

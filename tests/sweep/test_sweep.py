@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-
-from mimo_launch.spec.model import Spec
 from tests.support.proof import failures, verdicts
 from tests.support.specs import brief, features, layout_specs
+
+from mimo_launch.spec.model import Spec
 
 NUM_SPECS = 200
 SEEN: Counter[str] = Counter()

@@ -27,10 +27,10 @@ Examples:
   mimo-launch train spec.yaml --runs /scratch/me/runs
   torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
 
-Validate and plan the spec, start one worker per rank on this machine and train. Under torchrun the
-process joins as the rank it is given. The run folder holds the resolved spec, the plan, metrics.jsonl
-and the workers' logs. Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is
-wrong, 130 or 143 when interrupted.
+Validate and plan the spec, start one worker per rank on this machine and train. Under torchrun
+the process joins as the rank it is given. The run folder holds the resolved spec, the plan,
+metrics.jsonl and the workers' logs. Exits with 0 when all steps are done, 1 when the run failed,
+2 when the spec is wrong, 130 or 143 when interrupted.
 """
 
 

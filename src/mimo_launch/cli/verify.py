@@ -25,8 +25,9 @@ Examples:
 
 Run two steps of the spec in float64 on this machine's processors, with its grids, placement and
 schedule but small widths and depths, and the same steps on one rank as a plain loop. Compare the
-loss, the gradient norm of each module, every gradient by name and the weights after an SGD step, to a
-relative error of 1e-10. Exits with 0 when everything agrees, 1 when not, 2 when the spec is wrong.
+loss, the gradient norm of each module, every gradient by name and the weights after an SGD step,
+to a relative error of 1e-10. Exits with 0 when everything agrees, 1 when not, 2 when the spec is
+wrong.
 """
 
 

@@ -30,7 +30,7 @@ class _EnterTp(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_reduce(grad, ctx.group), None
 
 
@@ -40,7 +40,7 @@ class _ExitTp(torch.autograd.Function):
         return all_reduce(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
@@ -51,7 +51,7 @@ class _GatherTokens(torch.autograd.Function):
         return all_gather(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter(grad, ctx.group), None
 
 
@@ -62,7 +62,7 @@ class _ScatterTokens(torch.autograd.Function):
         return reduce_scatter(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad, ctx.group), None
 
 
@@ -73,7 +73,7 @@ class _SplitRows(torch.autograd.Function):
         return _own_share(rows, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
 
 
@@ -84,7 +84,7 @@ class _GatherRows(torch.autograd.Function):
         return all_gather_uneven(rows, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _own_share(grad, ctx.sizes, ctx.group), None, None
 
 
@@ -144,7 +144,8 @@ def split_rows(rows_RD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
 def gather_rows(rows_rD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
     """Enter a language model whose input is replicated over tp: complete the rows.
 
-    Shapes: [sizes[index], D] -> [R, D]. Gradient: this rank's share, unsummed, because the gradient
-    is already complete on every tp rank; summing (the natural adjoint of a gather) counts it tp times.
+    Shapes: [sizes[index], D] -> [R, D]. Gradient: this rank's share, unsummed, because the
+    gradient is already complete on every tp rank; summing (the natural adjoint of a gather) counts
+    it tp times.
     """
     return _apply(_GatherRows, rows_rD, sizes, group) if group.handle is not None else rows_rD

@@ -95,7 +95,7 @@ def exchange(
     dist.all_to_all_single(
         received, torch.cat(send), counts, [part.shape[0] for part in send], group=group.handle
     )
-    for peer, part in zip(group.ranks, received.split(counts), strict=True):
+    for peer, part in zip(group.ranks, torch.split(received, counts), strict=True):
         if part.shape[0] and out is not None and receiver is not None:
             out[receiver.of(peer)] = part
     return out

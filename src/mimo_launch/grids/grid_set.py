@@ -38,7 +38,9 @@ class Group:
 class GridSet:
     """Every process group that this rank belongs to; `close()` destroys them once."""
 
-    def __init__(self, layout: Layout, rank: int, *, timeout: timedelta, device: torch.device):
+    def __init__(
+        self, layout: Layout, rank: int, *, timeout: timedelta, device: torch.device
+    ) -> None:
         """Create all groups.
 
         Ranks: collective over the world. Raises: RuntimeError from torch if a rank is missing.
@@ -65,11 +67,10 @@ class GridSet:
                 )
 
     def _create(self, name: str, ranks: tuple[int, ...], *, keep_single: bool) -> None:
-        if len(ranks) > 1 or keep_single:
-            if ranks not in self._by_ranks:
-                self._by_ranks[ranks] = dist.new_group(
-                    list(ranks), timeout=self._timeout, group_desc=name
-                )
+        if (len(ranks) > 1 or keep_single) and ranks not in self._by_ranks:
+            self._by_ranks[ranks] = dist.new_group(
+                list(ranks), timeout=self._timeout, group_desc=name
+            )
         if self.rank in ranks:
             handle = self._by_ranks.get(ranks) if len(ranks) > 1 else None
             self._named[name] = Group(ranks, ranks.index(self.rank), handle)

@@ -94,8 +94,13 @@ def _stack(folder: Path, rank: int) -> str:
 
 
 def _rank_main(
-    rank: int, world_size: int, folder: Path, pipe: Connection, function: Callable[..., Any],
-    args: tuple[Any, ...], timeout_s: float,
+    rank: int,
+    world_size: int,
+    folder: Path,
+    pipe: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    timeout_s: float,
 ) -> None:
     """Enter as a rank, send (ok, result or traceback), leave without interpreter shutdown."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +110,7 @@ def _rank_main(
         try:
             dist.init_process_group(
                 "gloo",
-                store=dist.FileStore(str(folder / "store"), world_size),
+                store=dist.FileStore(str(folder / "store"), world_size),  # type: ignore[attr-defined]
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout_s + 5),

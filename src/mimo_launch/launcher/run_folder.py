@@ -18,11 +18,9 @@ def open_run_folder(root: Path, spec: Spec, plan_json: str) -> tuple[Path, Path 
     Returns the folder, and where an earlier run of that name was moved (`NAME.1`, `NAME.2`, ...).
     Raises: OSError if the folder cannot be written.
     """
-    folder, moved = root / spec.name, None
-    if folder.exists():
-        number = 1
-        while (moved := root / f"{spec.name}.{number}").exists():
-            number += 1
+    folder = root / spec.name
+    moved = _unused(root, spec.name) if folder.exists() else None
+    if moved is not None:
         folder.rename(moved)
     folder.mkdir(parents=True)
     resolved = spec.model_dump(mode="json", by_alias=True)
@@ -31,3 +29,10 @@ def open_run_folder(root: Path, spec: Spec, plan_json: str) -> tuple[Path, Path 
     )
     (folder / "plan.json").write_text(plan_json + "\n", encoding="utf-8")
     return folder, moved
+
+
+def _unused(root: Path, name: str) -> Path:
+    number = 1
+    while (root / f"{name}.{number}").exists():
+        number += 1
+    return root / f"{name}.{number}"

@@ -27,11 +27,11 @@ def run_worker(spec: Spec, run_dir: Path, listeners: Sequence[Listener] = ()) ->
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=spec.train.timeout))
     metrics = MetricsFile(run_dir / "metrics.jsonl") if dist.get_rank() == 0 else None
+    sinks: list[Listener] = [] if metrics is None else [metrics, *listeners]
 
     def emit(event: Event) -> None:
-        if metrics is not None:
-            for listener in (metrics, *listeners):
-                listener(event)
+        for sink in sinks:
+            sink(event)
 
     try:
         with RankSession(spec) as session:

@@ -128,9 +128,7 @@ def build_layout(spec: Spec) -> Layout:
     return Layout(
         world_size=world_size(spec),
         modules=tuple(_module_layout(spec, name) for name in names),
-        samples=SampleMap(
-            spec.batch.global_, spec.language.grid.dp, spec.schedule.microbatches
-        ),
+        samples=SampleMap(spec.batch.global_, spec.language.grid.dp, spec.schedule.microbatches),
         seq=spec.batch.seq,
     )
 

@@ -52,9 +52,7 @@ class RankGrid:
 
     def rank_at(self, coords: Mapping[str, int]) -> int:
         """Return the rank at `coords`; axes left out are 0."""
-        return self.first_rank + sum(
-            index * self.strides[axis] for axis, index in coords.items()
-        )
+        return self.first_rank + sum(index * self.strides[axis] for axis, index in coords.items())
 
     def index(self, axis: str, rank: int) -> int:
         """Return the position of `rank` along `axis`."""

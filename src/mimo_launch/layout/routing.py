@@ -4,8 +4,8 @@ Decides: the transfers of one encoder group, forward and (read backwards) backwa
 Relies on: `samples` for ownership of samples, `shards` for ownership of rows inside a replica.
 Leaves: buffers and the actual sends to `comm.bridge`.
 
-Each row leaves exactly one rank and arrives at exactly one rank; what several ranks need (a language
-input replicated over tp) is completed by a gather inside that tp group, at the end of the bridge.
+Each row leaves exactly one rank and arrives at exactly one rank; what several ranks need (a
+language input replicated over tp) is completed by a gather inside that tp group, at the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

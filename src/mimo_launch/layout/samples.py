@@ -5,9 +5,9 @@ Relies on: divisibility, proved by `layout.checks`.
 Leaves: rows inside a sample to `layout.routing`.
 
 Language replica d owns a contiguous share of the step's samples, cut into microbatches of `mbs`:
-sample (d, j, i) has index (d * microbatches + j) * mbs + i. Encoders run on groups of k consecutive
-microbatches; inside a group the samples of all replicas, in (d, j, i) order, are cut evenly over the
-encoder's dp.
+sample (d, j, i) has index (d * microbatches + j) * mbs + i. Encoders run on groups of k
+consecutive microbatches; inside a group the samples of all replicas, in (d, j, i) order, are cut
+evenly over the encoder's dp.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ Decides: how rows are cut over cp and tp, and where they stand in the language i
 Relies on: `samples` for the samples of a replica, the DataPlan for rows and positions.
 Leaves: pairing the two ends to `routing`.
 
-Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then over tp.
+Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
 Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
 a rank holds what it owns: an even cut of the patches, padded to a multiple of tp at the end.
 
@@ -59,11 +59,11 @@ def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
     return range(outer.start + inner.start, outer.start + inner.stop)
 
 
-def encoder_samples(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
+def encoder_samples(
+    layout: Layout, module: ModuleLayout, replica: int, group: int
+) -> tuple[int, ...]:
     """Return the samples of one encoder replica for one group, in the order it encodes them."""
-    return layout.samples.encoder(
-        replica, module.grid.size("dp"), group, module.group_size
-    )
+    return layout.samples.encoder(replica, module.grid.size("dp"), group, module.group_size)
 
 
 def encoder_pieces(
@@ -107,7 +107,9 @@ def token_runs(
     for item, sample in enumerate(layout.samples.language(replica, microbatch)):
         first_row = 0
         for span in plan.samples[sample].spans.get(encoder, ()):
-            for position, length, place in _chunks(span.position, span.rows, layout.seq, cp, cp_size):
+            for position, length, place in _chunks(
+                span.position, span.rows, layout.seq, cp, cp_size
+            ):
                 row = first_row + position - span.position
                 runs.append(Run(sample, row, length, item * local_seq + place))
             first_row += span.rows
@@ -132,9 +134,7 @@ def _chunks(
             yield first, last - first, local * size + first - chunk * size
 
 
-def cut_runs(
-    layout: Layout, runs: list[Run], tp: int
-) -> list[Run]:
+def cut_runs(layout: Layout, runs: list[Run], tp: int) -> list[Run]:
     """Return the part of a token list's runs that tp rank `tp` owns.
 
     Under sequence parallelism: the rows in its slice of the list, places counted from the slice's
@@ -145,7 +145,9 @@ def cut_runs(
     if language.sequence_parallel:
         tokens = layout.samples.microbatch_size * layout.seq // language.grid.size("cp")
         size = tokens // tp_size
-        return list(_clip(runs, [run.place for run in runs], range(tp * size, (tp + 1) * size), tp * size))
+        return list(
+            _clip(runs, [run.place for run in runs], range(tp * size, (tp + 1) * size), tp * size)
+        )
     starts, offset = [], 0
     for run in runs:
         starts.append(offset)

@@ -36,8 +36,15 @@ class Mlp(nn.Module):
     """GELU or SwiGLU MLP, its inner width cut over tp: [n, D] -> [n, D]."""
 
     def __init__(
-        self, context: ParallelContext, width: int, inner: int, out: int, *, gated: bool,
-        bias: bool, out_scale: float = 1.0,
+        self,
+        context: ParallelContext,
+        width: int,
+        inner: int,
+        out: int,
+        *,
+        gated: bool,
+        bias: bool,
+        out_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.context, self.gated = context, gated
@@ -50,8 +57,11 @@ class Mlp(nn.Module):
         hidden = self.inputs(self.context.enter(x_nD))
         if self.gated:
             gate, up = hidden.chunk(2, dim=1)
-            return self.output(F.silu(gate) * up)
-        return self.output(F.gelu(hidden))
+            hidden = F.silu(gate) * up
+        else:
+            hidden = F.gelu(hidden)
+        out: Tensor = self.output(hidden)
+        return out
 
 
 class Block(nn.Module):
@@ -62,16 +72,28 @@ class Block(nn.Module):
         out_scale = (2 * shape.layers) ** -0.5
         self.attention_norm = Norm(context, shape.width, shape.norm)
         self.attention = Attention(
-            context, width=shape.width, heads=shape.heads, kv_heads=shape.kv_heads,
-            head_size=shape.head_size, bias=shape.bias, qk_norm=shape.qk_norm, out_scale=out_scale,
+            context,
+            width=shape.width,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            bias=shape.bias,
+            qk_norm=shape.qk_norm,
+            out_scale=out_scale,
         )
         self.mlp_norm = Norm(context, shape.width, shape.norm)
         self.mlp = Mlp(
-            context, shape.width, shape.mlp, shape.width, gated=shape.gated, bias=shape.bias,
+            context,
+            shape.width,
+            shape.mlp,
+            shape.width,
+            gated=shape.gated,
+            bias=shape.bias,
             out_scale=out_scale,
         )
 
     def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         """Return the block's output for every token."""
         x_nD = x_nD + self.attention(self.attention_norm(x_nD), mask)
-        return x_nD + self.mlp(self.mlp_norm(x_nD))
+        out: Tensor = x_nD + self.mlp(self.mlp_norm(x_nD))
+        return out

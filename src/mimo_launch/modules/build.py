@@ -97,9 +97,7 @@ def build_network(spec: Spec, name: str, context: ParallelContext) -> nn.Module:
     raise TypeError(f"module {name} has a model of unknown kind {model!r}")
 
 
-def _shard(
-    network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str
-) -> None:
+def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str) -> None:
     """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere."""
     low = precision == "bf16"
     policy = MixedPrecisionPolicy(

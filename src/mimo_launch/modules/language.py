@@ -44,9 +44,16 @@ class LanguageStage(nn.Module):
         self.context, self.model, self.vocab = context, model, vocab
         self.embedding = VocabEmbedding(context, padded_vocab, model.hidden)
         shape = BlockShape(
-            width=model.hidden, heads=model.heads, kv_heads=model.num_kv_heads,
-            head_size=model.head_size, mlp=model.mlp_width, layers=model.layers,
-            norm="rms", gated=True, bias=False, qk_norm=model.qk_norm,
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            mlp=model.mlp_width,
+            layers=model.layers,
+            norm="rms",
+            gated=True,
+            bias=False,
+            qk_norm=model.qk_norm,
         )
         self.layers = nn.ModuleDict({str(i): Block(context, shape) for i in range(model.layers)})
         self.norm = Norm(context, model.hidden, "rms")
@@ -62,7 +69,7 @@ class LanguageStage(nn.Module):
         """Return the summed loss of the labels, or without labels the greedy next tokens [B, S].
 
         Shapes: tokens and labels [B, S]; rows[encoder] [r, D], the rows this rank received. Every
-        tp rank of a replica returns the same value. Gradient: the sum of token losses, not the mean.
+        tp rank of a replica returns the same value. Gradient: of the sum of token losses, no mean.
         """
         batch, seq = tokens_BS.shape
         x_nD = self.embedding(tokens_BS.flatten())
@@ -80,7 +87,5 @@ class LanguageStage(nn.Module):
         logits = mask_padding(self.head(x_ND), self.head.part, self.vocab)
         if labels_BS is None:
             return greedy_choice(logits, self.head.part, self.context.tp).view(batch, seq)
-        losses = vocab_cross_entropy(
-            logits, labels_BS.flatten(), self.head.part, self.context.tp
-        )
+        losses = vocab_cross_entropy(logits, labels_BS.flatten(), self.head.part, self.context.tp)
         return losses.sum()

@@ -56,7 +56,9 @@ def pack_images(
     patches.append(np.zeros((padding, size)))
     positions.append(np.zeros((padding, 2), dtype=np.int64))
     return EncoderInput(
-        torch.as_tensor(np.concatenate(patches), dtype=context.compute_dtype, device=context.device),
+        torch.as_tensor(
+            np.concatenate(patches), dtype=context.compute_dtype, device=context.device
+        ),
         torch.as_tensor(np.concatenate(positions), device=context.device),
         image_mask(lengths, context.device),
         num_rows,
@@ -85,8 +87,13 @@ class PatchEmbedding(SegmentedModule):
             self.declare(
                 name,
                 replicated(
-                    name, shape, context.token_grad, counted=context.counts, std=size**-0.5,
-                    init="normal" if name == "weight" else "zeros", decay=name == "weight",
+                    name,
+                    shape,
+                    context.token_grad,
+                    counted=context.counts,
+                    std=size**-0.5,
+                    init="normal" if name == "weight" else "zeros",
+                    decay=name == "weight",
                 ),
                 dtype=context.dtype,
             )
@@ -108,7 +115,8 @@ class LinearProjector(nn.Module):
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the rows [n, L]."""
         x_ND = self.context.enter(x_nD)
-        return self.output(x_ND[:, self.part.start : self.part.stop])
+        rows: Tensor = self.output(x_ND[:, self.part.start : self.part.stop])
+        return rows
 
 
 class VisionStage(nn.Module):
@@ -119,9 +127,15 @@ class VisionStage(nn.Module):
         self.context, self.width = context, model.hidden
         self.patch = PatchEmbedding(context, model.channels * model.patch**2, model.hidden)
         shape = BlockShape(
-            width=model.hidden, heads=model.heads, kv_heads=model.heads,
-            head_size=model.hidden // model.heads, mlp=model.mlp_width, layers=model.layers,
-            norm="layer", gated=False, bias=True,
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.heads,
+            head_size=model.hidden // model.heads,
+            mlp=model.mlp_width,
+            layers=model.layers,
+            norm="layer",
+            gated=False,
+            bias=True,
         )
         self.layers = nn.ModuleDict({str(i): Block(context, shape) for i in range(model.layers)})
         self.norm = Norm(context, model.hidden, "layer")
@@ -133,7 +147,9 @@ class VisionStage(nn.Module):
         else:
             self.projector = LinearProjector(context, model.hidden, language_width)
 
-    def forward(self, patches: Tensor, positions: Tensor, mask: ImageMask, sizes: tuple[int, ...]) -> Tensor:
+    def forward(
+        self, patches: Tensor, positions: Tensor, mask: ImageMask, sizes: tuple[int, ...]
+    ) -> Tensor:
         """Return the rows that this rank owns, [sizes[tp index], L].
 
         Shapes: patches [N, P], positions [N, 2]; `sizes` are the rows each tp rank owns.
@@ -151,5 +167,3 @@ class VisionStage(nn.Module):
         if self.context.sequence_parallel:
             return rows[: sizes[self.context.tp.index]].clone()
         return split_rows(rows, sizes, self.context.tp)
-
-

@@ -57,9 +57,7 @@ class Updates:
             update.optimizer.zero_grad(set_to_none=True)
 
 
-def _module_update(
-    common: OptimizerSpec, own: ModuleOptimizer, module: RankModule
-) -> ModuleUpdate:
+def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
     decay = common.weight_decay if own.weight_decay is None else own.weight_decay
     declared = list(declared_parameters(module.name, module.network))
     groups = [

@@ -82,7 +82,7 @@ def sum_partial_gradients(declared: Sequence[DeclaredParameter], tp: Group) -> N
     buffer = partial[0].grad.new_zeros(sum(slots))
     views = [
         part.view(_num_slots(s.segment), -1)[_slot(s.segment)]
-        for s, part in zip(partial, buffer.split(slots), strict=True)
+        for s, part in zip(partial, torch.split(buffer, slots), strict=True)
     ]
     for segment, view in zip(partial, views, strict=True):
         view.copy_(segment.grad.flatten())
@@ -118,9 +118,7 @@ class StepTotals:
         return bool(torch.isfinite(torch.tensor([self.loss, self.norm])).all())
 
 
-def reduce_totals(
-    layout: Layout, modules: dict[str, RankModule], loss: Tensor
-) -> StepTotals:
+def reduce_totals(layout: Layout, modules: dict[str, RankModule], loss: Tensor) -> StepTotals:
     """Return loss and gradient norms, equal on all ranks.
 
     Ranks: collective over the world; one all-reduce of modules + 1 numbers in float64. Each rank

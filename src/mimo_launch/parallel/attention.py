@@ -33,7 +33,7 @@ class ImageMask:
     """Tokens are images one after another; a token sees its own image.
 
     `gather` [images, longest] names the token at each place (0 where `valid` is false); `tokens`
-    names the place, in the flattened gather, of each of the N tokens; padding tokens are past its end.
+    names the place, in the flattened gather, of each token of an image; padding comes after.
     """
 
     gather: Tensor
@@ -52,7 +52,9 @@ def image_mask(lengths: list[int], device: torch.device) -> ImageMask:
     return ImageMask(gather, valid, valid.flatten().nonzero().flatten())
 
 
-def rotary(positions_S: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(
+    positions_S: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return cos and sin [S, head_size] of the rotary embedding (arXiv:2104.09864)."""
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions_S.device, dtype=wide) / head_size
@@ -77,9 +79,7 @@ class KeyValueLinear(SegmentedModule):
 
     names_itself = False
 
-    def __init__(
-        self, context: ParallelContext, width: int, kv_heads: int, head_size: int
-    ) -> None:
+    def __init__(self, context: ParallelContext, width: int, kv_heads: int, head_size: int) -> None:
         super().__init__()
         copies = context.tp.size // kv_heads
         head, copy = divmod(context.tp.index, copies)
@@ -88,8 +88,15 @@ class KeyValueLinear(SegmentedModule):
             "weight",
             *(
                 Segment(
-                    name, (kv_heads * head_size, width), 0, head * head_size,
-                    (head + 1) * head_size, "partial", copy == 0, "normal", width**-0.5,
+                    name,
+                    (kv_heads * head_size, width),
+                    0,
+                    head * head_size,
+                    (head + 1) * head_size,
+                    "partial",
+                    copy == 0,
+                    "normal",
+                    width**-0.5,
                 )
                 for name in names
             ),
@@ -105,8 +112,16 @@ class Attention(nn.Module):
     """Multi-head or grouped-query attention."""
 
     def __init__(
-        self, context: ParallelContext, *, width: int, heads: int, kv_heads: int, head_size: int,
-        bias: bool, qk_norm: bool, out_scale: float,
+        self,
+        context: ParallelContext,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        bias: bool,
+        qk_norm: bool,
+        out_scale: float,
     ) -> None:
         super().__init__()
         self.context, self.head_size = context, head_size
@@ -119,9 +134,7 @@ class Attention(nn.Module):
         else:
             outputs |= {"k": kv_heads * head_size, "v": kv_heads * head_size}
         self.inputs = ColumnLinear(context, width, outputs, bias=bias)
-        self.output = RowLinear(
-            context, "o", heads * head_size, width, bias=bias, scale=out_scale
-        )
+        self.output = RowLinear(context, "o", heads * head_size, width, bias=bias, scale=out_scale)
         self.q_norm = Norm(context, head_size, "rms", inner=True) if qk_norm else None
         self.k_norm = Norm(context, head_size, "rms", inner=True) if qk_norm else None
 
@@ -135,8 +148,12 @@ class Attention(nn.Module):
         q, k, v = fused.view(shape).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        attend = _causal if isinstance(mask, CausalMask) else _per_image
-        return self.output(attend(q, k, v, mask))  # type: ignore[arg-type]
+        if isinstance(mask, CausalMask):
+            heads = _causal(q, k, v, mask)
+        else:
+            heads = _per_image(q, k, v, mask)
+        out: Tensor = self.output(heads)
+        return out
 
 
 def _causal(q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
@@ -145,8 +162,11 @@ def _causal(q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Te
     q, k, v = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
     q, k = _rotate(q, mask), _rotate(k, mask)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-        is_causal=True, enable_gqa=q.shape[2] != k.shape[2],
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2).reshape(num_tokens, -1)
 

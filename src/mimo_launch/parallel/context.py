@@ -5,7 +5,7 @@ Relies on: `comm.autograd`.
 Leaves: the maths to the layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class ParallelContext:
     sequence_parallel: bool = False
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""

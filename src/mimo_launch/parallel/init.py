@@ -33,9 +33,7 @@ def init_parameters(
                 local.copy_(initial_values(placed.name, placed.segment, seed, randomise=randomise))
 
 
-def initial_values(
-    name: str, segment: Segment, seed: int, *, randomise: bool = False
-) -> Tensor:
+def initial_values(name: str, segment: Segment, seed: int, *, randomise: bool = False) -> Tensor:
     """Return this rank's part of a segment in float64."""
     constant = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}[segment.init]
     if segment.init != "normal" and not randomise:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.segments import Segment, SegmentedModule, replicated, sharded
+from mimo_launch.parallel.segments import InitKind, Segment, SegmentedModule, replicated, sharded
 
 
 class ColumnLinear(SegmentedModule):
@@ -44,7 +44,11 @@ class ColumnLinear(SegmentedModule):
                 "bias",
                 *(
                     sharded(
-                        f"{name}.bias", (features,), 0, context.part(features), init="zeros",
+                        f"{name}.bias",
+                        (features,),
+                        0,
+                        context.part(features),
+                        init="zeros",
                         decay=False,
                     )
                     for name, features in outputs.items()
@@ -65,7 +69,13 @@ class RowLinear(SegmentedModule):
     names_itself = False
 
     def __init__(
-        self, context: ParallelContext, name: str, features: int, width: int, *, bias: bool,
+        self,
+        context: ParallelContext,
+        name: str,
+        features: int,
+        width: int,
+        *,
+        bias: bool,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -73,7 +83,10 @@ class RowLinear(SegmentedModule):
         self.declare(
             "weight",
             sharded(
-                f"{name}.weight", (width, features), 1, context.part(features),
+                f"{name}.weight",
+                (width, features),
+                1,
+                context.part(features),
                 std=scale * features**-0.5,
             ),
             dtype=context.dtype,
@@ -82,8 +95,12 @@ class RowLinear(SegmentedModule):
             self.declare(
                 "bias",
                 replicated(
-                    f"{name}.bias", (width,), context.token_grad, counted=context.counts,
-                    init="zeros", decay=False,
+                    f"{name}.bias",
+                    (width,),
+                    context.token_grad,
+                    counted=context.counts,
+                    init="zeros",
+                    decay=False,
                 ),
                 dtype=context.dtype,
             )
@@ -100,36 +117,39 @@ class Norm(SegmentedModule):
     """RMSNorm or LayerNorm over the width, computed in at least fp32."""
 
     def __init__(
-        self, context: ParallelContext, width: int, kind: Literal["rms", "layer"], *,
+        self,
+        context: ParallelContext,
+        width: int,
+        kind: Literal["rms", "layer"],
+        *,
         inner: bool = False,
     ) -> None:
         super().__init__()
-        self.kind: Literal["rms", "layer"] = kind
         tp_grad = context.inner_grad if inner else context.token_grad
-        names: dict[str, Literal["ones", "zeros"]] = {"weight": "ones"}
-        if kind == "layer":
-            names["bias"] = "zeros"
-        for name, init in names.items():
-            self.declare(
-                name,
-                replicated(
-                    name, (width,), tp_grad, counted=context.counts, init=init, decay=False
-                ),
-                dtype=context.dtype,
+
+        def segment(name: str, init: InitKind) -> Segment:
+            return replicated(
+                name, (width,), tp_grad, counted=context.counts, init=init, decay=False
             )
+
+        self.declare("weight", segment("weight", "ones"), dtype=context.dtype)
+        if kind == "layer":
+            self.declare("bias", segment("bias", "zeros"), dtype=context.dtype)
+        else:
+            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         shape = (x.shape[-1],)
         weight = self.weight.to(wide.dtype)
-        if self.kind == "rms":
+        if self.bias is None:
             return F.rms_norm(wide, shape, weight, 1e-5).to(x.dtype)
         return F.layer_norm(wide, shape, weight, self.bias.to(wide.dtype), 1e-5).to(x.dtype)
 
 
 class VocabEmbedding(SegmentedModule):
-    """Token embedding with the vocabulary cut over tp, as even as can be: ids [N] -> [n or N, D]."""
+    """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D]."""
 
     def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
         super().__init__()

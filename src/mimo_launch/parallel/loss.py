@@ -33,7 +33,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         softmax, index, here, valid = ctx.saved_tensors
         scale = grad.masked_fill(~valid, 0)
         out = softmax * scale[:, None]

@@ -1,7 +1,7 @@
 """Parameters as canonical segments: full, unfused tensors and the part of each a rank holds.
 
-Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to the
-full tensors that users, checkpoints and proofs know by name.
+Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to
+the full tensors that users, checkpoints and proofs know by name.
 Relies on: layers declaring their parameters through `declare`.
 Leaves: values to `init`, sums over tp to `optimizer.gradients`.
 """
@@ -24,7 +24,7 @@ class Segment:
     """One canonical tensor and the part of it that this rank holds.
 
     `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` the part held.
-    `copies` tp ranks hold the same part (replicated key/value heads, or the whole tensor); `counted`
+    Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
     is true on the one whose gradient enters the norm. `std` is the scale of a normal init.
     """
 
@@ -50,22 +50,36 @@ class Segment:
 
     def cut(self, full: Tensor) -> Tensor:
         """Return this rank's part of a full tensor."""
-        return full if self.axis is None else full.narrow(
-            self.axis, self.start, self.stop - self.start
+        return (
+            full
+            if self.axis is None
+            else full.narrow(self.axis, self.start, self.stop - self.start)
         )
 
 
 def sharded(
-    name: str, shape: tuple[int, ...], axis: int, part: range, *, std: float = 0.02,
-    init: InitKind = "normal", decay: bool = True,
+    name: str,
+    shape: tuple[int, ...],
+    axis: int,
+    part: range,
+    *,
+    std: float = 0.02,
+    init: InitKind = "normal",
+    decay: bool = True,
 ) -> Segment:
     """Return a segment whose part belongs to this tp rank alone."""
     return Segment(name, shape, axis, part.start, part.stop, "sharded", True, init, std, decay)
 
 
 def replicated(
-    name: str, shape: tuple[int, ...], tp_grad: TpGrad, *, counted: bool, std: float = 0.02,
-    init: InitKind = "normal", decay: bool = True,
+    name: str,
+    shape: tuple[int, ...],
+    tp_grad: TpGrad,
+    *,
+    counted: bool,
+    std: float = 0.02,
+    init: InitKind = "normal",
+    decay: bool = True,
 ) -> Segment:
     """Return a segment that every tp rank holds whole."""
     return Segment(name, shape, None, 0, shape[0], tp_grad, counted, init, std, decay)
@@ -79,6 +93,8 @@ class SegmentedModule(nn.Module):
     """
 
     names_itself = True
+    weight: Tensor
+    bias: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()

@@ -51,8 +51,15 @@ class Bridge:
     """One encoder's bridge to language, as this rank sees it."""
 
     def __init__(
-        self, layout: Layout, grids: GridSet, encoder: ModuleLayout, tag: int, *,
-        modules: dict[str, RankModule], dtype: torch.dtype, width: int,
+        self,
+        layout: Layout,
+        grids: GridSet,
+        encoder: ModuleLayout,
+        tag: int,
+        *,
+        modules: dict[str, RankModule],
+        dtype: torch.dtype,
+        width: int,
     ) -> None:
         self.layout, self.grids, self.encoder, self.tag = layout, grids, encoder, tag
         self.rank = grids.rank
@@ -101,7 +108,11 @@ class Bridge:
             offset = 0
             for microbatch in self._microbatches(index):
                 self.placements[microbatch], received = placement(
-                    self.layout, self.plan, self.encoder.name, microbatch, self.rank,
+                    self.layout,
+                    self.plan,
+                    self.encoder.name,
+                    microbatch,
+                    self.rank,
                     self.language.context,
                 )
                 offsets[microbatch] = offset
@@ -117,14 +128,16 @@ class Bridge:
         """Start (sends, receives) or carry out (exchanges) one action of the bridge."""
         state = self.group(index)
         forward = kind in (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
-        near, far = (
-            (state.sender, state.receiver) if forward else (state.receiver, state.sender)
-        )
+        near, far = (state.sender, state.receiver) if forward else (state.receiver, state.sender)
         if kind in (Kind.EXCHANGE_F, Kind.EXCHANGE_B):
             source = state.rows if forward else self._gradient(index)
             got = exchange(
-                None if source is None else source.detach(), near, far,
-                group=self.grids.bridge(self.encoder.name), rank=self.rank, like=self.like,
+                None if source is None else source.detach(),
+                near,
+                far,
+                group=self.grids.bridge(self.encoder.name),
+                rank=self.rank,
+                like=self.like,
             )
             self._deliver(index, got, forward=forward)
             return

@@ -4,8 +4,8 @@ Decides: how an action becomes a forward, a backward or a transfer.
 Relies on: programs that the simulator has passed.
 Leaves: the optimizer step to `optimizer`.
 
-# Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward, or its
-# weights would miss a reduction that its peers wait in.
+# Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward, or
+# its weights would miss a reduction that its peers wait in.
 """
 
 from dataclasses import dataclass, field
@@ -36,15 +36,25 @@ class Executor:
     """Runs programs over this rank's modules."""
 
     def __init__(
-        self, spec: Spec, layout: Layout, grids: GridSet, modules: dict[str, RankModule],
-        *, dtype: torch.dtype,
+        self,
+        spec: Spec,
+        layout: Layout,
+        grids: GridSet,
+        modules: dict[str, RankModule],
+        *,
+        dtype: torch.dtype,
     ) -> None:
         """Open this rank's end of every bridge; `dtype` is the type of rows on a bridge."""
         self.spec, self.layout, self.grids, self.modules = spec, layout, grids, modules
         self.rank = grids.rank
         self.bridges = {
             encoder.name: Bridge(
-                layout, grids, encoder, tag, modules=modules, dtype=dtype,
+                layout,
+                grids,
+                encoder,
+                tag,
+                modules=modules,
+                dtype=dtype,
                 width=spec.language.model.hidden,
             )
             for tag, encoder in enumerate(layout.encoders)
@@ -134,9 +144,7 @@ class Executor:
     def _language_forward(self, microbatch: int) -> None:
         module = self.modules[self.layout.language.name]
         replica = module.layout.grid.index("dp", self.rank)
-        batch = language_input(
-            self.layout, self.inputs, replica, microbatch, self.grids.device
-        )
+        batch = language_input(self.layout, self.inputs, replica, microbatch, self.grids.device)
         summed = module.network(batch.tokens, *self._rows(microbatch), batch.labels)
         # Scale at the loss, sum everywhere: N is the whole step's number of labels.
         loss = summed / self.num_labels

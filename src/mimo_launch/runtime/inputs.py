@@ -22,7 +22,9 @@ from mimo_launch.parallel.context import ParallelContext
 class StepInputs(Protocol):
     """The samples of one step by their position in it; only what is asked for is read."""
 
-    plan: DataPlan
+    @property
+    def plan(self) -> DataPlan:
+        """What the samples look like."""
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
@@ -68,7 +70,11 @@ def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
 
 
 def placement(
-    layout: Layout, plan: DataPlan, encoder: str, microbatch: int, rank: int,
+    layout: Layout,
+    plan: DataPlan,
+    encoder: str,
+    microbatch: int,
+    rank: int,
     context: ParallelContext,
 ) -> tuple[Placement, int]:
     """Return where rows go in a microbatch's tokens, and how many of them `rank` receives."""

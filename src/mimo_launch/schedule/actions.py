@@ -12,10 +12,10 @@ joined by `+` are posted together and waited for together.
 
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What an action does. Sends and receives name the end of the edge they run on."""
 
     FORWARD = "F"
@@ -90,6 +90,4 @@ def parse_program(text: str) -> Program:
 
     Raises: ValueError if any part is not an action.
     """
-    return tuple(
-        tuple(parse_action(part) for part in slot.split("+")) for slot in text.split()
-    )
+    return tuple(tuple(parse_action(part) for part in slot.split("+")) for slot in text.split())

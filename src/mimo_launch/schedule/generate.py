@@ -51,9 +51,7 @@ def needs_backward(layout: Layout, module: ModuleLayout) -> bool:
     return any(not m.frozen for m in layout.modules)
 
 
-def _for_every_rank(
-    layout: Layout, step: Callable[[Layout, Role], Iterator[Action]]
-) -> Programs:
+def _for_every_rank(layout: Layout, step: Callable[[Layout, Role], Iterator[Action]]) -> Programs:
     made: dict[Role, Program] = {}
     programs = []
     for rank in range(layout.world_size):
@@ -183,9 +181,7 @@ def distance_to_loss(layout: Layout, module: ModuleLayout, stage: int) -> int:
     return distance if module.is_language else distance + len(layout.language.stages)
 
 
-def _forward(
-    layout: Layout, module: ModuleLayout, stage: int, microbatch: int
-) -> Iterator[Action]:
+def _forward(layout: Layout, module: ModuleLayout, stage: int, microbatch: int) -> Iterator[Action]:
     if module.is_language and stage == 0:
         for encoder in layout.encoders:
             if not encoder.in_phases:

@@ -122,9 +122,7 @@ class _Simulator:
 
     def _meet_component(self, rank: int, action: Action) -> bool:
         component = component_of(self.layout, rank, action.module)
-        here = self.arrived.setdefault(
-            (action.module, action.kind, action.index, component[0]), []
-        )
+        here = self.arrived.setdefault((action.module, action.kind, action.index, component[0]), [])
         here.append(rank)
         if len(here) < len(component):
             return False

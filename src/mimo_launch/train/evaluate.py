@@ -2,7 +2,7 @@
 
 Decides: what digit accuracy means. For each held-out sample with an image the model gets everything
 up to the question and then its own answers, one greedy token at a time. A digit counts as right if
-the answer has that digit at that place before it ends; the accuracy is over all digits of all images.
+the answer has that digit at that place before it ends; the accuracy is over all digits of images.
 Relies on: the forward program, then repeated language forwards on the rows it left.
 Leaves: when to evaluate to `loop`.
 """

@@ -36,8 +36,6 @@ class DatasetInputs:
         return self.dataset.answer(self.split, self.plan.samples[sample].id)
 
 
-def step_inputs(
-    dataset: Dataset, split: Split, ids: tuple[int, ...], step: int
-) -> DatasetInputs:
+def step_inputs(dataset: Dataset, split: Split, ids: tuple[int, ...], step: int) -> DatasetInputs:
     """Return the inputs of one step made of the given samples."""
     return DatasetInputs(dataset, split, make_data_plan(dataset, split, ids, step))

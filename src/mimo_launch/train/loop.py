@@ -29,8 +29,11 @@ def train(session: RankSession, emit: Listener) -> None:
     order = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     emit(
         RunStarted(
-            name=spec.name, plan=plan_hash(spec), steps=spec.train.steps,
-            world_size=session.world_size, log_every=spec.train.log_every,
+            name=spec.name,
+            plan=plan_hash(spec),
+            steps=spec.train.steps,
+            world_size=session.world_size,
+            log_every=spec.train.log_every,
             modules=tuple(m.name for m in session.layout.modules),
         )
     )
@@ -50,11 +53,7 @@ def train(session: RankSession, emit: Listener) -> None:
         emit(_finished(spec, step, totals, tokens=tokens, seconds=seconds, skipped=skip))
         if _evaluates_after(spec, step) and spec.eval is not None:
             emit(evaluate(session, dataset, spec.eval.samples, step + 1))
-    emit(
-        RunFinished(
-            steps=spec.train.steps, seconds=time.perf_counter() - begin, skipped=skipped
-        )
-    )
+    emit(RunFinished(steps=spec.train.steps, seconds=time.perf_counter() - begin, skipped=skipped))
 
 
 def _evaluates_after(spec: Spec, step: int) -> bool:

@@ -46,12 +46,17 @@ class RankSession:
         self.program = generate(self.layout)[self.rank]
         _compare_plans(plan_hash(spec))
         self.grids = GridSet(
-            self.layout, self.rank, timeout=timedelta(seconds=spec.train.timeout),
+            self.layout,
+            self.rank,
+            timeout=timedelta(seconds=spec.train.timeout),
             device=self.device,
         )
         self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
         self.executor = Executor(
-            spec, self.layout, self.grids, self.modules,
+            spec,
+            self.layout,
+            self.grids,
+            self.modules,
             dtype=compute_dtype(spec.train.precision),
         )
         self.updates = Updates(spec, self.modules)
@@ -60,7 +65,9 @@ class RankSession:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.grids.close()

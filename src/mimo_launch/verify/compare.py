@@ -4,10 +4,10 @@ Decides: when two tensors agree, and when agreement proves too little.
 Relies on: pieces of canonical tensors from every rank.
 Leaves: printing to `cli.verify`.
 
-Two tensors agree if ||a - b|| <= 1e-10 * max(||b||, 1e-6 * ||all tensors of the module||). The second
-term is the floor: a tensor smaller than that is judged by noise. More than 5 % of a module's tensors
-judged by the floor is a failure, except key biases where the exact gradient is zero (a softmax does
-not see a shift of all scores).
+Two tensors agree if ||a - b|| <= 1e-10 * max(||b||, 1e-6 * ||all tensors of the module||). The
+second term is the floor: a tensor smaller than that is judged by noise. More than 5 % of a module's
+tensors judged by the floor is a failure, except key biases, whose exact gradient is zero (a softmax
+does not see a shift of all scores).
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ EXEMPT_SUFFIX = ".attention.k.bias"
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """Part `start:stop` along `axis` (None: the whole) of a canonical tensor, as one rank has it."""
+    """Part `start:stop` along `axis` (None: all) of a canonical tensor, as one rank has it."""
 
     name: str
     axis: int | None
@@ -110,8 +110,10 @@ def _difference(pieces: list[TensorPiece], full: Tensor) -> float:
     """Return ||a - b||, with the worst copy of each part; infinity if a part is missing."""
     parts: dict[tuple[int, int], float] = {}
     for piece in pieces:
-        want = full if piece.axis is None else full.narrow(
-            piece.axis, piece.start, piece.stop - piece.start
+        want = (
+            full
+            if piece.axis is None
+            else full.narrow(piece.axis, piece.start, piece.stop - piece.start)
         )
         if want.shape != piece.values.shape:
             return float("inf")

@@ -2,8 +2,8 @@
 
 Decides: what the right loss, gradients and update are.
 Relies on: names, shapes and initial values of the weights, and on the data set. It shares no layer,
-routing, schedule or scaling code with the product: rows go where the placeholder tokens are, the loss
-is one division at the end, gradients are autograd's.
+routing, schedule or scaling code with the product: rows go where the placeholder tokens are, the
+loss is one division at the end, gradients are autograd's.
 Leaves: judging the differences to `compare`.
 
 Legend: S tokens of a sample, N patches of an image, D width, H heads, K head size.
@@ -110,7 +110,7 @@ class Oracle:
             layer = f"{encoder}.layers.{i}"
             y = self._layer_norm(x_ND, f"{layer}.attention_norm")
             q, k, v = (
-                self._linear(y, f"{layer}.attention.{p}").unflatten(1, (model.heads, -1))
+                self._linear(y, f"{layer}.attention.{p}").view(len(y), model.heads, -1)
                 for p in "qkv"
             )
             x_ND = x_ND + self._linear(_attend(q, k, v, causal=False), f"{layer}.attention.o")
@@ -130,9 +130,9 @@ class Oracle:
         for i in range(model.layers):
             layer = f"language.layers.{i}"
             y = self._rms_norm(x_SD, f"{layer}.attention_norm")
-            q = self._linear(y, f"{layer}.attention.q").unflatten(1, (heads, -1))
-            k = self._linear(y, f"{layer}.attention.k").unflatten(1, (kv_heads, -1))
-            v = self._linear(y, f"{layer}.attention.v").unflatten(1, (kv_heads, -1))
+            q = self._linear(y, f"{layer}.attention.q").view(len(y), heads, -1)
+            k = self._linear(y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
+            v = self._linear(y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
             if model.qk_norm:
                 q = self._rms_norm(q, f"{layer}.attention.q_norm")
                 k = self._rms_norm(k, f"{layer}.attention.k_norm")

@@ -17,8 +17,8 @@ MAX_RANKS = 32
 def regrid(spec: Spec) -> Spec:
     """Return the spec on small grids.
 
-    Modules on equal ranks get equal (possibly larger dp) grids; the others keep their order of first
-    ranks, and an overlap stays an overlap.
+    Modules on equal ranks get equal (possibly larger dp) grids; the others keep their order of
+    first ranks, and an overlap stays an overlap.
     """
     grids = {name: _reduce(module.grid) for name, module in spec.modules.items()}
     for group in _equal_ranges(spec):
@@ -65,11 +65,11 @@ def _first_ranks(spec: Spec, grids: dict[str, Grid]) -> dict[str, int]:
     firsts: dict[str, int] = {}
     for name in order:
         old, place = spec.modules[name].rank_range, 0
-        for other in firsts:
+        for other, first in firsts.items():
             before = spec.modules[other].rank_range
-            end = firsts[other] + grids[other].num_ranks
+            end = first + grids[other].num_ranks
             if before == old:
-                place = firsts[other]
+                place = first
                 break
             overlaps = old.start < before.stop and before.start < old.stop
             place = max(place, end - 1 if overlaps else end)

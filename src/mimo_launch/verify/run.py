@@ -53,9 +53,7 @@ def verify_spec(
         rank_outcomes, spec, prepare, world_size=world_size(spec), timeout_s=timeout_s
     )
     oracle = Oracle(spec, randomise=True)
-    order = GlobalOrder(
-        oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed
-    )
+    order = GlobalOrder(oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     verdicts: list[ModuleVerdict] = []
     for step in range(NUM_STEPS):
         loss, grads = oracle.loss_and_gradients(order.ids(step))
@@ -106,7 +104,10 @@ def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
 
 
 def _compare_step(
-    spec: Spec, ranks: list[StepOutcome], loss: float, grads: dict[str, Tensor],
+    spec: Spec,
+    ranks: list[StepOutcome],
+    loss: float,
+    grads: dict[str, Tensor],
     weights: dict[str, Tensor],
 ) -> list[ModuleVerdict]:
     verdicts = [

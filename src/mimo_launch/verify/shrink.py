@@ -10,7 +10,14 @@ from math import lcm
 
 from mimo_launch.layout.layout import encoder_group_size
 from mimo_launch.layout.tokens import longest_sample
-from mimo_launch.spec.model import DecoderModel, LrSchedule, ModuleSpec, Spec, SyntheticData, VitModel
+from mimo_launch.spec.model import (
+    DecoderModel,
+    LrSchedule,
+    ModuleSpec,
+    Spec,
+    SyntheticData,
+    VitModel,
+)
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
 
 HEAD_SIZE = 4
@@ -38,7 +45,10 @@ def shrink(spec: Spec) -> Spec:
             # A step that is clipped and large: a wrong norm or gradient shows in the weights.
             "optimizer": small.optimizer.model_copy(
                 update={
-                    "kind": "sgd", "lr": 0.5, "clip": 0.5, "weight_decay": 0.0,
+                    "kind": "sgd",
+                    "lr": 0.5,
+                    "clip": 0.5,
+                    "weight_decay": 0.0,
                     "schedule": LrSchedule.model_validate({}),
                 }
             ),
@@ -59,7 +69,9 @@ def _num_ranks(spec: Spec) -> int:
 def _shrink_module(module: ModuleSpec) -> ModuleSpec:
     tp, model = module.grid.tp, module.model
     layers = max(module.grid.pp, min(model.layers, MAX_LAYERS))
-    optimizer = module.optimizer.model_copy(update={"lr": None, "weight_decay": None, "warmup": None})
+    optimizer = module.optimizer.model_copy(
+        update={"lr": None, "weight_decay": None, "warmup": None}
+    )
     small: VitModel | DecoderModel
     if isinstance(model, VitModel):
         heads = tp * min(2, model.heads // tp)
@@ -82,9 +94,14 @@ def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
     vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
     return model.model_copy(
         update={
-            "layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
+            "layers": layers,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "hidden": hidden,
             "head_dim": None if model.head_dim is None else HEAD_SIZE + 2,
-            "mlp": 2 * tp * HEAD_SIZE, "vocab": vocab, "vocab_multiple": 16,
+            "mlp": 2 * tp * HEAD_SIZE,
+            "vocab": vocab,
+            "vocab_multiple": 16,
         }
     )
 

@@ -1,0 +1,65 @@
+"""Every check that CI runs; `nox -l` lists them."""
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"  # torch is large.
+nox.options.sessions = ["lint", "types", "layers", "docs", "tests"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def group(name: str) -> list[str]:
+    """Return the packages of a dependency group, so that no list is written twice."""
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the default suite; arguments go to pytest."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, strictly."""
+    session.install("-e", ".", "nox", *group("types"))
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Check that each layer imports only lower ones."""
+    session.install("-e", ".", *group("layers"))
+    session.run("lint-imports")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    session.install("-e", ".", *group("docs"))
+    session.run("mkdocs", "build", "--strict", "-f", ".mkdocs.yml")
+
+
+@nox.session(default=False)
+def sweep(session: nox.Session) -> None:
+    """Prove 200 random layouts; prints the seed and a table of coverage."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", "tests/sweep", "-m", "sweep", "-s", *session.posargs)
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Run the GPU tests; needs CUDA devices."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", "tests/gpu", "-m", "gpu", *session.posargs)
