@@ -155,14 +155,15 @@ def layout_specs(max_ranks: int = 8, *, supported_only: bool = True) -> st.Searc
 @st.composite
 def _layout_specs(draw: st.DrawFn, max_ranks: int, supported_only: bool) -> Spec:
     DRAWS["drawn"] += 1
-    room = draw(st.sampled_from([*range(1, max_ranks + 1), *[max_ranks] * max_ranks]))
+    room = draw(st.sampled_from([*range(1, max_ranks + 1), *[max_ranks] * 2 * max_ranks]))
     mbs = draw(st.integers(1, 3))
     k = draw(st.integers(1, 3))
     groups = draw(st.integers(1, 3))
     num_encoders = draw(st.sampled_from([1, 2, 3, 1, 2, 1, 2, 0]))
     # Language: half of the time it leaves room for encoders of their own ranks.
     most = draw(st.sampled_from([room, -(-room // 2)]))
-    least = draw(st.sampled_from([1, -(-most // 2)]))
+    # Small jobs are few but never absent; most faults need several ranks to show.
+    least = draw(st.sampled_from([-(-most // 2), 1, -(-most // 2)]))
     sizes = range(least, most + 1)
     language = draw(_grid(grids_of(sizes, 0, supported_only=supported_only)))
     size = prod(language)

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
+from mimo_launch.schedule.channels import is_sender
 
 Programs = tuple[Program, ...]
 Role = tuple[tuple[str, int], ...]
@@ -157,22 +158,36 @@ def _pipelined(layout: Layout, role: Role) -> list[tuple[ModuleLayout, int]]:
 def _pipeline(layout: Layout, role: Role, microbatches: range) -> Iterator[Action]:
     """Yield the 1F1B part of this role.
 
-    Upstream encoders that share ranks with each other run microbatch by microbatch in the order of
-    the spec, with the longest warm-up among them, so that each can feed its consumer.
+    Each stage starts its forwards as far ahead of the loss as it is away from it. Upstream encoders
+    that share ranks with each other receive together, compute one after the other in the order of
+    the spec, and send together: were one to send before another receives, two such ranks could wait
+    for each other.
     """
     stages = _pipelined(layout, role)
     if not stages:
         return
     trained = [(m, s) for m, s in stages if needs_backward(layout, m)]
     total = len(microbatches)
-    warmup = min(max(distance_to_loss(layout, m, s) for m, s in stages), total)
+    distances = [distance_to_loss(layout, m, s) for m, s in stages]
+    warmup = max(distances)
     for position in range(total + warmup):
-        if position < total:
-            for module, stage in stages:
-                yield from _forward(layout, module, stage, microbatches[position])
+        yield from _together(
+            action
+            for (module, stage), distance in zip(stages, distances, strict=True)
+            if 0 <= (forward := position - (warmup - distance)) < total
+            for action in _forward(layout, module, stage, microbatches[forward])
+        )
         if position >= warmup:
-            for module, stage in trained:
-                yield from _backward(layout, module, stage, microbatches[position - warmup])
+            yield from _together(
+                action
+                for module, stage in trained
+                for action in _backward(layout, module, stage, microbatches[position - warmup])
+            )
+
+
+def _together(actions: Iterator[Action]) -> list[Action]:
+    """Receive for all modules of a rank, then compute, then send: their transfers share slots."""
+    return sorted(actions, key=lambda a: a.kind.is_compute + 2 * is_sender(a.kind))
 
 
 def distance_to_loss(layout: Layout, module: ModuleLayout, stage: int) -> int:
