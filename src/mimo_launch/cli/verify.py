@@ -87,16 +87,20 @@ def _prove(
     import_for_workers()
     small = shrink(spec)
     if not quiet:
-        console.note(f"proving on {world_size(small)} ranks:")
-        for name, module in small.modules.items():
-            sizes = " ".join(f"{axis} {getattr(module.grid, axis)}" for axis in module.order)
-            console.note(f"  {name}: ranks {module.ranks}, {sizes}, {module.model!r}")
-        console.note(f"  batch {small.batch.global_} x {small.batch.seq} tokens")
+        console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")
     try:
         return small, verify_spec(small, timeout_s=timeout)
     except RankError as error:
         console.note(f"the proof did not end: {error}")
         raise typer.Exit(1) from None
+
+
+def _as_yaml(spec: "Spec") -> str:
+    """Return a spec as YAML, without what is as by default."""
+    import yaml
+
+    data = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return str(yaml.safe_dump(data, sort_keys=False, default_flow_style=None)).rstrip()
 
 
 def _show_table(verdicts: list["ModuleVerdict"]) -> None:

@@ -23,6 +23,7 @@ from mimo_launch.optimizer.gradients import (
 )
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.timeline import proven
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.inputs import StepInputs
 from mimo_launch.schedule.generate import generate
@@ -35,15 +36,18 @@ class RankSession:
     def __init__(
         self, spec: Spec, *, device: torch.device | None = None, randomise: bool = False
     ) -> None:
-        """Compare plans, create groups, build modules.
+        """Prove that the schedule ends, compare plans, create groups, build modules.
 
-        Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
+        Ranks: collective over the world. Raises: DeadlockError if the simulator does not reach the
+        end of the schedule; RuntimeError if ranks hold different plans.
         """
         self.spec = spec
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = device or torch.device("cpu")
         self.layout = build_layout(spec)
-        self.program = generate(self.layout)[self.rank]
+        programs = generate(self.layout)
+        proven(self.layout, programs)
+        self.program = programs[self.rank]
         _compare_plans(plan_hash(spec))
         self.grids = GridSet(
             self.layout,

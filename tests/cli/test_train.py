@@ -1,0 +1,153 @@
+"""`mimo-launch train` from the outside: processes, run folders, exit codes, failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+TRAIN = [sys.executable, "-m", "mimo_launch", "train", str(SPEC)]
+
+
+def start(folder: Path, *args: str, program: list[str] = TRAIN) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [*program, *args],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = (folder / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the child processes of a launcher."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a run has finished some steps."""
+    path = folder / "runs" / "tiny" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and len(path.read_text().splitlines()) >= count:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no {count} steps: {finish(process)}")
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
+    code, out, err = finish(start(tmp_path, "--nproc", "2"))
+    assert (code, err) == (0, "")
+    assert "language: ranks 1" in out
+    assert "step      4  loss" in out
+    assert "step      3  loss" not in out
+    steps = metrics(tmp_path)
+    assert [record.get("step") for record in steps] == [1, 2, 3, 4, 4]
+    assert set(steps[0]) == {
+        "step", "loss", "grad_norm", "grad_norms", "lr", "lrs", "tokens", "tokens_per_s", "skipped",
+    }  # fmt: skip
+    assert set(steps[0]["grad_norms"]) == {"vision", "language"}
+    assert set(steps[-1]) == {"step", "eval_loss", "digit_accuracy", "samples"}
+    run = tmp_path / "runs" / "tiny"
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["header"]["plan_hash"] in out
+    assert "global: 8" in (run / "spec.yaml").read_text()
+
+
+def test_the_saved_spec_trains_the_same_run_again(tmp_path: Path) -> None:
+    """The earlier run is moved aside, not overwritten, and every number repeats."""
+    assert finish(start(tmp_path))[0] == 0
+    first = metrics(tmp_path)
+    saved = tmp_path / "runs" / "tiny" / "spec.yaml"
+    again = [*TRAIN[:-1], str(saved)]
+    copied = tmp_path / "again.yaml"
+    copied.write_text(saved.read_text())
+    code, out, _ = finish(start(tmp_path, program=[*again[:-1], str(copied)]))
+    assert code == 0
+    assert "an earlier run is now in runs/tiny.1" in out
+    assert [r.get("loss") for r in metrics(tmp_path)] == [r.get("loss") for r in first]
+    assert (tmp_path / "runs" / "tiny.1" / "metrics.jsonl").exists()
+
+
+def test_steps_and_overrides_are_checked_and_used(tmp_path: Path) -> None:
+    code, out, _ = finish(start(tmp_path, "--steps", "1", "--set", "eval=null"))
+    assert code == 0
+    assert [record["step"] for record in metrics(tmp_path)] == [1]
+    assert "done: 1 steps" in out
+    code, _, err = finish(start(tmp_path, "--set", "modules.vision.grid.tp=3"))
+    assert code == 2
+    assert "--set modules.vision.grid.tp=3" in err
+
+
+def test_a_wrong_number_of_processes_starts_none(tmp_path: Path) -> None:
+    code, out, err = finish(start(tmp_path, "--nproc", "3"))
+    assert (code, out) == (2, "")
+    assert "3" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_under_torchrun_a_process_joins_as_its_rank(tmp_path: Path) -> None:
+    """Two workers of an outer torchrun: the same metrics as two of our own."""
+    assert finish(start(tmp_path))[0] == 0
+    own = metrics(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    program = [*torchrun, "--nproc-per-node", "2", "-m", "mimo_launch", "train", str(SPEC)]
+    code, out, err = finish(start(tmp_path, program=program))
+    assert code == 0, err
+    assert out.count("2 ranks ready") == 1
+    assert [r.get("loss") for r in metrics(tmp_path)] == [r.get("loss") for r in own]
+
+
+def test_a_killed_worker_ends_the_run_with_one_report(tmp_path: Path) -> None:
+    """SIGKILL of one rank: exit 1 within seconds, the rank and its module named, no orphans."""
+    process = start(tmp_path, "--steps", "100000", "--set", "eval=null")
+    wait_for_steps(tmp_path, 3, process)
+    workers = workers_of(process.pid)
+    os.kill(workers[1], signal.SIGKILL)
+    killed = time.monotonic()
+    code, _, err = finish(process)
+    assert code == 1
+    assert time.monotonic() - killed < 15
+    assert "error: rank 1 stopped first (language" in err
+    assert "SIGKILL" in err
+    assert all(gone(worker) for worker in workers)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_run_and_all_workers(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = start(tmp_path, "--steps", "100000", "--set", "eval=null")
+    wait_for_steps(tmp_path, 3, process)
+    workers = workers_of(process.pid)
+    process.send_signal(number)
+    found, _, err = finish(process)
+    assert found == code
+    assert f"interrupted by {number.name}" in err
+    assert all(gone(worker) for worker in workers)

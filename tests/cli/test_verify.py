@@ -1,0 +1,51 @@
+"""`mimo-launch verify` from the outside."""
+
+import json
+
+import pytest
+
+from mimo_launch.train import session
+
+SPEC = "../../topologies/sequence_parallel.yaml"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Ranks are forked from this process; see tests/distributed/conftest.py."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def test_a_right_layout_is_proved(run_cli) -> None:
+    code, out, err = run_cli(f"verify {SPEC}")
+    assert code == 0
+    assert "every layout tensor equals the one-rank run" in out
+    assert "DIFFERS" not in out
+    assert "proving this spec on" in err
+
+
+def test_a_wrong_layout_is_named_tensor_by_tensor(run_cli, monkeypatch) -> None:
+    """Without the sums over tp, norms and row biases under sequence parallelism are wrong."""
+    monkeypatch.setattr(session, "sum_partial_gradients", lambda *args: None)
+    code, out, err = run_cli(f"verify {SPEC}")
+    assert code == 1
+    assert "MISMATCH" in out
+    assert "vision.layers.0.attention_norm.weight: relative error" in err
+
+
+def test_the_result_is_also_json(run_cli) -> None:
+    code, out, _ = run_cli(f"verify {SPEC} --json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["passed"] is True
+    assert {v["what"] for v in result["verdicts"]} == {
+        "loss", "gradient norm", "gradients", "weights after SGD",
+    }  # fmt: skip
+    assert all(v["worst"] <= 1e-10 for v in result["verdicts"])
+
+
+def test_a_wrong_spec_starts_nothing(run_cli) -> None:
+    code, out, err = run_cli(f"verify {SPEC} --set modules.vision.grid.tp=5")
+    assert (code, out) == (2, "")
+    assert "error[" in err

@@ -1,0 +1,164 @@
+"""What a step does besides gradients: agreeing on bad numbers, skipping, updating."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.specs import box, spec
+
+from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.layout.tokens import IGNORE_LABEL
+from mimo_launch.optimizer.gradients import local_tensor
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.events import StepFinished
+from mimo_launch.train.loader import DatasetInputs, step_inputs
+from mimo_launch.train.loop import train
+from mimo_launch.train.session import RankSession
+
+
+def two_modules(**sections: Any) -> Spec:
+    """Vision dp 2 on ranks 0-1 in front of language dp 2 on ranks 2-3."""
+    return spec({"vision": box(0, dp=2), "language": box(2, dp=2)}, microbatches=2, **sections)
+
+
+def inputs_of(made: Spec, step: int) -> DatasetInputs:
+    dataset = build_dataset(made)
+    order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, made.train.seed)
+    return step_inputs(dataset, "train", order.ids(step), step)
+
+
+def weights_of(session: RankSession) -> dict[str, torch.Tensor]:
+    return {
+        placed.name: local_tensor(declared.parameter.detach()).clone()
+        for name in session.modules
+        for declared in session.declared(name)
+        for placed in declared.placed
+    }
+
+
+def train_with_a_nan(made: Spec) -> list[tuple[bool, float]]:
+    """Run three steps; in the second one rank alone sees a NaN in a gradient."""
+    seen = []
+    with RankSession(made) as session:
+        run = session.executor.run
+
+        def poisoned(program: Any, inputs: Any) -> Any:
+            result = run(program, inputs)
+            if inputs.plan.step == 1 and session.rank == 1:
+                declared = session.declared("vision")[0]
+                local_tensor(declared.parameter.grad).view(-1)[0] = float("nan")
+            return result
+
+        session.executor.run = poisoned
+        before: list[dict[str, torch.Tensor]] = []
+
+        def emit(event: Any) -> None:
+            if isinstance(event, StepFinished):
+                before.append(weights_of(session))
+                seen.append((event.skipped, event.loss))
+
+        train(session, emit)
+        moved = [
+            any(not torch.equal(a[name], b[name]) for name in a)
+            for a, b in zip(before, before[1:], strict=False)
+        ]
+    return [*seen, *[(m, 0.0) for m in moved]]
+
+
+def test_all_ranks_skip_the_same_step_when_one_sees_a_nan() -> None:
+    """The skipped step moves no weight on any rank; the next one does."""
+    made = two_modules(train={"steps": 3, "precision": "fp64"})
+    for result in run_ranks(train_with_a_nan, made, world_size=4):
+        (first, _), (second, _), (third, _), (moved_in_second, _), (moved_in_third, _) = result
+        assert (first, second, third) == (False, True, False)
+        assert (moved_in_second, moved_in_third) == (False, True)
+
+
+@dataclass(frozen=True)
+class WithoutLabels(DatasetInputs):
+    """A step in which no token has a label."""
+
+    def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens, labels = super().text(sample)
+        return tokens, np.full_like(labels, IGNORE_LABEL)
+
+
+def totals_without_labels(made: Spec) -> tuple[float, float]:
+    inputs = inputs_of(made, 0)
+    samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
+    empty = WithoutLabels(inputs.dataset, "train", replace(inputs.plan, samples=samples))
+    with RankSession(made) as session:
+        totals = session.gradients(empty)
+    return totals.loss, totals.norm
+
+
+def test_a_step_without_labels_has_no_loss_and_no_gradient() -> None:
+    assert run_ranks(totals_without_labels, two_modules(), world_size=4) == [(0.0, 0.0)] * 4
+
+
+def with_another_plan(made: Spec) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 2:
+        made = made.model_copy(update={"name": "other"})
+    RankSession(made)
+
+
+def test_ranks_with_different_plans_refuse_to_start() -> None:
+    with pytest.raises(RankError, match="ranks hold different plans"):
+        run_ranks(with_another_plan, two_modules(), world_size=4)
+
+
+def norms_before_and_after(made: Spec) -> dict[str, tuple[float, float]]:
+    """Apply one AdamW step of zero gradients: only weight decay moves weights."""
+    with RankSession(made, randomise=True) as session:
+        before = weights_of(session)
+        for name in session.modules:
+            for declared in session.declared(name):
+                declared.parameter.grad = torch.zeros_like(declared.parameter)
+        session.updates.apply(0)
+        after = weights_of(session)
+    return {n: (float(before[n].norm()), float(after[n].norm())) for n in before}
+
+
+def test_weight_decay_spares_norms_and_biases_and_follows_the_module() -> None:
+    """AdamW with zero gradients multiplies a decayed weight by 1 - lr * decay."""
+    vision = box(0, optimizer={"lr": 0.2, "weight_decay": 0.5})
+    made = spec(
+        {"vision": vision, "language": box(0)},
+        optimizer={"kind": "adamw", "lr": 0.1, "weight_decay": 0.1},
+    )
+    [norms] = run_ranks(norms_before_and_after, made, world_size=1)
+    for name, (before, after) in norms.items():
+        factor = 1 - (0.2 * 0.5 if name.startswith("vision") else 0.1 * 0.1)
+        spared = "norm" in name or name.endswith(".bias") or "embedding" in name
+        assert after == pytest.approx(before * (1 if spared else factor), rel=1e-12), name
+
+
+def losses(made: Spec) -> list[float]:
+    events: list[Any] = []
+    with RankSession(made) as session:
+        train(session, events.append)
+    return [e.loss for e in events if isinstance(e, StepFinished)]
+
+
+def test_adamw_runs_alike_on_two_layouts_and_precisions_stay_close() -> None:
+    """Five AdamW steps: dp 2 + dp 2 against one rank in float64; fp32 and bf16 near them."""
+    common = {"optimizer": {"kind": "adamw", "lr": 1e-2, "weight_decay": 0.1, "clip": 1.0}}
+
+    def run(precision: str, *, alone: bool) -> list[float]:
+        sections = {**common, "train": {"steps": 5, "precision": precision}}
+        if alone:
+            modules = {"vision": box(0), "language": box(0)}
+            made = spec(modules, microbatches=2, mbs=2, **sections)
+            return run_ranks(losses, made, world_size=1)[0]
+        return run_ranks(losses, two_modules(**sections), world_size=4)[0]
+
+    exact = run("fp64", alone=True)
+    assert run("fp64", alone=False) == pytest.approx(exact, rel=1e-9)
+    assert run("fp32", alone=False) == pytest.approx(exact, rel=1e-4)
+    assert run("bf16", alone=False) == pytest.approx(exact, rel=5e-2)

@@ -1,0 +1,66 @@
+"""A proof runs on a small spec with the layout of the large one."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from tests.support.specs import box, layout_specs, spec
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.verify.regrid import regrid
+from mimo_launch.verify.shrink import shrink
+
+
+def relation(made: Spec, one: str, other: str) -> str:
+    a, b = set(made.modules[one].rank_range), set(made.modules[other].rank_range)
+    return "same" if a == b else "overlap" if a & b else "disjoint"
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout_specs(8))
+def test_a_shrunk_spec_is_valid_and_keeps_its_layout(made: Spec) -> None:
+    small = shrink(made)
+    assert not [finding for finding in check(small) if finding.is_error]
+    for name, module in made.modules.items():
+        kept = ("ranks", "grid", "order", "sequence_parallel", "sharding", "frozen")
+        assert [getattr(small.modules[name], k) for k in kept] == [getattr(module, k) for k in kept]
+    assert small.schedule == made.schedule
+    assert small.train.precision == "fp64"
+    assert small.optimizer.kind == "sgd"
+
+
+LARGE = {
+    "4,096 ranks, disjoint": spec(
+        {"vision": box(0, dp=2048), "language": box(2048, tp=8, dp=256)},
+        microbatches=4,
+        mbs=8,
+    ),
+    "512 ranks, colocated": spec(
+        {"vision": box(0, tp=4, dp=128), "language": box(0, tp=8, dp=64)},
+        microbatches=4,
+        encoder_microbatches=2,
+        mbs=2,
+    ),
+    "96 ranks, odd sizes, partial overlap": spec(
+        {"vision": box(0, tp=1, dp=9), "language": box(6, tp=5, dp=18)}, microbatches=2, mbs=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_grids_are_reduced_axis_by_axis(name: str) -> None:
+    made = LARGE[name]
+    small = regrid(made)
+    assert world_size(small) <= 32
+    for module in made.modules:
+        before, after = made.modules[module].grid, small.modules[module].grid
+        for axis in ("tp", "cp", "pp"):
+            size = getattr(before, axis)
+            assert getattr(after, axis) == (size if size <= 2 else 3 if size % 2 else 2)
+        assert (after.dp > 1) == (before.dp > 1)
+        assert small.modules[module].order == made.modules[module].order
+    for one, other in combinations(made.modules, 2):
+        assert relation(small, one, other) == relation(made, one, other)
+    assert not [finding for finding in check(shrink(made)) if finding.is_error]
