@@ -48,7 +48,7 @@ def test_tensors_come_back_after_their_rank_has_left() -> None:
 
 def test_the_first_rank_that_raises_is_the_error() -> None:
     started = time.monotonic()
-    with pytest.raises(RankError, match="rank 1 failed(.|\n)*rank 1 has had enough"):
+    with pytest.raises(RankError, match=r"rank 1 failed(.|\n)*rank 1 has had enough"):
         run_ranks(raise_on_one, world_size=3)
     assert time.monotonic() - started < 10
 

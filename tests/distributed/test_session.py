@@ -1,6 +1,7 @@
 """What a step does besides gradients: agreeing on bad numbers, skipping, updating."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,7 @@ def train_with_a_nan(made: Spec) -> list[tuple[bool, float]]:
                 seen.append((event.skipped, event.loss))
 
         train(session, emit)
-        moved = [
-            any(not torch.equal(a[name], b[name]) for name in a)
-            for a, b in zip(before, before[1:], strict=False)
-        ]
+        moved = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in pairwise(before)]
     return [*seen, *[(m, 0.0) for m in moved]]
 
 

@@ -40,17 +40,23 @@ class BridgeEnd:
         return next((p.index for p in self.peers if p.peer == rank), None)
 
 
-def encoder_end(transfers: Iterable[Transfer], rank: int, num_rows: int) -> BridgeEnd:
+def encoder_end(
+    transfers: Iterable[Transfer], rank: int, num_rows: int, device: torch.device
+) -> BridgeEnd:
     """Return the encoder side: rows of the group's owned output, per language rank."""
     rows: dict[int, list[int]] = {}
     for t in transfers:
         if t.src == rank:
             rows.setdefault(t.dst, []).extend(range(t.src_start, t.src_start + t.num_rows))
-    return _end(num_rows, rows)
+    return _end(num_rows, rows, device)
 
 
 def language_end(
-    transfers: Iterable[Transfer], rank: int, offsets: dict[int, int], num_rows: int
+    transfers: Iterable[Transfer],
+    rank: int,
+    offsets: dict[int, int],
+    num_rows: int,
+    device: torch.device,
 ) -> BridgeEnd:
     """Return the language side: rows of the owned input, microbatches one after another.
 
@@ -61,13 +67,12 @@ def language_end(
         if t.dst == rank:
             start = offsets[t.microbatch] + t.dst_start
             rows.setdefault(t.src, []).extend(range(start, start + t.num_rows))
-    return _end(num_rows, rows)
+    return _end(num_rows, rows, device)
 
 
-def _end(num_rows: int, rows: dict[int, list[int]]) -> BridgeEnd:
-    return BridgeEnd(
-        num_rows, tuple(PeerRows(peer, torch.tensor(rows[peer])) for peer in sorted(rows))
-    )
+def _end(num_rows: int, rows: dict[int, list[int]], device: torch.device) -> BridgeEnd:
+    peers = (PeerRows(p, torch.tensor(rows[p], device=device)) for p in sorted(rows))
+    return BridgeEnd(num_rows, tuple(peers))
 
 
 def exchange(

@@ -103,7 +103,7 @@ class Bridge:
             total = sum(self.plan.samples[s].rows(self.encoder.name) for s in samples)
             sizes = owned_rows(self.encoder, total, self.rank)
             mine = sizes[self.encoder.grid.index("tp", self.rank)]
-            sender = encoder_end(transfers, self.rank, mine)
+            sender = encoder_end(transfers, self.rank, mine, self.like.device)
         if self.language is not None:
             offset = 0
             for microbatch in self._microbatches(index):
@@ -117,7 +117,7 @@ class Bridge:
                 )
                 offsets[microbatch] = offset
                 offset += received
-            receiver = language_end(transfers, self.rank, offsets, offset)
+            receiver = language_end(transfers, self.rank, offsets, offset, self.like.device)
         return GroupState(sender, receiver, sizes, offsets)
 
     def _microbatches(self, index: int) -> range:
