@@ -268,7 +268,7 @@ def test_every_stage_runs_every_microbatch_once_each_way(layout):
                     runs[action.module, action.stage, action.kind].append(action.index)
         expected = {}
         for module in layout.modules_of(rank):
-            stage, indices = module.stage_of(rank).index, [*range(total // module.group_size)]
+            stage, indices = module.stages_of(rank)[0].index, [*range(total // module.group_size)]
             expected[module.name, stage, Kind.FORWARD] = indices
             if needs_backward(layout, module):
                 expected[module.name, stage, Kind.BACKWARD] = indices

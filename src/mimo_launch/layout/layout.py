@@ -10,14 +10,17 @@ from functools import cached_property
 
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
-from mimo_launch.spec.model import ModuleSpec, Spec, rank_range
+from mimo_launch.spec.model import ModuleSpec, ScheduleKind, Spec, rank_range
 
 LANGUAGE = "language"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers of one module at one pp index."""
+    """Consecutive layers of one module.
+
+    Stage i is held by pp index i modulo pp: with virtual stages a rank holds several.
+    """
 
     module: str
     index: int
@@ -49,13 +52,17 @@ class ModuleLayout:
         """Whether this module computes the loss."""
         return self.name == LANGUAGE
 
-    def stage_of(self, rank: int) -> Stage:
-        """Return the stage that `rank` holds."""
-        return self.stages[self.grid.index("pp", rank)]
+    def stages_of(self, rank: int) -> tuple[Stage, ...]:
+        """Return the stages that `rank` holds: one, or every pp-th with virtual stages."""
+        return self.stages[self.grid.index("pp", rank) :: self.grid.size("pp")]
+
+    def pp_index(self, stage: int) -> int:
+        """Return the position along pp that holds `stage`."""
+        return stage % self.grid.size("pp")
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Return the ranks that hold `stage`, in increasing order."""
-        return self.grid.slice(pp=stage)
+        return self.grid.slice(pp=self.pp_index(stage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ class Layout:
     modules: tuple[ModuleLayout, ...]
     samples: SampleMap
     seq: int
+    schedule: ScheduleKind = "1f1b"
 
     def __getitem__(self, name: str) -> ModuleLayout:
         return self._by_name[name]
@@ -130,6 +138,7 @@ def build_layout(spec: Spec) -> Layout:
         modules=tuple(_module_layout(spec, name) for name in names),
         samples=SampleMap(spec.batch.global_, spec.language.grid.dp, spec.schedule.microbatches),
         seq=spec.batch.seq,
+        schedule=spec.schedule.kind,
     )
 
 
@@ -156,7 +165,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
             tuple(getattr(module.grid, axis) for axis in module.order),
             module.rank_range.start,
         ),
-        stages=_stages(name, module),
+        stages=_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages),
         sequence_parallel=module.sequence_parallel and module.grid.tp > 1,
         frozen=module.frozen,
         in_phases=is_encoder and shares_language_ranks(spec, name),
@@ -164,13 +173,13 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     )
 
 
-def _stages(name: str, module: ModuleSpec) -> tuple[Stage, ...]:
-    """Cut the layers into pp consecutive runs, as equal as can be, earlier ones longer."""
-    pp = module.grid.pp
-    share, extra = divmod(module.model.layers, pp)
+def _stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage, ...]:
+    """Cut the layers into consecutive runs, as equal as can be, earlier ones longer."""
+    total = module.grid.pp * virtual
+    share, extra = divmod(module.model.layers, total)
     stages, first = [], 0
-    for index in range(pp):
+    for index in range(total):
         num_layers = share + (index < extra)
-        stages.append(Stage(name, index, first, num_layers, index == 0, index == pp - 1))
+        stages.append(Stage(name, index, first, num_layers, index == 0, index == total - 1))
         first += num_layers
     return tuple(stages)

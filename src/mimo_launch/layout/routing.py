@@ -135,7 +135,7 @@ def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
             rank = owner[rank]
         return rank
 
-    last_stage = len(module.stages) - 1
+    last_stage = module.pp_index(len(module.stages) - 1)
     for replica, linked in enumerate(replica_links(layout, encoder)):
         ends = list(module.grid.slice(dp=replica, pp=last_stage))
         for target in linked:

@@ -73,7 +73,7 @@ def encoder_pieces(
     samples = encoder_samples(layout, module, replica, group)
     counts = [plan.samples[sample].rows(module.name) for sample in samples]
     total = sum(counts)
-    last_stage = len(module.stages) - 1
+    last_stage = module.pp_index(len(module.stages) - 1)
     owners = [
         (
             module.grid.rank_at({"cp": cp, "tp": tp, "dp": replica, "pp": last_stage}),

@@ -139,8 +139,7 @@ def _placement(layout: Layout, module: ModuleLayout) -> str:
 
 def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
     held = []
-    for module in layout.modules_of(rank):
-        stage = module.stage_of(rank)
+    for module, stage in ((m, s) for m in layout.modules_of(rank) for s in m.stages_of(rank)):
         held.append(
             HeldModule(
                 module=module.name,

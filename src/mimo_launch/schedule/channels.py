@@ -23,9 +23,10 @@ def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
     """Return the ranks that a point-to-point action of `rank` may meet."""
     module = layout[action.module]
     if action.stage is not None:
-        stride = module.grid.strides["pp"]
-        down = action.kind in (Kind.SEND_F, Kind.RECV_B)
-        return (rank + stride if down else rank - stride,)
+        step = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
+        other = module.pp_index(action.stage + step)
+        apart = other - module.grid.index("pp", rank)
+        return (rank + apart * module.grid.strides["pp"],)
     at_encoder = action.kind in (Kind.SEND_F, Kind.RECV_B)
     return _bridge_partners(layout, action.module, rank, action.index, at_encoder)
 
@@ -53,7 +54,7 @@ def _bridge_partners(
         grid, stage = language.grid, 0
     else:
         mine, size, theirs = language.grid.index("dp", rank), per_language, share
-        grid, stage = module.grid, len(module.stages) - 1
+        grid, stage = module.grid, module.pp_index(len(module.stages) - 1)
     # Both sides cut the same list of samples; the partners are those whose cut overlaps.
     first, last = mine * size, (mine + 1) * size - 1
     linked = range(first // theirs, last // theirs + 1)

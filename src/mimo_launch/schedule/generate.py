@@ -39,7 +39,7 @@ def generate_forward(layout: Layout) -> Programs:
 
 def role_of(layout: Layout, rank: int) -> Role:
     """Return the (module, stage) pairs that a rank holds, encoders first."""
-    return tuple((m.name, m.stage_of(rank).index) for m in layout.modules_of(rank))
+    return tuple((m.name, s.index) for m in layout.modules_of(rank) for s in m.stages_of(rank))
 
 
 def needs_backward(layout: Layout, module: ModuleLayout) -> bool:

@@ -22,12 +22,13 @@ class ModuleOptimizer(Strict):
     )
 
 
+ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "bubble_filling"]
+
+
 class ScheduleSpec(Strict):
     """Order of the work inside a step."""
 
-    kind: Literal["1f1b", "gpipe", "interleaved", "bubble_filling"] = Field(
-        "1f1b", description="Pipeline schedule."
-    )
+    kind: ScheduleKind = Field("1f1b", description="Pipeline schedule.")
     microbatches: PositiveInt = Field(
         1, description="Microbatches a language replica runs per step."
     )
@@ -35,6 +36,9 @@ class ScheduleSpec(Strict):
         None,
         description="For encoders that share ranks with language: microbatches they encode at once "
         "(more memory, fewer phases); default all.",
+    )
+    virtual_stages: PositiveInt = Field(
+        1, description="For `interleaved`: stages of the language model that each rank holds."
     )
 
 
