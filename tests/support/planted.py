@@ -16,7 +16,7 @@ from mimo_launch.comm import autograd
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.modules import build
 from mimo_launch.parallel import layers
-from mimo_launch.runtime import executor, inputs
+from mimo_launch.runtime import compute, executor, inputs
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import session
 
@@ -53,22 +53,17 @@ def extra_mean() -> None:
 
 def local_label_count() -> None:
     """Each replica divides by its own microbatch's labels instead of the step's."""
-    correct = executor.language_input
+    correct = compute.Stages.forward
 
-    def counting(layout: Any, step_inputs: Any, *rest: Any) -> Any:
-        batch = correct(layout, step_inputs, *rest)
-        executor_now = counting.executor
-        executor_now.num_labels = int((batch.labels != -100).sum()) * 4
-        return batch
+    def local(self: Any, action: Any, step: Any) -> None:
+        correct(self, action, step)
+        if action.index in step.losses and action.module == "language":
+            replica = self.layout.language.grid.index("dp", self.rank)
+            samples = self.layout.samples.language(replica, action.index)
+            mine = sum(step.plan.samples[s].num_labels for s in samples)
+            step.losses[action.index] *= step.plan.num_labels / mine / 4
 
-    begin = executor.Executor._begin
-
-    def remember(self: Any, step_inputs: Any) -> None:
-        counting.executor = self
-        begin(self, step_inputs)
-
-    executor.Executor._begin = remember
-    executor.language_input = counting
+    compute.Stages.forward = local
 
 
 def swapped_slots() -> None:
@@ -79,14 +74,15 @@ def swapped_slots() -> None:
 
 def dropped_last_microbatch() -> None:
     """The last microbatch of a step adds nothing to the gradients."""
-    correct = executor.Executor._language_forward
+    correct = compute.Stages.forward
 
-    def dropping(self: Any, microbatch: int) -> None:
-        correct(self, microbatch)
-        if microbatch == self.layout.samples.microbatches - 1:
-            self.losses[microbatch] = self.losses[microbatch] * 0
+    def dropping(self: Any, action: Any, step: Any) -> None:
+        correct(self, action, step)
+        last = self.layout.samples.microbatches - 1
+        if action.module == "language" and action.index == last and last in step.losses:
+            step.losses[last] = step.losses[last] * 0
 
-    executor.Executor._language_forward = dropping
+    compute.Stages.forward = dropping
 
 
 def norm_over_one_grid() -> None:
@@ -109,22 +105,18 @@ def replicated_counted_twice() -> None:
 
 def reduced_before_they_exist() -> None:
     """Encoder gradients are reduced after the first backward of a step, not the last."""
-    run, backward = executor.Executor.run, executor.Executor._backward
-    switch = executor._set_gradient_sync
+    backward, switch = compute.Stages.backward, executor._set_gradient_sync
 
-    def early(self: Any, program: Any, step_inputs: Any) -> Any:
-        names = [m.name for m in self.layout.encoders]
-        executor._set_gradient_sync = lambda module, sync: (
-            None if module.name in names else switch(module, sync=sync)
-        )
-        return run(self, program, step_inputs)
+    def never_for_encoders(module: Any, stage: int, *, sync: bool) -> None:
+        if module.name == "language":
+            switch(module, stage, sync=sync)
 
-    def first_syncs(self: Any, action: Any) -> None:
+    def first_syncs(self: Any, action: Any, step: Any) -> None:
         if action.module in self.bridges:
-            switch(self.modules[action.module], sync=action.index == 0)
-        backward(self, action)
+            switch(self.modules[action.module], action.stage, sync=action.index == 0)
+        backward(self, action, step)
 
-    executor.Executor.run, executor.Executor._backward = early, first_syncs
+    executor._set_gradient_sync, compute.Stages.backward = never_for_encoders, first_syncs
 
 
 def split_rows_zero_filled() -> None:
@@ -163,14 +155,14 @@ def partial_sums_only_under_sequence_parallelism() -> None:
 
 def zero_rows_skipped() -> None:
     """A rank whose group has no rows skips the encoder's backward."""
-    correct = executor.Executor._backward
+    correct = compute.Stages.backward
 
-    def skipping(self: Any, action: Any) -> None:
+    def skipping(self: Any, action: Any, step: Any) -> None:
         bridge = self.bridges.get(action.module)
         if bridge is None or bridge.group(action.index).rows.shape[0]:
-            correct(self, action)
+            correct(self, action, step)
 
-    executor.Executor._backward = skipping
+    compute.Stages.backward = skipping
 
 
 def exit_sums_gradients() -> None:

@@ -1,6 +1,6 @@
 """`mimo-launch plan`: what every rank will do, with nothing started.
 
-Decides: what goes to stdout (tables, or JSON) and the exit code.
+Decides: what goes to stdout (tables, or JSON), which files are written, and the exit code.
 Relies on: `layout.checks.entry` for findings, `plan.report` for the facts.
 Leaves: carrying the plan out to `train`.
 """
@@ -26,9 +26,11 @@ Examples:
   mimo-launch plan spec.yaml --rank 3
   mimo-launch plan spec.yaml --set schedule.microbatches=8
   mimo-launch plan spec.yaml --json > plan.json
+  mimo-launch plan spec.yaml --timeline step.svg --trace step.json
 
 Show what every rank will do: coordinates, groups, stages, samples, bridges and the schedule in
-model time. Starts nothing and needs no GPU. Exits with 0, or with 2 when the spec has a mistake.
+model time. Starts nothing and needs no GPU. Exits with 0, with 2 when the spec has a mistake, or
+with 1 when a file cannot be written.
 """
 
 # Enough for the tables of a usual spec when there is no terminal to ask.
@@ -51,14 +53,22 @@ def plan(
     ] = None,
     nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the step, or that of --rank.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the step for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.cli.findings import show_findings
+    from mimo_launch.cli.plan_files import check_targets, write_drawings
     from mimo_launch.layout.checks.entry import load_and_check
     from mimo_launch.plan.report import build_rank_report, build_report
     from mimo_launch.plan.timeline import DeadlockError
 
     console = console_of(ctx)
+    check_targets(file, timeline, trace)
     checked = load_and_check(file, overrides or (), None if nproc is None else nproc * nnodes)
     show_findings(checked, console)
     if checked.spec is None:
@@ -72,6 +82,8 @@ def plan(
         raise typer.Exit(2) from None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rank") from None
+    if timeline or trace:
+        write_drawings(checked.spec, report.header, console, rank=rank, svg=timeline, trace=trace)
     console.answer(_as_json(report) if as_json else _as_text(report, console))
 
 

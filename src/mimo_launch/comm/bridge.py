@@ -91,7 +91,7 @@ def exchange(
     of the bridge's type. Ranks: collective over `group`.
     """
     out = None if receiver is None else like.new_empty((receiver.num_rows, like.shape[1]))
-    _copy_local(source, sender, out, receiver, rank)
+    copy_local(source, sender, out, receiver, rank)
     if group.handle is None:
         return out
     send = [_pack(source, sender, peer, rank, like) for peer in group.ranks]
@@ -123,7 +123,7 @@ def post_sends(
         if peer.peer != rank:
             buffer = source.index_select(0, peer.index)
             pending.buffers.append(buffer)
-            pending.works.append(_work(dist.isend(buffer, peer.peer, group=group, tag=tag)))
+            pending.works.append(require_work(dist.isend(buffer, peer.peer, group=group, tag=tag)))
     return pending
 
 
@@ -136,7 +136,7 @@ def post_receives(
         if peer.peer != rank:
             buffer = like.new_empty((len(peer.index), like.shape[1]))
             pending.buffers.append(buffer)
-            pending.works.append(_work(dist.irecv(buffer, peer.peer, group=group, tag=tag)))
+            pending.works.append(require_work(dist.irecv(buffer, peer.peer, group=group, tag=tag)))
     return pending
 
 
@@ -157,19 +157,24 @@ def wait_all(pendings: Sequence[Pending]) -> None:
             work.wait()
 
 
-def _work(work: Work | None) -> Work:
+def require_work(work: Work | None) -> Work:
+    """Return the handle of a posted transfer.
+
+    Raises: RuntimeError on a rank outside the group, where torch returns None.
+    """
     if work is None:
         raise RuntimeError("a point-to-point action was posted on a rank outside its group")
     return work
 
 
-def _copy_local(
+def copy_local(
     source: Tensor | None,
     sender: BridgeEnd | None,
     out: Tensor | None,
     receiver: BridgeEnd | None,
     rank: int,
 ) -> None:
+    """Copy the rows that stay on this rank from its own source to their places in `out`."""
     if source is None or sender is None or out is None or receiver is None:
         return
     mine, theirs = sender.of(rank), receiver.of(rank)

@@ -54,6 +54,13 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return out
 
 
+def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
+    """Return what group rank `source` holds."""
+    if group.handle is not None:
+        dist.broadcast(x, group.ranks[source], group=group.handle)
+    return x
+
+
 def all_gather_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
     """Return shards of unequal length one after another along dim 0.
 

@@ -57,7 +57,7 @@ class GridSet:
             for ranks in components_of(layout, encoder.name):
                 self._create(f"{encoder.name}.bridge", ranks, keep_single=False)
         self._p2p: dict[str, ProcessGroup] = {}
-        if layout.world_size > 1 and any(not m.in_phases for m in layout.encoders):
+        if _has_point_to_point(layout):
             # Forward and backward traffic in groups of their own: opposite directions never queue
             # behind each other.
             everyone = list(range(layout.world_size))
@@ -105,3 +105,11 @@ class GridSet:
         """Destroy every group, the default one included."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _has_point_to_point(layout: Layout) -> bool:
+    """Return whether any rank sends to another inside a pipeline."""
+    pipelined = any(len(module.stages) > 1 for module in layout.modules)
+    upstream = any(not module.in_phases for module in layout.encoders)
+    filled = layout.schedule == "bubble_filling"
+    return layout.world_size > 1 and (pipelined or upstream or filled)

@@ -118,8 +118,9 @@ class Layout:
         )
 
 
-# tp: layers; dp x cp: gradients and sharded weights; pp: stage edges use point-to-point only.
-MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"))
+# tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
+# last stage. Stage edges use point-to-point groups.
+MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"), ("pp",))
 
 
 def world_size(spec: Spec) -> int:

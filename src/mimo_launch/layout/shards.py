@@ -6,7 +6,7 @@ Leaves: pairing the two ends to `routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
 Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
-a rank holds what it owns: an even cut of the patches, padded to a multiple of tp at the end.
+a rank holds what it owns: an even cut of the patches, which are padded at the end.
 
 Language end: the token list of a microbatch is the samples one after another. Context parallelism
 gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
@@ -45,18 +45,26 @@ def even_cut(total: int, parts: int, index: int) -> range:
     return range(total * index // parts, total * (index + 1) // parts)
 
 
-def padded_cut(total: int, parts: int, index: int) -> range:
-    """Return part `index` of `total` items cut after padding them to a multiple of `parts`."""
-    size = -(-total // parts)
-    return range(min(total, index * size), min(total, (index + 1) * size))
+def local_patches(module: ModuleLayout, total: int) -> int:
+    """Return how many of a replica's `total` patches each cp rank holds, padding included.
+
+    Padded so that every cp rank, and under sequence parallelism every tp rank, holds equally many.
+    """
+    cp_size = module.grid.size("cp")
+    unit = cp_size * (module.grid.size("tp") if module.sequence_parallel else 1)
+    return -(-total // unit) * unit // cp_size
 
 
 def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
     """Return the rows of a replica's `total` that the encoder rank at (cp, tp) owns."""
-    outer = even_cut(total, module.grid.size("cp"), cp)
-    cut = padded_cut if module.sequence_parallel else even_cut
-    inner = cut(len(outer), module.grid.size("tp"), tp)
-    return range(outer.start + inner.start, outer.start + inner.stop)
+    tp_size, size = module.grid.size("tp"), local_patches(module, total)
+    first, last = min(total, cp * size), min(total, (cp + 1) * size)
+    if not module.sequence_parallel:
+        inner = even_cut(last - first, tp_size, tp)
+        return range(first + inner.start, first + inner.stop)
+    share = size // tp_size
+    start = cp * size + tp * share
+    return range(min(total, start), min(total, start + share))
 
 
 def encoder_samples(

@@ -8,12 +8,16 @@ Leaves: what surrounds the blocks to `vision` and `language`.
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from mimo_launch.parallel.attention import Attention, CausalMask, ImageMask
+from mimo_launch.layout.layout import Stage
+from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
+from mimo_launch.parallel.masks import CausalMask, ImageMask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +69,11 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block."""
+    """Pre-norm transformer block; with `recompute` it keeps only its input for the backward."""
 
-    def __init__(self, context: ParallelContext, shape: BlockShape) -> None:
+    def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         out_scale = (2 * shape.layers) ** -0.5
         self.attention_norm = Norm(context, shape.width, shape.norm)
         self.attention = Attention(
@@ -94,6 +99,21 @@ class Block(nn.Module):
 
     def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         """Return the block's output for every token."""
+        if self.recompute and torch.is_grad_enabled():
+            # Inside the block, so that FSDP's hooks stand outside and run once.
+            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            return out
+        return self._compute(x_nD, mask)
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         x_nD = x_nD + self.attention(self.attention_norm(x_nD), mask)
         out: Tensor = x_nD + self.mlp(self.mlp_norm(x_nD))
         return out
+
+
+def blocks(
+    context: ParallelContext, shape: BlockShape, stage: Stage, *, recompute: bool
+) -> nn.ModuleDict:
+    """Return the blocks of a stage, named by their number in the whole model."""
+    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+    return nn.ModuleDict({str(i): Block(context, shape, recompute=recompute) for i in numbers})

@@ -14,12 +14,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
 from mimo_launch.modules.language import LanguageStage
 from mimo_launch.modules.vision import VisionStage
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import init_parameters
+from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 
 # Below this many parameters per rank one all-gather of the whole module beats one per block.
@@ -30,17 +31,27 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat
 
 @dataclass(frozen=True, slots=True)
 class RankModule:
-    """One module on this rank: its layout, its context and its wrapped layers."""
+    """One module on this rank: its layout, its context and its wrapped stages by index."""
 
     layout: ModuleLayout
     context: ParallelContext
-    network: nn.Module
+    stages: dict[int, nn.Module]
     sharding: str
 
     @property
     def name(self) -> str:
         """Name in the spec."""
         return self.layout.name
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the live parameters of all stages."""
+        for network in self.stages.values():
+            yield from network.parameters()
+
+    def declared(self) -> Iterator[DeclaredParameter]:
+        """Yield the live parameters of all stages with their segments."""
+        for network in self.stages.values():
+            yield from declared_parameters(self.name, network)
 
 
 class _Stage(Protocol):
@@ -68,33 +79,45 @@ def build_modules(
     for module in layout.modules_of(grids.rank):
         context = ParallelContext(
             tp=grids.group(module.name, "tp"),
+            cp=grids.group(module.name, "cp"),
             sequence_parallel=module.sequence_parallel,
             dtype=storage_dtype(spec.train.precision),
             compute_dtype=compute_dtype(spec.train.precision),
             device=grids.device,
         )
-        network = build_network(spec, module.name, context)
-        init_parameters(module.name, network, spec.train.seed, randomise=randomise)
-        network.requires_grad_(not module.frozen)
         sharding = spec.modules[module.name].sharding
-        _shard(network, grids, module.name, sharding, spec.train.precision)
-        modules[module.name] = RankModule(module, context, network, sharding)
+        stages: dict[int, nn.Module] = {}
+        for stage in module.stages_of(grids.rank):
+            network = build_network(spec, stage, context)
+            init_parameters(module.name, network, spec.train.seed, randomise=randomise)
+            network.to(context.device)
+            network.requires_grad_(not module.frozen)
+            _shard(network, grids, module.name, sharding, spec.train.precision)
+            stages[stage.index] = network
+        modules[module.name] = RankModule(module, context, stages, sharding)
     return modules
 
 
-def build_network(spec: Spec, name: str, context: ParallelContext) -> nn.Module:
-    """Return the layers of one module with unset weights.
+def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+    """Return the layers of one stage with unset weights.
 
     Raises: TypeError for a model kind in the wrong place, which `layout.checks` has ruled out.
     """
-    model = spec.modules[name].model
-    if isinstance(model, DecoderModel):
+    module = spec.modules[stage.module]
+    recompute = module.recompute == "full"
+    if isinstance(module.model, DecoderModel):
         return LanguageStage(
-            context, model, vocab=vocab_size(spec), padded_vocab=padded_vocab_size(spec)
+            context,
+            module.model,
+            stage,
+            vocab=vocab_size(spec),
+            padded_vocab=padded_vocab_size(spec),
+            recompute=recompute,
         )
-    if isinstance(model, VitModel):
-        return VisionStage(context, model, spec.language.model.hidden)
-    raise TypeError(f"module {name} has a model of unknown kind {model!r}")
+    if isinstance(module.model, VitModel):
+        width = spec.language.model.hidden
+        return VisionStage(context, module.model, stage, language_width=width, recompute=recompute)
+    raise TypeError(f"module {stage.module} has a model of unknown kind {module.model!r}")
 
 
 def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str) -> None:

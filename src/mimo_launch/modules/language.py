@@ -10,15 +10,15 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, D width, v vo
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd import gather_rows
-from mimo_launch.modules.block import Block, BlockShape
-from mimo_launch.parallel.attention import CausalMask, rotary
+from mimo_launch.layout.layout import Stage
+from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
+from mimo_launch.parallel.masks import causal_mask
 from mimo_launch.spec.model import DecoderModel
 
 
@@ -34,15 +34,39 @@ class Placement:
     places: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LanguageInput:
+    """One microbatch as this rank sees it.
+
+    tokens and labels [B, S]: the S positions [S] that this cp rank holds of each sequence; labels
+    are None where greedy answers are wanted instead of a loss. rows[encoder] [r, D] are the rows
+    this rank received, on the first stage only.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    labels: Tensor | None
+    rows: Mapping[str, Tensor]
+    placements: Mapping[str, Placement]
+
+
 class LanguageStage(nn.Module):
-    """A whole decoder (pipeline stages come with pp > 1)."""
+    """Consecutive layers of a decoder; the first stage embeds, the last one computes the loss."""
 
     def __init__(
-        self, context: ParallelContext, model: DecoderModel, *, vocab: int, padded_vocab: int
+        self,
+        context: ParallelContext,
+        model: DecoderModel,
+        stage: Stage,
+        *,
+        vocab: int,
+        padded_vocab: int,
+        recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.model, self.vocab = context, model, vocab
-        self.embedding = VocabEmbedding(context, padded_vocab, model.hidden)
+        self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
+        if stage.is_first:
+            self.embedding = VocabEmbedding(context, padded_vocab, model.hidden)
         shape = BlockShape(
             width=model.hidden,
             heads=model.heads,
@@ -55,37 +79,43 @@ class LanguageStage(nn.Module):
             bias=False,
             qk_norm=model.qk_norm,
         )
-        self.layers = nn.ModuleDict({str(i): Block(context, shape) for i in range(model.layers)})
-        self.norm = Norm(context, model.hidden, "rms")
-        self.head = VocabHead(context, padded_vocab, model.hidden)
+        self.layers = blocks(context, shape, stage, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "rms")
+            self.head = VocabHead(context, padded_vocab, model.hidden)
 
-    def forward(
-        self,
-        tokens_BS: Tensor,
-        rows: Mapping[str, Tensor],
-        placements: Mapping[str, Placement],
-        labels_BS: Tensor | None,
-    ) -> Tensor:
-        """Return the summed loss of the labels, or without labels the greedy next tokens [B, S].
+    def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
+        """Return the hidden state [n, D], on the last stage the summed loss of the labels.
 
-        Shapes: tokens and labels [B, S]; rows[encoder] [r, D], the rows this rank received. Every
-        tp rank of a replica returns the same value. Gradient: of the sum of token losses, no mean.
+        Without labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a
+        replica returns the same value. Gradient: of the sum of token losses, no mean.
         """
-        batch, seq = tokens_BS.shape
-        x_nD = self.embedding(tokens_BS.flatten())
-        for encoder, received in rows.items():
-            placement = placements[encoder]
+        x_nD = self._embed(batch) if hidden is None else hidden
+        mask = causal_mask(
+            batch.tokens.shape[0],
+            batch.positions,
+            self.model.head_size,
+            self.model.rope_theta,
+            x_nD.dtype,
+        )
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, mask)
+        if not self.stage.is_last:
+            return x_nD
+        x_ND = self.context.enter(self.norm(x_nD))
+        logits = mask_padding(self.head(x_ND), self.head.part, self.vocab)
+        if batch.labels is None:
+            choices = greedy_choice(logits, self.head.part, self.context.tp)
+            return choices.view(batch.tokens.shape)
+        labels = batch.labels.flatten()
+        return vocab_cross_entropy(logits, labels, self.head.part, self.context.tp).sum()
+
+    def _embed(self, batch: LanguageInput) -> Tensor:
+        """Return token embeddings in which rows stand at their placeholders."""
+        x_nD: Tensor = self.embedding(batch.tokens.flatten())
+        for encoder, received in batch.rows.items():
+            placement = batch.placements[encoder]
             if not self.context.sequence_parallel:
                 received = gather_rows(received, placement.sizes, self.context.tp)  # noqa: PLW2901
             x_nD = x_nD.index_copy(0, placement.places, received.to(x_nD.dtype))
-        positions = torch.arange(seq, device=x_nD.device)
-        cos, sin = rotary(positions, self.model.head_size, self.model.rope_theta, x_nD.dtype)
-        mask = CausalMask(batch, cos, sin)
-        for layer in self.layers.values():
-            x_nD = layer(x_nD, mask)
-        x_ND = self.context.enter(self.norm(x_nD))
-        logits = mask_padding(self.head(x_ND), self.head.part, self.vocab)
-        if labels_BS is None:
-            return greedy_choice(logits, self.head.part, self.context.tp).view(batch, seq)
-        losses = vocab_cross_entropy(logits, labels_BS.flatten(), self.head.part, self.context.tp)
-        return losses.sum()
+        return x_nD

@@ -16,31 +16,41 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd import split_rows
-from mimo_launch.modules.block import Block, BlockShape, Mlp
-from mimo_launch.parallel.attention import ImageMask, image_mask
+from mimo_launch.layout.layout import Stage
+from mimo_launch.modules.block import BlockShape, Mlp, blocks
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, RowLinear
+from mimo_launch.parallel.masks import ImageMask, image_mask
 from mimo_launch.parallel.segments import SegmentedModule, replicated
 from mimo_launch.spec.model import VitModel
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """The images of one group: patches [N, P], their (y, x) in their image [N, 2], the mask.
+    """The patches of one group that this rank holds: pixels [N, P], their (y, x) in their image
+    [N, 2], which attend to which, and how many rows each tp rank owns in the end.
 
-    `num_rows` real patches come first; patches that only pad to a multiple of tp give no rows.
-    """
+    Patches that only pad the list to what cp and tp need give no rows.
+    """  # noqa: D205
 
     patches: Tensor
     positions: Tensor
     mask: ImageMask
-    num_rows: int
+    sizes: tuple[int, ...]
 
 
 def pack_images(
-    images: Sequence[np.ndarray], model: VitModel, context: ParallelContext
+    images: Sequence[np.ndarray],
+    model: VitModel,
+    context: ParallelContext,
+    *,
+    local_size: int,
+    sizes: tuple[int, ...],
 ) -> EncoderInput:
-    """Cut images [channels, height, width] into patches in row-major order, one after another."""
+    """Cut images [channels, height, width] into patches in row-major order, one after another.
+
+    Of that list each cp rank keeps `local_size` patches, padding at the end included.
+    """
     side = model.patch
     patches, positions, lengths = [], [], []
     for image in images:
@@ -50,18 +60,17 @@ def pack_images(
         patches.append(cut.reshape(rows * columns, channels * side * side))
         positions.append(np.indices((rows, columns)).reshape(2, -1).T)
         lengths.append(rows * columns)
-    num_rows = sum(lengths)
-    padding = -num_rows % context.tp.size if context.sequence_parallel else 0
-    size = model.channels * side * side
-    patches.append(np.zeros((padding, size)))
+    padding = local_size * context.cp.size - sum(lengths)
+    patches.append(np.zeros((padding, model.channels * side * side)))
     positions.append(np.zeros((padding, 2), dtype=np.int64))
+    held = range(context.cp.index * local_size, (context.cp.index + 1) * local_size)
+    mine = slice(held.start, held.stop)
+    pixels = np.concatenate(patches)[mine]
     return EncoderInput(
-        torch.as_tensor(
-            np.concatenate(patches), dtype=context.compute_dtype, device=context.device
-        ),
-        torch.as_tensor(np.concatenate(positions), device=context.device),
-        image_mask(lengths, context.device),
-        num_rows,
+        torch.as_tensor(pixels, dtype=context.compute_dtype, device=context.device),
+        torch.as_tensor(np.concatenate(positions)[mine], device=context.device),
+        image_mask(lengths, held, context.device),
+        sizes,
     )
 
 
@@ -120,12 +129,21 @@ class LinearProjector(nn.Module):
 
 
 class VisionStage(nn.Module):
-    """A whole ViT with its projector (pipeline stages of encoders come with pp > 1)."""
+    """Consecutive layers of a ViT; the first stage embeds patches, the last one projects rows."""
 
-    def __init__(self, context: ParallelContext, model: VitModel, language_width: int) -> None:
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: VitModel,
+        stage: Stage,
+        *,
+        language_width: int,
+        recompute: bool,
+    ) -> None:
         super().__init__()
-        self.context, self.width = context, model.hidden
-        self.patch = PatchEmbedding(context, model.channels * model.patch**2, model.hidden)
+        self.context, self.width, self.stage = context, model.hidden, stage
+        if stage.is_first:
+            self.patch = PatchEmbedding(context, model.channels * model.patch**2, model.hidden)
         shape = BlockShape(
             width=model.hidden,
             heads=model.heads,
@@ -137,33 +155,42 @@ class VisionStage(nn.Module):
             gated=False,
             bias=True,
         )
-        self.layers = nn.ModuleDict({str(i): Block(context, shape) for i in range(model.layers)})
-        self.norm = Norm(context, model.hidden, "layer")
-        self.projector: nn.Module
-        if model.projector == "mlp":
-            self.projector = Mlp(
-                context, model.hidden, language_width, language_width, gated=False, bias=True
-            )
-        else:
-            self.projector = LinearProjector(context, model.hidden, language_width)
+        self.layers = blocks(context, shape, stage, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "layer")
+            self.projector: nn.Module
+            if model.projector == "mlp":
+                self.projector = Mlp(
+                    context, model.hidden, language_width, language_width, gated=False, bias=True
+                )
+            else:
+                self.projector = LinearProjector(context, model.hidden, language_width)
 
-    def forward(
-        self, patches: Tensor, positions: Tensor, mask: ImageMask, sizes: tuple[int, ...]
-    ) -> Tensor:
-        """Return the rows that this rank owns, [sizes[tp index], L].
+    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
 
-        Shapes: patches [N, P], positions [N, 2]; `sizes` are the rows each tp rank owns.
+        Shapes: hidden [n, D] from the stage before, None on the first.
         """
+        x_nD = self._embed(packed) if hidden is None else hidden
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, packed.mask)
+        if not self.stage.is_last:
+            return x_nD
+        rows: Tensor = self.projector(self.norm(x_nD))
+        # Copies, not views: FSDP hooks the outputs of a module and would lose them on a view.
+        if self.context.sequence_parallel:
+            return rows[: packed.sizes[self.context.tp.index]].clone()
+        held = sum(packed.sizes)
+        if held < rows.shape[0]:
+            rows = rows[:held].clone()
+        return split_rows(rows, packed.sizes, self.context.tp)
+
+    def _embed(self, packed: EncoderInput) -> Tensor:
+        patches, positions = packed.patches, packed.positions
         if self.context.sequence_parallel:
             # Each tp rank embeds its own tokens only; attention and MLP regions gather them.
             share = patches.shape[0] // self.context.tp.size
             mine = slice(self.context.tp.index * share, (self.context.tp.index + 1) * share)
             patches, positions = patches[mine], positions[mine]
-        x_nD = self.patch(patches)
-        x_nD = x_nD + sincos_positions(positions, self.width, x_nD.dtype)
-        for layer in self.layers.values():
-            x_nD = layer(x_nD, mask)
-        rows: Tensor = self.projector(self.norm(x_nD))
-        if self.context.sequence_parallel:
-            return rows[: sizes[self.context.tp.index]].clone()
-        return split_rows(rows, sizes, self.context.tp)
+        x_nD: Tensor = self.patch(patches)
+        return x_nD + sincos_positions(positions, self.width, x_nD.dtype)

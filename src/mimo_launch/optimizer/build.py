@@ -11,7 +11,6 @@ import torch
 
 from mimo_launch.modules.build import RankModule
 from mimo_launch.optimizer.lr import learning_rate
-from mimo_launch.parallel.segments import declared_parameters
 from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec
 
 
@@ -59,7 +58,7 @@ class Updates:
 
 def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
     decay = common.weight_decay if own.weight_decay is None else own.weight_decay
-    declared = list(declared_parameters(module.name, module.network))
+    declared = list(module.declared())
     groups = [
         {"params": [d.parameter for d in declared if d.decay], "weight_decay": decay},
         {"params": [d.parameter for d in declared if not d.decay], "weight_decay": 0.0},

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import Layout
 from mimo_launch.modules.build import RankModule
-from mimo_launch.parallel.segments import DeclaredParameter, Segment, declared_parameters
+from mimo_launch.parallel.segments import DeclaredParameter, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,7 @@ def reduce_totals(layout: Layout, modules: dict[str, RankModule], loss: Tensor) 
     slots = torch.zeros(len(layout.modules) + 1, dtype=torch.float64, device=loss.device)
     for index, module in enumerate(layout.modules):
         if module.name in modules:
-            network = modules[module.name].network
-            for item in local_segments(declared_parameters(module.name, network)):
+            for item in local_segments(modules[module.name].declared()):
                 if item.segment.counted:
                     slots[index] += item.grad.double().square().sum()
     slots[-1] = loss
@@ -145,6 +144,6 @@ def clip_gradients(modules: dict[str, RankModule], norm: float, clip: float | No
     if clip is None or norm <= clip:
         return
     for module in modules.values():
-        for parameter in module.network.parameters():
+        for parameter in module.parameters():
             if parameter.grad is not None:
                 local_tensor(parameter.grad).mul_(clip / norm)

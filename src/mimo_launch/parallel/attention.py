@@ -1,73 +1,22 @@
-"""Attention with heads cut over tp: causal over a batch, or inside each image of a packed list.
+"""Attention with heads cut over tp and tokens over cp: causal, or inside each image of a list.
 
-Decides: projections, rotary embedding, which tokens attend to which.
-Relies on: SDPA, whose softmax runs in at least fp32.
-Leaves: context parallelism to a later layer; both kinds see all tokens of a microbatch.
+Decides: projections, and how keys and values of other cp ranks are reached.
+Relies on: `masks` for which tokens attend to which; SDPA, whose softmax runs in at least fp32.
+Leaves: what surrounds attention to `modules`.
 
-Legend: N tokens, D width, h heads and g key/value heads of this rank, K head size.
+Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_launch.comm.autograd import gather_tokens
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
+from mimo_launch.parallel.masks import CausalMask, ImageMask
 from mimo_launch.parallel.segments import Segment, SegmentedModule
-
-
-@dataclass(frozen=True, slots=True)
-class CausalMask:
-    """N tokens are `batch` sequences of equal length; a token sees itself and what precedes it."""
-
-    batch: int
-    cos_SK: Tensor
-    sin_SK: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ImageMask:
-    """Tokens are images one after another; a token sees its own image.
-
-    `gather` [images, longest] names the token at each place (0 where `valid` is false); `tokens`
-    names the place, in the flattened gather, of each token of an image; padding comes after.
-    """
-
-    gather: Tensor
-    valid: Tensor
-    tokens: Tensor
-
-
-def image_mask(lengths: list[int], device: torch.device) -> ImageMask:
-    """Return the mask of images with the given numbers of tokens."""
-    longest = max(lengths, default=0)
-    counts = torch.tensor(lengths, dtype=torch.long, device=device)
-    places = torch.arange(longest, device=device)
-    valid = places < counts[:, None]
-    starts = torch.cumsum(counts, 0) - counts
-    gather = torch.where(valid, starts[:, None] + places, 0)
-    return ImageMask(gather, valid, valid.flatten().nonzero().flatten())
-
-
-def rotary(
-    positions_S: Tensor, head_size: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [S, head_size] of the rotary embedding (arXiv:2104.09864)."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponent = torch.arange(0, head_size, 2, device=positions_S.device, dtype=wide) / head_size
-    angle = positions_S.to(wide)[:, None] * theta**-exponent
-    angle = torch.cat([angle, angle], dim=1)
-    return angle.cos(), angle.sin()
-
-
-def _rotate(x_BSHK: Tensor, mask: CausalMask) -> Tensor:
-    wide = x_BSHK.to(mask.cos_SK.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return (wide * mask.cos_SK[:, None] + turned * mask.sin_SK[:, None]).to(x_BSHK.dtype)
 
 
 class KeyValueLinear(SegmentedModule):
@@ -149,36 +98,77 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if isinstance(mask, CausalMask):
-            heads = _causal(q, k, v, mask)
+            heads = self._causal(q, k, v, mask)
         else:
-            heads = _per_image(q, k, v, mask)
+            heads = self._per_image(q, k, v, mask)
         out: Tensor = self.output(heads)
         return out
 
+    def _gather_kv(self, k_NgK: Tensor, v_NgK: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all cp ranks, one rank after another.
 
-def _causal(q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
-    """Return causal attention inside each sequence, [N, h * K]."""
-    num_tokens = q_NhK.shape[0]
-    q, k, v = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
-    q, k = _rotate(q, mask), _rotate(k, mask)
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        is_causal=True,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
-    return out.transpose(1, 2).reshape(num_tokens, -1)
+        In one collective, so that the order of its backward is the same on every rank.
+        """
+        both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
+        k, v = both.chunk(2, dim=1)
+        return k, v
+
+    def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
+        """Return causal attention inside each sequence, [N, h * K]."""
+        cp = self.context.cp.size
+        q = mask.rotate(q_NhK.view(mask.batch, -1, *q_NhK.shape[1:])).transpose(1, 2)
+        k = mask.rotate(k_NgK.view(mask.batch, -1, *k_NgK.shape[1:])).flatten(0, 1)
+        k_all, v_all = (
+            _in_order(x, mask.batch, cp).transpose(1, 2) for x in self._gather_kv(k, v_NgK)
+        )
+        if cp == 1:
+            out = self._attend(q, k_all, v_all, None)
+        else:
+            # This rank's two chunks of the sequence; each sees the keys up to its own end.
+            size, index = q.shape[2] // 2, self.context.cp.index
+            outs = []
+            for part, chunk in zip(q.chunk(2, dim=2), (index, 2 * cp - 1 - index), strict=True):
+                end = (chunk + 1) * size
+                allowed = mask.lower_right(size, end)
+                outs.append(self._attend(part, k_all[:, :, :end], v_all[:, :, :end], allowed))
+            out = torch.cat(outs, dim=2)
+        return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return causal attention, by position or by an explicit mask; [B, heads, S, K] each."""
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=allowed,
+            is_causal=allowed is None,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+
+    def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
+        """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
+        num_tokens, heads, head_size = q_NhK.shape
+        k_all, v_all = self._gather_kv(k_NgK, v_NgK)
+        if mask.tokens.numel() == 0:
+            # No image here: stay on the graph, so that backward still reaches every weight and
+            # every rank of the cp group joins the collective.
+            return q_NhK.flatten(1) * 0 + (k_all.sum() + v_all.sum()) * 0
+        q = q_NhK[mask.queries].transpose(1, 2)
+        k, v = (x[mask.keys].transpose(1, 2) for x in (k_all, v_all))
+        allowed = None if mask.is_full else mask.valid[:, None, None, :]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        flat = out.transpose(1, 2).reshape(-1, heads * head_size)[mask.tokens]
+        return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
 
 
-def _per_image(q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
-    """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
-    num_tokens, heads, head_size = q_NhK.shape
-    if mask.tokens.numel() == 0:
-        # No image at all: stay on the graph, so that backward still reaches every weight.
-        return (q_NhK + k_NgK + v_NgK).flatten(1) * 0
-    q, k, v = (x[mask.gather].transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK))
-    allowed = None if bool(mask.valid.all()) else mask.valid[:, None, None, :]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-    flat = out.transpose(1, 2).reshape(-1, heads * head_size)[mask.tokens]
-    return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
+def _in_order(x_NgK: Tensor, batch: int, cp: int) -> Tensor:
+    """Return gathered zigzag shards as sequences in order, [B, S, g, K].
+
+    Shapes: [cp * B * S/cp, g, K], cp ranks one after another, each [B, 2 chunks].
+    """
+    if cp == 1:
+        return x_NgK.view(batch, -1, *x_NgK.shape[1:])
+    shards = x_NgK.view(cp, batch, 2, -1, *x_NgK.shape[1:])
+    # First chunks are 0 .. cp-1 in the order of the ranks, second chunks run backwards.
+    chunks = torch.cat([shards[:, :, 0], shards[:, :, 1].flip(0)])
+    return chunks.transpose(0, 1).flatten(1, 2)

@@ -1,4 +1,4 @@
-"""What a layer knows about parallelism: its tp group, its part, and how regions begin and end.
+"""What a layer knows about parallelism: its groups, its part, how regions begin and end.
 
 Decides: which pair of collectives surrounds a tensor-parallel region.
 Relies on: `comm.autograd`.
@@ -26,6 +26,7 @@ class ParallelContext:
     """
 
     tp: Group = SINGLE
+    cp: Group = SINGLE
     sequence_parallel: bool = False
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype = torch.float32

@@ -25,6 +25,7 @@ from mimo_launch.plan.rows import (
     Schedule,
     StageRow,
 )
+from mimo_launch.plan.spans import Timeline, planned
 from mimo_launch.plan.timeline import (
     peak_live,
     program_rows,
@@ -92,6 +93,15 @@ def build_rank_report(spec: Spec, rank: int) -> RankReport:
         timeline=timeline_row(layout, simulation, rank),
         program=format_program(programs[rank]),
     )
+
+
+def build_timeline(spec: Spec) -> Timeline:
+    """Return what every rank does when, as drawings and traces read it.
+
+    Raises: DeadlockError if the simulator finds that the programs do not end.
+    """
+    layout = build_layout(spec)
+    return planned(layout, proven(layout, generate(layout)))
 
 
 def num_groups(layout: Layout, module: ModuleLayout) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from mimo_launch.comm.bridge import (
     BridgeEnd,
     Pending,
+    copy_local,
     encoder_end,
     exchange,
     finish_receives,
@@ -40,10 +41,10 @@ class GroupState:
 
     sender: BridgeEnd | None
     receiver: BridgeEnd | None
-    sizes: tuple[int, ...]
     offsets: dict[int, int]
     rows: Tensor | None = None
     rows_grad: Tensor | None = None
+    outgoing: Tensor | None = None
     incoming: Pending | None = None
 
 
@@ -63,8 +64,10 @@ class Bridge:
     ) -> None:
         self.layout, self.grids, self.encoder, self.tag = layout, grids, encoder, tag
         self.rank = grids.rank
-        self.is_source = encoder.name in modules
-        self.language = modules.get(layout.language.name)
+        # Rows leave the last stage of the encoder and enter the first stage of language.
+        source, target = modules.get(encoder.name), modules.get(layout.language.name)
+        self.is_source = source is not None and len(encoder.stages) - 1 in source.stages
+        self.language = target if target is not None and 0 in target.stages else None
         self.like = torch.empty((0, width), dtype=dtype, device=grids.device)
         self.groups: dict[int, GroupState] = {}
         self.leaves: dict[int, Tensor] = {}
@@ -93,7 +96,6 @@ class Bridge:
     def _open(self, index: int) -> GroupState:
         transfers = route(self.layout, self.plan, self.encoder.name, index, rank=self.rank)
         sender = receiver = None
-        sizes: tuple[int, ...] = ()
         offsets: dict[int, int] = {}
         if self.is_source:
             replica = self.encoder.grid.index("dp", self.rank)
@@ -118,7 +120,7 @@ class Bridge:
                 offsets[microbatch] = offset
                 offset += received
             receiver = language_end(transfers, self.rank, offsets, offset, self.like.device)
-        return GroupState(sender, receiver, sizes, offsets)
+        return GroupState(sender, receiver, offsets)
 
     def _microbatches(self, index: int) -> range:
         size = self.encoder.group_size
@@ -129,10 +131,9 @@ class Bridge:
         state = self.group(index)
         forward = kind in (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
         near, far = (state.sender, state.receiver) if forward else (state.receiver, state.sender)
-        if kind in (Kind.EXCHANGE_F, Kind.EXCHANGE_B):
-            source = state.rows if forward else self._gradient(index)
+        if kind.is_collective:
             got = exchange(
-                None if source is None else source.detach(),
+                self._outgoing(index, forward=forward),
                 near,
                 far,
                 group=self.grids.bridge(self.encoder.name),
@@ -143,11 +144,11 @@ class Bridge:
             return
         group = self.grids.p2p("forward" if forward else "backward")
         if kind in (Kind.SEND_F, Kind.SEND_B):
-            source = state.rows if forward else self._gradient(index)
-            if source is None or near is None:
+            state.outgoing = self._outgoing(index, forward=forward)
+            if state.outgoing is None or near is None:
                 raise RuntimeError(f"{self.encoder.name}: nothing to send for group {index}")
             self.sent.append(
-                post_sends(source.detach(), near, group=group, rank=self.rank, tag=self.tag)
+                post_sends(state.outgoing, near, group=group, rank=self.rank, tag=self.tag)
             )
         elif far is not None:
             state.incoming = post_receives(
@@ -156,13 +157,20 @@ class Bridge:
 
     def wait(self, kind: Kind, index: int) -> None:
         """Finish a receive; sends are waited for at the end of the step, they block nothing."""
-        state = self.groups[index]
-        forward = kind is Kind.RECV_F
-        end = state.receiver if forward else state.sender
-        if kind not in (Kind.RECV_F, Kind.RECV_B) or end is None or state.incoming is None:
+        if kind not in (Kind.RECV_F, Kind.RECV_B):
             return
-        got = finish_receives(end, state.incoming, rank=self.rank, like=self.like)
+        state, forward = self.groups[index], kind is Kind.RECV_F
+        near, far = (state.sender, state.receiver) if forward else (state.receiver, state.sender)
+        if far is None or state.incoming is None:
+            return
+        got = finish_receives(far, state.incoming, rank=self.rank, like=self.like)
+        copy_local(state.outgoing, near, got, far, self.rank)
+        state.incoming = state.outgoing = None
         self._deliver(index, got, forward=forward)
+
+    def _outgoing(self, index: int, *, forward: bool) -> Tensor | None:
+        rows = self.groups[index].rows if forward else self._gradient(index)
+        return None if rows is None else rows.detach()
 
     def _deliver(self, index: int, rows: Tensor | None, *, forward: bool) -> None:
         if rows is None:

@@ -34,22 +34,20 @@ class StepInputs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LanguageInput:
-    """Tokens and labels of one microbatch, [B, S]."""
+class Text:
+    """Tokens and labels of one microbatch, [B, S], all positions."""
 
     tokens: Tensor
     labels: Tensor
 
 
-def language_input(
+def read_text(
     layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
-) -> LanguageInput:
+) -> Text:
     """Return the text of one microbatch of one language replica."""
     texts = [inputs.text(s) for s in layout.samples.language(replica, microbatch)]
     tokens, labels = (np.stack(part) for part in zip(*texts, strict=True))
-    return LanguageInput(
-        torch.as_tensor(tokens, device=device), torch.as_tensor(labels, device=device)
-    )
+    return Text(torch.as_tensor(tokens, device=device), torch.as_tensor(labels, device=device))
 
 
 def group_images(

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.layout.tokens import EOS, IGNORE_LABEL, PAD
-from mimo_launch.runtime.inputs import language_input
+from mimo_launch.runtime.compute import StepState
+from mimo_launch.runtime.inputs import read_text
 from mimo_launch.schedule.generate import generate_forward
 from mimo_launch.train.data.dataset import Dataset
 from mimo_launch.train.data.order import heldout_batches
@@ -40,7 +41,7 @@ def evaluate(session: RankSession, dataset: Dataset, samples: int, step: int) ->
         labels += inputs.plan.num_labels
         seen += len(ids)
         if session.spec.data.kind == "digits":
-            for right, total in _decode(session, inputs):
+            for right, total in _decode(session, result, inputs):
                 sums[2] += right
                 sums[3] += total
     dist.all_reduce(sums)
@@ -53,20 +54,23 @@ def evaluate(session: RankSession, dataset: Dataset, samples: int, step: int) ->
     )
 
 
-def _decode(session: RankSession, inputs: DatasetInputs) -> Iterator[tuple[int, int]]:
+def _decode(
+    session: RankSession, step: StepState, inputs: DatasetInputs
+) -> Iterator[tuple[int, int]]:
     """Yield (right digits, digits) of each sample of this rank's language replica.
 
-    Only tp rank 0 yields, so that a sum over the world counts each sample once.
+    Only the first rank of a replica yields, so that a sum over the world counts each sample once.
     """
     language = session.layout.language
     if session.rank not in language.grid:
         # FSDP gathers and tp collectives run inside the language ranks only.
         return
+    program = generate_forward(session.layout)[session.rank]
     replica = language.grid.index("dp", session.rank)
     starts: dict[int, Tensor] = {}
     tokens: dict[int, Tensor] = {}
     for microbatch in range(session.layout.samples.microbatches):
-        text = language_input(session.layout, inputs, replica, microbatch, session.device)
+        text = read_text(session.layout, inputs, replica, microbatch, session.device)
         starts[microbatch] = (text.labels != IGNORE_LABEL).int().argmax(dim=1)
         places = torch.arange(text.tokens.shape[1], device=session.device)
         known = places <= starts[microbatch][:, None]
@@ -74,10 +78,10 @@ def _decode(session: RankSession, inputs: DatasetInputs) -> Iterator[tuple[int, 
     # The same number of passes on every replica: sharded weights are gathered over all of them.
     longest = max(sample.num_labels for sample in inputs.plan.samples)
     for position in range(longest):
-        for microbatch, choices in session.executor.choose(tokens).items():
+        for microbatch, choices in session.executor.choose(program, step, tokens).items():
             at = (starts[microbatch] + position)[:, None]
             tokens[microbatch].scatter_(1, at + 1, choices.gather(1, at))
-    if language.grid.index("tp", session.rank) != 0:
+    if any(language.grid.index(axis, session.rank) for axis in ("tp", "cp", "pp")):
         return
     for microbatch, start in starts.items():
         rows = tokens[microbatch].tolist()

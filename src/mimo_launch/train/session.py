@@ -21,7 +21,7 @@ from mimo_launch.optimizer.gradients import (
     reduce_totals,
     sum_partial_gradients,
 )
-from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
+from mimo_launch.parallel.segments import DeclaredParameter
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.timeline import proven
 from mimo_launch.runtime.executor import Executor
@@ -78,7 +78,7 @@ class RankSession:
 
     def declared(self, name: str) -> list[DeclaredParameter]:
         """Return the live parameters of one of this rank's modules with their segments."""
-        return list(declared_parameters(name, self.modules[name].network))
+        return list(self.modules[name].declared())
 
     def gradients(self, inputs: StepInputs) -> StepTotals:
         """Run the program on a step's samples and finish the gradients; weights stay.

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.modules.build import build_network
 from mimo_launch.parallel.context import ParallelContext
@@ -34,7 +35,8 @@ class Oracle:
         self.weights: dict[str, Tensor] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
-            for declared in declared_parameters(name, build_network(spec, name, context)):
+            whole = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
+            for declared in declared_parameters(name, build_network(spec, whole, context)):
                 for placed in declared.placed:
                     values = initial_values(
                         placed.name, placed.segment, spec.train.seed, randomise=randomise

@@ -1,0 +1,108 @@
+"""Which tokens attend to which, as index tensors made once per microbatch.
+
+Decides: positions of this rank's tokens, and the places of images in a packed list.
+Relies on: the zigzag rule and the contiguous cut of `layout.shards`.
+Leaves: the attention itself to `attention`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CausalMask:
+    """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
+
+    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence.
+    """
+
+    batch: int
+    cos: Tensor
+    sin: Tensor
+
+    def rotate(self, x_BSHK: Tensor) -> Tensor:
+        """Return x turned by its positions (RoPE, arXiv:2104.09864), in at least fp32."""
+        wide = x_BSHK.to(self.cos.dtype)
+        first, second = wide.chunk(2, dim=-1)
+        turned = torch.cat([-second, first], dim=-1)
+        return (wide * self.cos[:, None] + turned * self.sin[:, None]).to(x_BSHK.dtype)
+
+    def lower_right(self, queries: int, keys: int) -> Tensor:
+        """Return the causal mask [queries, keys] in which the last query sees every key."""
+        place = torch.arange(keys - queries, keys, device=self.cos.device)
+        return place[:, None] >= torch.arange(keys, device=self.cos.device)
+
+
+def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> Tensor:
+    """Return the positions [seq / cp_size] that cp rank `cp` holds of a sequence.
+
+    Chunks cp and 2 * cp_size - 1 - cp of 2 * cp_size, which balances causal attention.
+    """
+    places = torch.arange(seq, device=device)
+    if cp_size == 1:
+        return places
+    chunks = places.view(2 * cp_size, -1)
+    return torch.cat([chunks[cp], chunks[2 * cp_size - 1 - cp]])
+
+
+def causal_mask(
+    batch: int, positions_S: Tensor, head_size: int, theta: float, dtype: torch.dtype
+) -> CausalMask:
+    """Return the mask of `batch` sequences of which this rank holds the given positions."""
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_size, 2, device=positions_S.device, dtype=wide) / head_size
+    angle = positions_S.to(wide)[:, None] * theta**-exponent
+    angle = torch.cat([angle, angle], dim=1)
+    return CausalMask(batch, angle.cos(), angle.sin())
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMask:
+    """Tokens are images one after another; a token sees its own image.
+
+    For each image of which this rank holds a token: `queries` [images, most tokens held] names
+    those tokens in this rank's list, `keys` [images, longest] all its tokens in the list of all cp
+    ranks, 0 where `valid` is false. `tokens` names the place, in the flattened queries, of each of
+    this rank's tokens; padding tokens come after them.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    valid: Tensor
+    tokens: Tensor
+    is_full: bool
+
+
+def image_mask(lengths: list[int], held: range, device: torch.device) -> ImageMask:
+    """Return the mask of images with the given numbers of tokens.
+
+    `held` are the tokens of this rank in the list of all; it may reach into the padding.
+    """
+    starts, stops = [], []
+    first = 0
+    for length in lengths:
+        if max(first, held.start) < min(first + length, held.stop):
+            starts.append(first)
+            stops.append(first + length)
+        first += length
+    begin = torch.tensor(starts, dtype=torch.long, device=device)
+    end = torch.tensor(stops, dtype=torch.long, device=device)
+    keys, valid = _padded(begin, end)
+    queries, own = _padded(begin.clamp(min=held.start), end.clamp(max=held.stop))
+    return ImageMask(
+        torch.where(own, queries - held.start, 0),
+        keys,
+        valid,
+        own.flatten().nonzero().flatten(),
+        is_full=len({stop - start for start, stop in zip(starts, stops, strict=True)}) <= 1,
+    )
+
+
+def _padded(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Return begin .. end of each row, 0 where the row is shorter, and where it is not."""
+    longest = int((end - begin).max()) if len(begin) else 0
+    places = begin[:, None] + torch.arange(longest, device=begin.device)
+    valid = places < end[:, None]
+    return torch.where(valid, places, 0), valid

@@ -1,0 +1,33 @@
+"""One pair of colours per module: a light one for its forward, a dark one for its backward.
+
+Decides: the palette; hues after Okabe and Ito (jfly.uni-koeln.de/color), which people with any
+common colour blindness tell apart. Forward and backward differ in lightness, not in hue.
+Relies on: nothing.
+Leaves: who gets which colour to the order of the modules.
+"""
+
+from colorsys import hls_to_rgb
+
+# Blue, orange, green, purple, grey, yellow.
+_PAIRS = (
+    ("#9ecae9", "#2166a5"),
+    ("#f7c267", "#b35a00"),
+    ("#7fd0ad", "#00694e"),
+    ("#e6b3d4", "#993a75"),
+    ("#c4c4c4", "#585858"),
+    ("#f2e97a", "#857400"),
+)
+# The golden angle: hues after the palette's end are far from those just before them.
+_TURN = 0.381966
+
+
+def colors(number: int) -> tuple[str, str]:
+    """Return the colours of the module with this number as `#rrggbb`: forward, backward."""
+    if number < len(_PAIRS):
+        return _PAIRS[number]
+    hue = (number * _TURN) % 1.0
+    return _hex(hue, 0.78, 0.45), _hex(hue, 0.30, 0.45)
+
+
+def _hex(hue: float, lightness: float, saturation: float) -> str:
+    return "#" + "".join(f"{round(255 * c):02x}" for c in hls_to_rgb(hue, lightness, saturation))

@@ -1,0 +1,155 @@
+"""Forward and backward of this rank's stages.
+
+Decides: what goes into a stage and what its backward starts from.
+Relies on: `bridges` for rows, `edges` for activations of other stages.
+Leaves: the order to `executor`.
+
+# Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward, or
+# its weights would miss a reduction that its peers wait in.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
+from mimo_launch.layout.shards import encoder_samples, local_patches
+from mimo_launch.modules.build import RankModule
+from mimo_launch.modules.language import LanguageInput
+from mimo_launch.modules.vision import EncoderInput, pack_images
+from mimo_launch.parallel.masks import zigzag_positions
+from mimo_launch.runtime.bridges import Bridge
+from mimo_launch.runtime.edges import StageEdges
+from mimo_launch.runtime.inputs import StepInputs, group_images, owned_rows, read_text
+from mimo_launch.schedule.actions import Action
+from mimo_launch.spec.model import Spec, VitModel
+
+
+@dataclass(slots=True)
+class StepState:
+    """What one step needs and leaves behind on this rank."""
+
+    inputs: StepInputs
+    loss: Tensor
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    packed: dict[tuple[str, int], EncoderInput] = field(default_factory=dict)
+    # Where greedy answers are wanted: tokens so far [B, all positions] and the choices made.
+    tokens: dict[int, Tensor] | None = None
+    choices: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> DataPlan:
+        """What the samples of the step look like."""
+        return self.inputs.plan
+
+
+class Stages:
+    """Runs the stages of this rank."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        layout: Layout,
+        grids: GridSet,
+        modules: dict[str, RankModule],
+        bridges: dict[str, Bridge],
+        edges: dict[str, StageEdges],
+    ) -> None:
+        self.spec, self.layout, self.grids, self.modules = spec, layout, grids, modules
+        self.bridges, self.edges, self.rank = bridges, edges, grids.rank
+
+    def forward(self, action: Action, step: StepState) -> None:
+        """Run one stage on one microbatch or group."""
+        module, stage = self.modules[action.module], action.stage or 0
+        edges, key = self.edges[action.module], (stage, action.index)
+        hidden = edges.inputs.get(key)
+        network = module.stages[stage]
+        if action.module == LANGUAGE:
+            out = network(hidden, self._language_input(stage, action.index, step))
+        else:
+            out = network(hidden, self._encoder_input(module, action.index, step))
+        if not module.layout.stages[stage].is_last:
+            edges.outputs[key] = out
+        elif action.module != LANGUAGE:
+            bridge = self.bridges[action.module]
+            bridge.group(action.index).rows = out.to(bridge.like.dtype)
+        elif step.tokens is not None:
+            step.choices[action.index] = out
+        else:
+            # Scale at the loss, sum everywhere: N is the whole step's number of labels.
+            loss = out / max(1, step.plan.num_labels)
+            step.losses[action.index] = loss
+            if module.context.tp.index == 0:
+                step.loss += loss.detach()
+
+    def backward(self, action: Action, step: StepState) -> None:
+        """Run the backward of one stage on one microbatch or group."""
+        module, stage = self.modules[action.module], action.stage or 0
+        key = (stage, action.index)
+        if not module.layout.stages[stage].is_last:
+            edges = self.edges[action.module]
+            out, grad = edges.outputs.pop(key), edges.gradients.pop(key)
+            torch.autograd.backward(out, grad)
+        elif action.module == LANGUAGE:
+            step.losses.pop(action.index).backward()  # type: ignore[no-untyped-call]
+        else:
+            state = self.bridges[action.module].group(action.index)
+            if state.rows is None or state.rows_grad is None:
+                raise RuntimeError(f"{action}: its forward or its gradient has not happened")
+            torch.autograd.backward(state.rows, state.rows_grad)
+            state.rows = state.rows_grad = None
+
+    def edge_shape(self, action: Action, step: StepState) -> tuple[int, int]:
+        """Return the shape [tokens of this rank, width] of what crosses between two stages."""
+        module = self.modules[action.module].layout
+        width = self.spec.modules[action.module].model.hidden
+        if module.is_language:
+            tokens = self.layout.samples.microbatch_size * self.layout.seq
+            tokens //= module.grid.size("cp")
+        else:
+            tokens = local_patches(module, self._num_rows(module, action.index, step))
+        return tokens // (module.grid.size("tp") if module.sequence_parallel else 1), width
+
+    def _num_rows(self, module: ModuleLayout, group: int, step: StepState) -> int:
+        replica = module.grid.index("dp", self.rank)
+        samples = encoder_samples(self.layout, module, replica, group)
+        return sum(step.plan.samples[s].rows(module.name) for s in samples)
+
+    def _encoder_input(self, module: RankModule, group: int, step: StepState) -> EncoderInput:
+        """Return the packed images of a group, kept for the other stages of this rank."""
+        key = (module.name, group)
+        if key not in step.packed:
+            model = self.spec.modules[module.name].model
+            if not isinstance(model, VitModel):
+                raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
+            layout = module.layout
+            replica = layout.grid.index("dp", self.rank)
+            total = self._num_rows(layout, group, step)
+            step.packed[key] = pack_images(
+                group_images(self.layout, step.inputs, layout, replica, group),
+                model,
+                module.context,
+                local_size=local_patches(layout, total),
+                sizes=owned_rows(layout, total, self.rank),
+            )
+        return step.packed[key]
+
+    def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
+        module = self.modules[LANGUAGE]
+        grid, cp = module.layout.grid, module.context.cp
+        replica = grid.index("dp", self.rank)
+        text = read_text(self.layout, step.inputs, replica, microbatch, self.grids.device)
+        positions = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
+        tokens = text.tokens if step.tokens is None else step.tokens[microbatch]
+        first = stage == 0
+        bridges = self.bridges.items() if first else ()
+        return LanguageInput(
+            tokens=tokens[:, positions],
+            positions=positions,
+            labels=text.labels[:, positions] if step.tokens is None else None,
+            rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
+            placements={name: bridge.placements[microbatch] for name, bridge in bridges},
+        )

@@ -1,0 +1,103 @@
+"""Transfers between neighbouring stages of one module on this rank.
+
+Decides: which activation waits for its gradient, and the buffers of sends and receives.
+Relies on: `schedule.channels` for the partner; shapes known on both sides, so no handshake.
+Leaves: bridges between modules to `bridges`.
+
+Every tp and cp rank of a stage sends its own shard to the rank at the same place of the next stage.
+A received activation is a leaf: its gradient is what goes back.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+from mimo_launch.comm.bridge import require_work
+from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.layout.layout import Layout
+from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.channels import partners
+
+# Tags keep the edges of several stages and modules between one pair of ranks apart.
+TAG_STRIDE = 1024
+
+
+@dataclass(slots=True)
+class _Incoming:
+    work: Work
+    buffer: Tensor
+
+
+class StageEdges:
+    """Activations and gradients that cross the stages of one module."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        grids: GridSet,
+        module: str,
+        number: int,
+        *,
+        dtype: torch.dtype,
+        needs_grad: bool,
+    ) -> None:
+        """`number` tells modules apart in tags; `needs_grad`: what arrives needs a gradient."""
+        self.layout, self.grids, self.module = layout, grids, module
+        self.base_tag = (1 + number) * TAG_STRIDE
+        self.dtype, self.needs_grad = dtype, needs_grad
+        self.inputs: dict[tuple[int, int], Tensor] = {}
+        self.outputs: dict[tuple[int, int], Tensor] = {}
+        self.gradients: dict[tuple[int, int], Tensor] = {}
+        self._incoming: dict[Action, _Incoming] = {}
+        self._sent: list[tuple[Work, Tensor]] = []
+
+    def finish(self) -> None:
+        """Wait until every send has left its buffer; forget the step."""
+        for work, _ in self._sent:
+            work.wait()
+        for table in (self.inputs, self.outputs, self.gradients, self._incoming):
+            table.clear()
+        self._sent.clear()
+
+    def post(self, action: Action, shape: tuple[int, int]) -> None:
+        """Start a transfer; `shape` is that of the activation, [tokens of this rank, width]."""
+        [peer] = partners(self.layout, self.grids.rank, action)
+        stage = action.stage or 0
+        key = (stage, action.index)
+        forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
+        group = self.grids.p2p("forward" if forward else "backward")
+        # An edge is named by its upper stage.
+        upper = stage if action.kind in (Kind.SEND_F, Kind.RECV_B) else stage - 1
+        tag = self.base_tag + upper
+        if action.kind in (Kind.SEND_F, Kind.SEND_B):
+            tensor = self.outputs[key].detach() if forward else self._input_gradient(key)
+            self._send(tensor, peer, group, tag)
+            return
+        buffer = torch.empty(shape, dtype=self.dtype, device=self.grids.device)
+        work = require_work(dist.irecv(buffer, peer, group=group, tag=tag))
+        self._incoming[action] = _Incoming(work, buffer)
+
+    def wait(self, action: Action) -> None:
+        """Finish a receive; sends block nothing and are waited for at the end of the step."""
+        incoming = self._incoming.pop(action, None)
+        if incoming is None:
+            return
+        incoming.work.wait()
+        key = (action.stage or 0, action.index)
+        if action.kind is Kind.RECV_F:
+            self.inputs[key] = incoming.buffer.requires_grad_(self.needs_grad)
+        else:
+            self.gradients[key] = incoming.buffer
+
+    def _send(self, tensor: Tensor, peer: int, group: ProcessGroup, tag: int) -> None:
+        tensor = tensor.contiguous()
+        self._sent.append((require_work(dist.isend(tensor, peer, group=group, tag=tag)), tensor))
+
+    def _input_gradient(self, key: tuple[int, int]) -> Tensor:
+        gradient = self.inputs.pop(key).grad
+        if gradient is None:
+            raise RuntimeError(f"{self.module}: stage {key[0]} has no gradient for {key[1]} yet")
+        return gradient
