@@ -1,0 +1,163 @@
+"""What the pages show is so: specs plan, and commands print what stands below them.
+
+A fenced `yaml` block with a `version:` key is a whole spec; others are fragments. One with a title
+(```yaml title="spec.yaml") is a file for the commands of its page, which may be wrong on purpose if
+its name begins with `broken`. A `console` block that begins with `$ mimo-launch` and `plan`,
+`validate` or `explain` is run in a folder with these files; `...` stands for lines left out.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.cli.app import run
+from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.plan.report import build_report
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+CONCEPTS = sorted((ROOT / "docs" / "concepts").glob("*.md"))
+RUNNABLE = re.compile(r"\$ mimo-launch (plan|validate|explain) ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its title if it has one, and its text."""
+
+    page: Path
+    number: int
+    language: str
+    title: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.page.stem}-{self.number}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page in order."""
+    fence = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+    for number, found in enumerate(fence.finditer(page.read_text(encoding="utf-8"))):
+        yield Block(page, number, found[1], found[2] or "", found[3])
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+SPECS = [
+    block
+    for block in ALL
+    if block.language == "yaml" and re.search(r"^version:", block.text, re.MULTILINE)
+]
+COMMANDS = [block for block in ALL if block.language == "console" and RUNNABLE.match(block.text)]
+TOPOLOGIES = sorted((ROOT / "topologies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("block", SPECS, ids=lambda block: block.id)
+def test_a_spec_on_a_page_validates_and_plans(block: Block) -> None:
+    checked = check_text(block.text, str(block.page))
+    if block.title.startswith("broken"):
+        assert any(found.is_error for found in checked.diagnostics)
+        return
+    assert checked.diagnostics == ()
+    assert checked.spec is not None
+    assert build_report(checked.spec).header.world_size > 0
+
+
+@pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
+def test_a_shipped_spec_plans(path: Path) -> None:
+    checked = check_text(path.read_text(encoding="utf-8"), str(path))
+    assert checked.spec is not None, checked.diagnostics
+    assert build_report(checked.spec).header.world_size > 0
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.id)
+def test_a_command_prints_what_the_page_shows(
+    block: Block,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "topologies").symlink_to(ROOT / "topologies")
+    for file in blocks(block.page):
+        if file.title:
+            (tmp_path / file.title).write_text(file.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    command, _, shown = block.text.partition("\n")
+    run(shlex.split(command.removeprefix("$ mimo-launch ")))
+    printed = "".join(capsys.readouterr())
+    # No traceback, no "internal error": the pieces are searched for in order, whole lines only.
+    rest = f"\n{printed.rstrip()}\n"
+    for piece in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE):
+        if piece.strip():
+            before, found, rest = rest.partition(f"\n{piece.rstrip()}\n")
+            assert found, f"not printed:\n{piece}\nprinted:\n{before}"
+            rest = f"\n{rest}"
+    if not re.search(r"^\.\.\.\n", shown, flags=re.MULTILINE):
+        assert shown.rstrip() == printed.rstrip()
+
+
+def test_every_concept_has_a_spec_and_a_picture() -> None:
+    names = {page.stem for page in CONCEPTS}
+    assert names == {"grids", "placement", "bridges", "schedule", "gradients"}
+    for group in (SPECS, COMMANDS):
+        assert names <= {block.page.stem for block in group}
+
+
+def test_the_limits_are_the_same_in_both_places() -> None:
+    def limits(page: Path) -> str:
+        text = page.read_text(encoding="utf-8")
+        return text[text.index("* **CPU only") :].partition("\n\n")[0]
+
+    assert limits(ROOT / "README.md") == limits(ROOT / "docs" / "index.md")
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        ("**pp = 1 and", "modules.language.grid.pp=2"),
+        ("cp = 1** for every", "modules.language.grid.cp=2"),
+        ("only schedule is `1f1b`", "schedule.kind=gpipe"),
+        ("No checkpoints", "checkpoint={every: 1}"),
+        ("No Hugging Face weights", "modules.language.init_from=weights"),
+        ("No recomputation", "modules.language.recompute=full"),
+        ("backend: torch", "modules.language.backend=transformer_engine"),
+    ],
+)
+def test_the_limits_are_those_of_validate(words: str, setting: str) -> None:
+    """A limit goes from the list when it goes from the checks, and not before."""
+    text = (ROOT / "topologies" / "quickstart.yaml").read_text(encoding="utf-8")
+    found = check_text(text, overrides=[setting]).diagnostics
+    refused = "not-supported-yet" in {item.code for item in found}
+    assert refused == (words in (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_links_of_the_top_level_pages_lead_somewhere() -> None:
+    """Those of docs/ are checked by its strict build."""
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)", text):
+            assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+
+
+def test_decisions_are_short_and_listed() -> None:
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    for page in sorted(folder.glob("0*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 60, page.name
+        assert re.findall(r"^## (\w+)", text, re.MULTILINE) == [
+            "Status",
+            "Context",
+            "Decision",
+            "Consequences",
+        ]
+        assert f"({page.name})" in index
