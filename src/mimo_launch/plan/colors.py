@@ -1,21 +1,21 @@
 """One pair of colours per module: a light one for its forward, a dark one for its backward.
 
-Decides: the palette; hues after Okabe and Ito (jfly.uni-koeln.de/color), which people with any
-common colour blindness tell apart. Forward and backward differ in lightness, not in hue.
+Decides: the palette. People with any common colour blindness can tell its first colours apart (a
+test simulates their eyes); forward and backward differ in lightness, not in hue.
 Relies on: nothing.
 Leaves: who gets which colour to the order of the modules.
 """
 
 from colorsys import hls_to_rgb
 
-# Blue, orange, green, purple, grey, yellow.
+# Blue, orange, green, violet, yellow, rose. Simulated eyes tell the first five apart.
 _PAIRS = (
     ("#9ecae9", "#2166a5"),
     ("#f7c267", "#b35a00"),
     ("#7fd0ad", "#00694e"),
-    ("#e6b3d4", "#993a75"),
-    ("#c4c4c4", "#585858"),
-    ("#f2e97a", "#857400"),
+    ("#bba3f3", "#442883"),
+    ("#f0f0a0", "#4d4a00"),
+    ("#f2a0a0", "#8a0f3c"),
 )
 # The golden angle: hues after the palette's end are far from those just before them.
 _TURN = 0.381966

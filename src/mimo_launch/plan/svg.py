@@ -27,9 +27,11 @@ from mimo_launch.schedule.actions import Kind
 
 INK, DIM, IDLE, MARK = "#1f2328", "#59636e", "#e4e7ea", "#6b7580"
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
-MARGIN, BUBBLE_WIDTH, LEGEND_FONT, SWATCH, LINE = 16.0, 60.0, 12.0, 20.0, 20.0
+MARGIN, BUBBLE_WIDTH, LEGEND_FONT, SWATCH, LINE = 16.0, 76.0, 12.0, 20.0, 20.0
 # Transfers run along the lower edge of a row; boxes end above it.
-MARK_HEIGHT, LEAST_MARK = 2.5, 1.2
+MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
+# The second stage of a module on one rank is drawn lower than the first, and so on.
+DOWN, MAX_DOWN = 2.0, 4.0
 # XML 1.0 has no way to write these.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -116,8 +118,8 @@ def _keys(timeline: Timeline, rows: tuple[Row, ...]) -> Iterator[tuple[str, str]
     if any(not kind.is_compute for _, kind in seen):
         yield "mark", "transfer, with the wait for it"
     yield "", "number: microbatch of language, group of an encoder"
-    if any(_has_chunks(row) for row in rows):
-        yield "", "2.1: microbatch 2 on stage 1, where a rank has several"
+    if any(row.has_chunks for row in rows):
+        yield "", "2.1: number 2 on stage 1, where a rank has several; later stages are lower"
 
 
 def _legend(keys: list[tuple[str, str]], full: float) -> tuple[list[str], float]:
@@ -184,7 +186,6 @@ def _spans(timeline: Timeline, rows: tuple[Row, ...], sizes: Sizes) -> Iterator[
 
 def _row(row: Row, top: float, sizes: Sizes, numbers: dict[str, int]) -> Iterator[str]:
     """Yield the spans of a row: transfers first, so that none hides a box."""
-    has_chunks = _has_chunks(row)
     for span in row.spans:
         if not span.is_compute:
             width = max(LEAST_MARK, sizes.scale * (span.stop - span.start))
@@ -195,31 +196,27 @@ def _row(row: Row, top: float, sizes: Sizes, numbers: dict[str, int]) -> Iterato
             yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
     for span in row.spans:
         if span.is_compute:
-            yield from _box(span, top, sizes, numbers[span.action.module], has_chunks)
+            yield from _box(span, row, top, sizes, numbers[span.action.module])
 
 
-def _box(span: Span, top: float, sizes: Sizes, number: int, has_chunks: bool) -> Iterator[str]:
+def _box(span: Span, row: Row, top: float, sizes: Sizes, number: int) -> Iterator[str]:
     action, x = span.action, sizes.x(span.start)
-    width, height = sizes.scale * (span.stop - span.start), sizes.row - MARK_HEIGHT - 1
+    stages = row.stages_of(action.module)
+    down = min(MAX_DOWN, DOWN * stages.index(action.stage or 0))
+    y, width, height = top + down, sizes.scale * (span.stop - span.start), sizes.row - GAP - down
     # A hairline of background parts boxes that follow each other.
     drawn = width - 1 if width > 4 else width
-    shape = f'x="{_n(x)}" y="{_n(top)}" width="{_n(drawn)}" height="{_n(height)}"'
+    shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(drawn)}" height="{_n(height)}"'
     style = action.kind.value.lower()
     yield f'<rect class="box {style}{number}" {shape}><title>{_hover(span)}</title></rect>'
     short = str(action.index)
-    labels = [f"{short}.{action.stage}", short] if has_chunks else [short]
-    for label in labels:
+    for label in [f"{short}.{action.stage}", short] if len(stages) > 1 else [short]:
         if text_width(label, sizes.font, char=DIGIT) + 3 <= drawn:
-            y = top + height / 2 + sizes.font * 0.36
-            place = f'x="{_n(x + drawn / 2)}" y="{_n(y)}" font-size="{_n(sizes.font)}"'
+            base = y + height / 2 + sizes.font * 0.36
+            place = f'x="{_n(x + drawn / 2)}" y="{_n(base)}" font-size="{_n(sizes.font)}"'
             yield f'<text class="n {style}" {place}>{label}</text>'
             return
 
 
 def _hover(span: Span) -> str:
     return text(f"{describe(span.action)}, {span.start:.6g} to {span.stop:.6g}")
-
-
-def _has_chunks(row: Row) -> bool:
-    modules = [part.rpartition(".")[0] for part in row.role]
-    return len(set(modules)) < len(modules)

@@ -19,7 +19,7 @@ MAX_ROWS = 64
 ROOMY = 24
 # Widths of characters in pixels per pixel of font size: on average over text, and of digits.
 CHAR, DIGIT = 0.56, 0.6
-MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, TICK_WIDTH = 560.0, 2400.0, 26.0, 56.0
+MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, WIDE_BOX, TICK_WIDTH = 560.0, 2400.0, 26.0, 34.0, 56.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,16 @@ class Row:
     num_ranks: int
     bubble: float
     spans: tuple[Span, ...]
+
+    def stages_of(self, module: str) -> list[int]:
+        """Return the stages of a module that the row computes."""
+        parts = (part.rpartition(".") for part in self.role)
+        return [int(stage) for name, _, stage in parts if name == module]
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the row has several stages of one module."""
+        return len({part.rpartition(".")[0] for part in self.role}) < len(self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +72,7 @@ def rows_of(timeline: Timeline, rank: int | None = None) -> tuple[tuple[Row, ...
     def row(ranks: tuple[int, ...]) -> Row:
         mine = spans[ranks[0]]
         role = role_of_spans(mine)
-        many = (
-            f" ({len(ranks)} ranks)" if len(ranks) > 1 and "ranks" not in ranks_text(ranks) else ""
-        )
-        label = f"{ranks_text(ranks)}{many}  {role_text(role)}"
+        label = f"{ranks_text(ranks)} {role_text(role)}"
         return Row(label, role, len(ranks), bubble_of(mine, makespan), mine)
 
     if rank is not None:
@@ -96,7 +103,8 @@ def sizes_of(timeline: Timeline, rows: tuple[Row, ...], top: float) -> Sizes:
     times = [s.stop - s.start for row in rows for s in row.spans if s.is_compute]
     usual = median(times) if times else 0.0
     makespan = timeline.makespan
-    wanted = BOX_WIDTH * makespan / usual if usual else MIN_WIDTH
+    box = WIDE_BOX if any(row.has_chunks for row in rows) else BOX_WIDTH
+    wanted = box * makespan / usual if usual else MIN_WIDTH
     width = min(max(wanted, MIN_WIDTH), MAX_WIDTH)
     tops = [top]
     for above, below in pairwise(rows):

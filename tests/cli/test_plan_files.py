@@ -1,0 +1,122 @@
+"""`plan --timeline` and `plan --trace` from the outside, and pictures word for word.
+
+The golden files come from one hand-made timeline, `two_ranks.json`, which no change of a schedule
+touches; `pytest tests/cli --update-golden` draws them anew, and the picture of the docs, too.
+"""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.cli.app import run
+from mimo_launch.plan.spans import parse_timeline, timeline_json
+from mimo_launch.plan.svg import render_svg
+from mimo_launch.plan.trace import render_trace
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden" / "timeline"
+SPEC = "topologies/two_encoders.yaml"
+Outputs = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def same(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compare text with a file, whatever the plan's hash, or write the file anew."""
+
+    def check(path: Path, got: str) -> None:
+        if request.config.getoption("--update-golden", default=False):
+            path.write_text(got, encoding="utf-8")
+        else:
+            assert without_hash(got) == without_hash(path.read_text(encoding="utf-8"))
+
+    return check
+
+
+def without_hash(text: str) -> str:
+    return re.sub(r"plan [0-9a-f]{12}", "plan", text)
+
+
+def call(capsys: pytest.CaptureFixture[str], *more: str, spec: str = SPEC) -> Outputs:
+    code = run(["plan", spec, *more])
+    return code, *capsys.readouterr()
+
+
+def test_two_ranks_are_drawn_as_the_file_shows(same: Callable[[Path, str], None]) -> None:
+    text = (GOLDEN / "two_ranks.json").read_text(encoding="utf-8")
+    timeline = parse_timeline(text)
+    assert timeline_json(timeline) == text
+    same(GOLDEN / "two_ranks.svg", render_svg(timeline, name="two-ranks", plan_hash="0" * 12))
+    same(GOLDEN / "two_ranks_trace.json", render_trace(timeline, name="two-ranks"))
+
+
+def test_picture_in_the_docs_is_what_plan_draws(
+    same: Callable[[Path, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys, "--timeline", str(tmp_path / "step.svg"))[0] == 0
+    same(ROOT / "docs/img/two-encoders.svg", (tmp_path / "step.svg").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--rank", "4"], ["--rank", "4", "--json"]])
+def test_files_come_beside_the_usual_answer(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    code, usual, _ = call(capsys, *more)
+    assert code == 0
+    code, out, err = call(capsys, *more, "--timeline", str(svg), "--trace", str(trace))
+    assert (code, out) == (0, usual)
+    assert err == f"wrote {svg}\nwrote {trace}\n"
+    words = " ".join(ET.fromstring(svg.read_text(encoding="utf-8")).itertext())
+    plan = json.loads(call(capsys, "--json")[1])
+    assert plan["header"]["name"] in words
+    assert f"plan {plan['header']['plan_hash']}" in words
+    assert f"makespan {plan['schedule']['makespan']} model units" in words
+    ranks = {e["pid"] for e in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
+    assert ranks == ({4} if "--rank" in more else set(range(6)))
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--trace"])
+@pytest.mark.parametrize("target", [".", "missing/step"])
+def test_unwritable_file_fails_without_an_answer(
+    option: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / target
+    code, out, err = call(capsys, option, str(path))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: cannot write {path}: ")
+    assert f"give {option} a file" in err
+
+
+def test_mistakes_come_before_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    svg = tmp_path / "step.svg"
+    more = ["--set", "modules.vision.grid.dp=3", "--timeline", str(svg)]
+    assert call(capsys, *more)[0] == 2
+    assert call(capsys, "--rank", "6", "--timeline", str(svg))[0] == 2
+    assert not svg.exists()
+
+
+def test_no_file_is_written_over_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    text = Path(SPEC).read_text(encoding="utf-8")
+    spec.write_text(text, encoding="utf-8")
+    for option in ("--timeline", "--trace"):
+        code, out, err = call(capsys, option, str(tmp_path / "." / "spec.yaml"), spec=str(spec))
+        assert (code, out) == (2, "")
+        assert "over the spec" in err
+    assert spec.read_text(encoding="utf-8") == text
+    both = str(tmp_path / "both")
+    code, _, err = call(capsys, "--timeline", both, "--trace", both)
+    assert code == 2
+    assert "over the file of --timeline" in err

@@ -1,0 +1,70 @@
+"""Spans: their JSON, and that they say what the report of `plan` says."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.support.specs import layout_specs
+from tests.support.timelines import DEEP, SHARED
+
+from mimo_launch.plan.report import build_report, build_timeline
+from mimo_launch.plan.spans import Span, Timeline, Unit, bubble_of, parse_timeline, timeline_json
+from mimo_launch.plan.svg_rows import mean_bubble
+from mimo_launch.schedule.actions import parse_action
+from mimo_launch.spec.model import Spec
+
+CASES = settings(max_examples=25, deadline=None)
+
+
+@CASES
+@example(DEEP)
+@given(layout_specs(supported_only=False))
+def test_json_reads_back(made: Spec) -> None:
+    timeline = build_timeline(made)
+    assert parse_timeline(timeline_json(timeline)) == timeline
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1e9), st.floats(0, 1e9))))
+def test_json_keeps_every_digit_of_measured_times(times: list[tuple[int, float, float]]) -> None:
+    spans = tuple(
+        Span(rank, parse_action("vision>RECV_B3"), min(a, b), max(a, b)) for rank, a, b in times
+    )
+    timeline = Timeline(Unit.SECONDS, 4, spans)
+    assert parse_timeline(timeline_json(timeline)) == timeline
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"version": 1}',
+        '{"version": 2, "unit": "seconds", "num_ranks": 1, "spans": []}',
+        '{"version": 1, "unit": "hours", "num_ranks": 1, "spans": []}',
+        '{"version": 1, "unit": "seconds", "num_ranks": 1, "spans": [{"rank": 0}]}',
+        '{"version": 1, "unit": "seconds", "num_ranks": 1, "spans": '
+        '[{"rank": 1, "action": "vision.0F0", "start": 0, "stop": 1}]}',
+        '{"version": 1, "unit": "seconds", "num_ranks": 1, "spans": '
+        '[{"rank": 0, "action": "vision.0F0", "start": 2, "stop": 1}]}',
+        '{"version": 1, "unit": "seconds", "num_ranks": 1, "spans": '
+        '[{"rank": 0, "action": "vision", "start": 0, "stop": 1}]}',
+    ],
+)
+def test_other_text_is_no_timeline(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  (json raises a kind of ValueError, too)
+        parse_timeline(text)
+
+
+@CASES
+@example(DEEP)
+@example(SHARED)
+@given(layout_specs(supported_only=False))
+def test_timeline_says_what_the_report_says(made: Spec) -> None:
+    timeline, report = build_timeline(made), build_report(made)
+    assert timeline.makespan == report.schedule.makespan
+    assert mean_bubble(timeline) == pytest.approx(report.schedule.bubble)
+    by_rank = timeline.by_rank()
+    for row in report.schedule.timeline:
+        for rank in row.ranks:
+            assert bubble_of(by_rank[rank], timeline.makespan) == pytest.approx(row.bubble)
+            work = [str(span.action) for span in by_rank[rank] if span.is_compute]
+            assert work == [each.action for each in row.work]
