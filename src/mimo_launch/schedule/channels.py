@@ -1,4 +1,4 @@
-"""Who an action meets: the ranks at the other end of its transfer, known without data.
+"""Who an action meets: the ranks at the other end of its transfer, and those it computes with.
 
 Decides: the partners of every transfer, as ranks that may exchange at least one row.
 Relies on: `layout.routing` for the links between replicas.
@@ -6,12 +6,28 @@ Leaves: how many rows each pair moves to the DataPlan of a step.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.routing import components
 from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.roles import fills_bubbles
 
 FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
+
+
+class Channel(NamedTuple):
+    """A line of messages from one rank to another that arrive in the order they were sent in.
+
+    One per module, way, and kind of edge (between stages, or the bridge). Channels never wait for
+    each other, not even the two between the same ranks in opposite directions.
+    """
+
+    module: str
+    is_bridge: bool
+    forward: bool
+    src: int
+    dst: int
 
 
 def is_sender(kind: Kind) -> bool:
@@ -20,7 +36,10 @@ def is_sender(kind: Kind) -> bool:
 
 
 def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
-    """Return the ranks that a point-to-point action of `rank` may meet."""
+    """Return the ranks that a point-to-point action of `rank` may meet.
+
+    On a bridge inside a pipeline this may be the rank itself: those rows are copied.
+    """
     module = layout[action.module]
     if action.stage is not None:
         step = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
@@ -28,7 +47,38 @@ def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
         apart = other - module.grid.index("pp", rank)
         return (rank + apart * module.grid.strides["pp"],)
     at_encoder = action.kind in (Kind.SEND_F, Kind.RECV_B)
-    return _bridge_partners(layout, action.module, rank, action.index, at_encoder)
+    return _bridge_partners(layout, action.module, rank, at_encoder)
+
+
+def channels(layout: Layout, rank: int, action: Action) -> list[Channel]:
+    """Return the channels that a point-to-point action of `rank` uses."""
+    others = partners(layout, rank, action)
+    head = (action.module, action.stage is None, action.kind in FORWARD_KINDS)
+    if is_sender(action.kind):
+        return [Channel(*head, rank, other) for other in others]
+    return [Channel(*head, other, rank) for other in others]
+
+
+def message(action: Action) -> tuple[int | None, int]:
+    """Return what tells a message from others of its channel: the upper end's stage, the index."""
+    # A receive going down and a send going up stand at the lower end of their edge.
+    lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
+    return None if action.stage is None else action.stage - lower, action.index
+
+
+def team(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
+    """Return the ranks that compute an action together, in increasing order.
+
+    tp and cp ranks do always. Replicas meet where gradients and weights are reduced and gathered:
+    to be safe everywhere, as full sharding does. An encoder in the bubbles of a pipeline has its
+    replicas at different places of it; they meet at its first forward and its last backward only.
+    """
+    module = layout[action.module]
+    num_groups = layout.samples.microbatches // module.group_size
+    edge = 0 if action.kind is Kind.FORWARD else num_groups - 1
+    if fills_bubbles(layout, module) and action.index != edge:
+        return _replica(layout, action.module, rank)
+    return _stage(layout, action.module, action.stage or 0)
 
 
 def component_of(layout: Layout, rank: int, encoder: str) -> tuple[int, ...]:
@@ -43,9 +93,17 @@ def components_of(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=65536)
-def _bridge_partners(
-    layout: Layout, encoder: str, rank: int, group: int, at_encoder: bool
-) -> tuple[int, ...]:
+def _replica(layout: Layout, module: str, rank: int) -> tuple[int, ...]:
+    return layout[module].grid.group_of(rank, "tp", "cp")
+
+
+@lru_cache(maxsize=1024)
+def _stage(layout: Layout, module: str, stage: int) -> tuple[int, ...]:
+    return layout[module].stage_ranks(stage)
+
+
+@lru_cache(maxsize=65536)
+def _bridge_partners(layout: Layout, encoder: str, rank: int, at_encoder: bool) -> tuple[int, ...]:
     module, language, samples = layout[encoder], layout.language, layout.samples
     share = samples.replicas * module.group_size * samples.microbatch_size // module.grid.size("dp")
     per_language = module.group_size * samples.microbatch_size

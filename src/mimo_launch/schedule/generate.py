@@ -20,9 +20,11 @@ from functools import lru_cache
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.channels import is_sender
+from mimo_launch.schedule.roles import Role, needs_backward, role_of
+
+__all__ = ["Programs", "Role", "generate", "generate_forward", "needs_backward", "role_of"]
 
 Programs = tuple[Program, ...]
-Role = tuple[tuple[str, int], ...]
 
 
 @lru_cache(maxsize=8)
@@ -35,21 +37,6 @@ def generate(layout: Layout) -> Programs:
 def generate_forward(layout: Layout) -> Programs:
     """Return the program of each rank for a step without gradients (evaluation)."""
     return _for_every_rank(layout, _forward_step)
-
-
-def role_of(layout: Layout, rank: int) -> Role:
-    """Return the (module, stage) pairs that a rank holds, encoders first."""
-    return tuple((m.name, s.index) for m in layout.modules_of(rank) for s in m.stages_of(rank))
-
-
-def needs_backward(layout: Layout, module: ModuleLayout) -> bool:
-    """Return whether a module has any gradient to compute.
-
-    A frozen language model still passes gradients to encoders that train.
-    """
-    if not module.is_language:
-        return not module.frozen
-    return any(not m.frozen for m in layout.modules)
 
 
 def _for_every_rank(layout: Layout, step: Callable[[Layout, Role], Iterator[Action]]) -> Programs:

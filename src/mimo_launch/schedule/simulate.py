@@ -1,178 +1,198 @@
 """Run the programs of all ranks against a cost model, without any process.
 
 Decides: whether the programs end, and when each action starts and stops in model time.
-Relies on: programs from `generate`, partners from `channels`.
+Relies on: programs from `generate`, partners and teams from `channels`, data flow from `needs`.
 Leaves: drawing to `plan`.
 
-Sends are rendezvous: a slot of transfers completes when every one of them has met its partner. An
-exchange is a barrier of its bridge component. Passing under these rules means that no buffer is
-needed to make progress; a transport with buffers can only be earlier.
+A send is posted and the program goes on; its rows stay with the sender until the receive meets it,
+so no transport needs a buffer. A slot ends when all its receives have met their send. Messages of a
+channel meet in the order posted. A compute is a barrier of its team, an exchange of its component.
+Fewer barriers, other costs or more buffers remove waiting and add none: programs that end here end
+everywhere. With `rendezvous` a send, too, holds its rank up until it is received.
+
+A program at fault stops its rank: an action before its input, a second time, or a send never met.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.actions import Action, Kind, Slot, format_slot
-from mimo_launch.schedule.channels import component_of, is_sender, partners
-from mimo_launch.schedule.generate import Programs
+from mimo_launch.schedule.actions import Action, Program, format_slot
+from mimo_launch.schedule.channels import (
+    Channel,
+    channels,
+    component_of,
+    is_sender,
+    message,
+    team,
+)
+from mimo_launch.schedule.course import Costs, Event, Simulation
+from mimo_launch.schedule.needs import first_fault
+from mimo_launch.schedule.roles import Role, role_of
+
+__all__ = ["Costs", "Event", "Simulation", "simulate"]
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Model time of one forward and one backward of each module's stage on one microbatch."""
-
-    forward: dict[str, float] = field(default_factory=dict)
-    backward: dict[str, float] = field(default_factory=dict)
-
-    def of(self, action: Action) -> float:
-        """Return the duration of a compute action."""
-        table = self.forward if action.kind is Kind.FORWARD else self.backward
-        return table.get(action.module, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One slot of one rank in model time; transfers last from arrival to completion."""
-
-    slot: Slot
-    start: float
-    stop: float
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """What happened: events per rank in order, and every rank that could not go on."""
-
-    events: tuple[tuple[Event, ...], ...]
-    stuck: tuple[str, ...]
-
-    @property
-    def makespan(self) -> float:
-        """Model time at which the last rank ends."""
-        return max((events[-1].stop for events in self.events if events), default=0.0)
-
-    def busy(self, rank: int) -> float:
-        """Model time that a rank spends computing."""
-        return sum(e.stop - e.start for e in self.events[rank] if e.slot[0].kind.is_compute)
-
-    def bubble(self, rank: int) -> float:
-        """Share of the makespan in which a rank does not compute."""
-        return 1.0 - self.busy(rank) / self.makespan if self.makespan else 0.0
-
-    def peak_live(self, rank: int, module: str, stage: int) -> int:
-        """Most forwards of a stage whose backward has not run yet."""
-        live = peak = 0
-        for event in self.events[rank]:
-            action = event.slot[0]
-            if (action.module, action.stage) == (module, stage) and action.kind.is_compute:
-                live += 1 if action.kind is Kind.FORWARD else -1
-                peak = max(peak, live)
-        return peak
-
-
-# What one rank waits for: the ends of its transfers that have not met their partner yet.
-_Key = tuple[str, int | None, int, bool, int, int]
-
-
-def simulate(layout: Layout, programs: Programs, costs: Costs | None = None) -> Simulation:
+def simulate(
+    layout: Layout,
+    programs: tuple[Program, ...],
+    costs: Costs | None = None,
+    *,
+    rendezvous: bool = False,
+) -> Simulation:
     """Return the course of one step; `stuck` is empty exactly if every rank reaches its end."""
-    return _Simulator(layout, programs, costs or Costs()).run()
+    return _Simulator(layout, programs, costs or Costs(), rendezvous).run()
+
+
+@dataclass(slots=True)
+class _End:
+    """One end of a message: posted by whom, when."""
+
+    action: Action
+    rank: int
+    time: float
+
+
+@dataclass(slots=True)
+class _Line:
+    """Posted ends of a channel that have not met, in order.
+
+    One of the two is empty, unless different messages are in front: they never meet.
+    """
+
+    sends: deque[_End] = field(default_factory=deque)
+    receives: deque[_End] = field(default_factory=deque)
 
 
 class _Simulator:
-    def __init__(self, layout: Layout, programs: Programs, costs: Costs) -> None:
+    def __init__(
+        self, layout: Layout, programs: tuple[Program, ...], costs: Costs, rendezvous: bool
+    ) -> None:
         self.layout, self.programs, self.costs = layout, programs, costs
+        self.rendezvous = rendezvous
         self.clock = [0.0] * len(programs)
         self.at = [0] * len(programs)
         self.events: list[list[Event]] = [[] for _ in programs]
-        self.posted: dict[_Key, int] = {}
+        self.lines: dict[Channel, _Line] = {}
         self.open: list[int] = [0] * len(programs)
         self.release: list[float] = [0.0] * len(programs)
-        self.arrived: dict[tuple[str, Kind, int, int], list[int]] = {}
+        self.arrived: dict[tuple[Action, int], list[int]] = {}
+        self.posted: list[list[tuple[float, int]]] = [[] for _ in programs]
+        self.faults = _faults(layout, programs)
         self.ready = deque(range(len(programs)))
 
     def run(self) -> Simulation:
         while self.ready:
             rank = self.ready.popleft()
-            while self.at[rank] < len(self.programs[rank]) and self._enter(rank):
+            while self.at[rank] < self._stop(rank) and self._enter(rank):
                 pass
-        stuck = tuple(
-            f"rank {rank} waits in {format_slot(program[self.at[rank]])}"
-            for rank, program in enumerate(self.programs)
-            if self.at[rank] < len(program)
+        unmet = {
+            end.rank: f"rank {end.rank} posts {end.action}, which rank {channel.dst} never receives"
+            for channel, line in self.lines.items()
+            for end in reversed(line.sends)
+        }
+        stuck = [self._said(rank, unmet.get(rank)) for rank in range(len(self.programs))]
+        return Simulation(
+            tuple(tuple(events) for events in self.events),
+            tuple(each for each in stuck if each),
+            tuple(map(_peak, self.posted)),
         )
-        return Simulation(tuple(tuple(events) for events in self.events), stuck)
+
+    def _stop(self, rank: int) -> int:
+        return self.faults[rank][0] if rank in self.faults else len(self.programs[rank])
+
+    def _said(self, rank: int, unmet: str | None) -> str | None:
+        position, program = self.at[rank], self.programs[rank]
+        if position < self._stop(rank):
+            return f"rank {rank} waits in {format_slot(program[position])}"
+        return f"rank {rank} {self.faults[rank][1]}" if rank in self.faults else unmet
 
     def _enter(self, rank: int) -> bool:
         """Start the next slot of a rank; return whether it also ended."""
         slot = self.programs[rank][self.at[rank]]
         if slot[0].kind.is_compute:
-            self._finish(rank, self.clock[rank] + self.costs.of(slot[0]))
-            return True
+            return self._meet(rank, slot[0], team(self.layout, rank, slot[0]))
         if slot[0].kind.is_collective:
-            return self._meet_component(rank, slot[0])
-        return self._post(rank, slot)
+            ranks = component_of(self.layout, rank, slot[0].module)
+            return self._meet(rank, slot[0], ranks)
+        return self._post(rank)
 
-    def _finish(self, rank: int, stop: float) -> None:
+    def _finish(self, rank: int, start: float, stop: float) -> None:
         slot = self.programs[rank][self.at[rank]]
-        self.events[rank].append(Event(slot, self.clock[rank], stop))
+        self.events[rank].append(Event(slot, start, stop))
         self.clock[rank] = stop
         self.at[rank] += 1
 
-    def _meet_component(self, rank: int, action: Action) -> bool:
-        component = component_of(self.layout, rank, action.module)
-        here = self.arrived.setdefault((action.module, action.kind, action.index, component[0]), [])
+    def _meet(self, rank: int, action: Action, ranks: tuple[int, ...]) -> bool:
+        """Wait for all ranks of a team or a component; the last one to come lets all go."""
+        here = self.arrived.setdefault((action, ranks[0]), [])
         here.append(rank)
-        if len(here) < len(component):
+        if len(here) < len(ranks):
             return False
-        stop = max(self.clock[member] for member in here)
+        begin = max(self.clock[member] for member in here)
+        is_compute = action.kind.is_compute
+        stop = begin + self.costs.of(action) if is_compute else begin
         for member in here:
-            self._finish(member, stop)
+            self._finish(member, begin if is_compute else self.clock[member], stop)
             if member != rank:
                 self.ready.append(member)
         return True
 
-    def _post(self, rank: int, slot: Slot) -> bool:
+    def _post(self, rank: int) -> bool:
         """Post every transfer of a slot and wake the partners that waited for one."""
-        keys = [
-            (a.module, a.stage_edge, a.index, a.kind in (Kind.SEND_F, Kind.RECV_F), *pair)
-            for a in (_Edge(self.layout, action) for action in slot)
-            for pair in a.pairs(rank)
+        slot, now = self.programs[rank][self.at[rank]], self.clock[rank]
+        self.release[rank] = now
+        used = [
+            (channel, _End(action, rank, now), is_sender(action.kind))
+            for action in slot
+            for channel in channels(self.layout, rank, action)
         ]
-        self.open[rank] = len(keys)
-        self.release[rank] = self.clock[rank]
-        for key in keys:
-            partner = self.posted.pop(key, None)
-            if partner is None:
-                self.posted[key] = rank
-                continue
-            meeting = max(self.clock[rank], self.clock[partner])
-            for end in (rank, partner):
-                self.open[end] -= 1
-                self.release[end] = max(self.release[end], meeting)
-            if self.open[partner] == 0:
-                self._finish(partner, self.release[partner])
-                self.ready.append(partner)
+        self.open[rank] = sum(self.rendezvous or not sends for _, _, sends in used)
+        for channel, end, sends in used:
+            line = self.lines.setdefault(channel, _Line())
+            (line.sends if sends else line.receives).append(end)
+            self._match(line, rank)
         if self.open[rank]:
             return False
-        self._finish(rank, self.release[rank])
+        self._finish(rank, now, self.release[rank])
         return True
 
+    def _match(self, line: _Line, poster: int) -> None:
+        """Let the two ends of each message meet, in order; another message in front blocks."""
+        while line.sends and line.receives:
+            sent, got = line.sends[0], line.receives[0]
+            if message(sent.action) != message(got.action):
+                return
+            line.sends.popleft()
+            line.receives.popleft()
+            meeting = max(sent.time, got.time)
+            self.posted[sent.rank] += [(sent.time, 1), (meeting, -1)]
+            for end in (sent, got) if self.rendezvous else (got,):
+                self.open[end.rank] -= 1
+                self.release[end.rank] = max(self.release[end.rank], meeting)
+                if end.rank != poster and self.open[end.rank] == 0:
+                    self._finish(end.rank, end.time, self.release[end.rank])
+                    self.ready.append(end.rank)
 
-class _Edge:
-    """An action with the edge it runs on, named by its upper end."""
 
-    def __init__(self, layout: Layout, action: Action) -> None:
-        self.layout, self.action = layout, action
-        self.module, self.index, self.kind = action.module, action.index, action.kind
-        # A receive going down and a send going up stand at the lower end of their edge.
-        lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
-        self.stage_edge = None if action.stage is None else action.stage - lower
+def _faults(layout: Layout, programs: tuple[Program, ...]) -> dict[int, tuple[int, str]]:
+    """Return the first fault of each faulty program; ranks of one role and program share it."""
+    found: dict[tuple[Role, int], tuple[int, str] | None] = {}
+    faults = {}
+    for rank, program in enumerate(programs):
+        key = role_of(layout, rank), id(program)
+        if key not in found:
+            found[key] = first_fault(layout, key[0], program)
+        fault = found[key]
+        if fault is not None:
+            faults[rank] = fault
+    return faults
 
-    def pairs(self, rank: int) -> list[tuple[int, int]]:
-        """Return (sender, receiver) of each transfer of the action."""
-        others = partners(self.layout, rank, self.action)
-        if is_sender(self.kind):
-            return [(rank, other) for other in others]
-        return [(other, rank) for other in others]
+
+def _peak(changes: list[tuple[float, int]]) -> int:
+    """Return the highest running sum, where what ends at a time makes room for what starts."""
+    level = peak = 0
+    for _, change in sorted(changes):
+        level += change
+        peak = max(peak, level)
+    return peak

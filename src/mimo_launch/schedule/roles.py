@@ -1,0 +1,71 @@
+"""What a rank takes part in: its stages, and which of them have gradients and which bridges.
+
+Decides: which stages run backward, and how the rows of an encoder travel.
+Relies on: `layout`.
+Leaves: the order of work to `pipeline` and `bubble`.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+
+Role = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Consecutive microbatches that are in work at the same time."""
+
+    index: int
+    microbatches: range
+
+
+def role_of(layout: Layout, rank: int) -> Role:
+    """Return the (module, stage) pairs that a rank holds, encoders first."""
+    return tuple((m.name, s.index) for m in layout.modules_of(rank) for s in m.stages_of(rank))
+
+
+def needs_backward(layout: Layout, module: ModuleLayout) -> bool:
+    """Return whether a module has any gradient to compute.
+
+    A frozen language model still passes gradients to encoders that train.
+    """
+    if not module.is_language:
+        return not module.frozen
+    return any(not m.frozen for m in layout.modules)
+
+
+def fills_bubbles(layout: Layout, module: ModuleLayout) -> bool:
+    """Return whether an encoder runs in the idle slots of the language pipeline.
+
+    One that shares ranks with a pipeline under `bubble_filling`; without a pipeline nothing idles.
+    """
+    piped = layout.schedule == "bubble_filling" and layout.language.grid.size("pp") > 1
+    return piped and module.in_phases
+
+
+def exchanges(layout: Layout, module: ModuleLayout) -> bool:
+    """Return whether the rows of an encoder travel in a collective between phases.
+
+    All other encoders send and receive pairwise while the pipeline runs.
+    """
+    return module.in_phases and not fills_bubbles(layout, module)
+
+
+def groups_of(layout: Layout) -> tuple[Group, ...]:
+    """Return the groups that phases run on; without phases the step is one group."""
+    total = layout.samples.microbatches
+    size = next((m.group_size for m in layout.encoders if exchanges(layout, m)), total)
+    return tuple(
+        Group(index, range(index * size, (index + 1) * size)) for index in range(total // size)
+    )
+
+
+def is_bridge_end(layout: Layout, encoder: ModuleLayout, role: Role) -> bool:
+    """Return whether a rank with this role sends or receives rows of this bridge."""
+    return (encoder.name, len(encoder.stages) - 1) in role or (layout.language.name, 0) in role
+
+
+def microbatches_of(module: ModuleLayout, group: int) -> range:
+    """Return the microbatches of one group of an encoder."""
+    return range(group * module.group_size, (group + 1) * module.group_size)
