@@ -118,13 +118,14 @@ def sent_from(made: Spec, plan: DataPlan, encoder: str, k: int) -> dict[tuple, t
                 for row in range(plan.samples[sample].rows(encoder))
             ]
             for number, key in enumerate(rows):
-                cp, inside = fair_share(number, len(rows), module.grid.cp)
-                held = sum(
-                    fair_share(n, len(rows), module.grid.cp)[0] == cp for n in range(len(rows))
-                )
+                # Padded so that cp ranks, and tp ranks where they cut tokens, hold equally many.
+                cuts = module.grid.cp * (module.grid.tp if module.sequence_parallel else 1)
+                size = -(-len(rows) // cuts) * cuts // module.grid.cp
+                cp, inside = divmod(number, size)
                 if module.sequence_parallel:
-                    tp, place = divmod(inside, -(-held // module.grid.tp))
+                    tp, place = divmod(inside, size // module.grid.tp)
                 else:
+                    held = min(size, len(rows) - cp * size)
                     tp, place = fair_share(inside, held, module.grid.tp)
                 rank = rank_of(made, encoder, tp=tp, cp=cp, dp=replica, pp=module.grid.pp - 1)
                 found[key] = rank, place

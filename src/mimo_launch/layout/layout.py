@@ -34,9 +34,9 @@ class Stage:
 class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
 
-    `in_phases` is true for an encoder that shares any rank with language: it then runs on groups of
-    `group_size` microbatches between the language phases. Other encoders run upstream of the
-    language pipeline, one microbatch at a time (`group_size` 1).
+    `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
+    language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline, one
+    microbatch at a time (`group_size` 1).
     """
 
     name: str
@@ -143,15 +143,34 @@ def build_layout(spec: Spec) -> Layout:
     )
 
 
-def shares_language_ranks(spec: Spec, encoder: str) -> bool:
-    """Return whether an encoder has any rank in common with the language model."""
-    mine, language = spec.modules[encoder].rank_range, spec.language.rank_range
-    return mine.start < language.stop and language.start < mine.stop
+def runs_in_phases(spec: Spec, encoder: str) -> bool:
+    """Return whether an encoder runs between language phases rather than in front of its pipeline.
+
+    It does if it has a rank in common with language. So do encoders that share ranks with each
+    other when one of them has several stages: in a pipeline their stages would come in another
+    order on every rank, and their collectives would wait for each other.
+    """
+    modules = spec.modules
+    upstream = [n for n in spec.encoders if not _overlap(modules[n], spec.language)]
+    if encoder not in upstream:
+        return True
+    cluster, found = {encoder}, [encoder]
+    while found:
+        one = found.pop()
+        more = [n for n in upstream if n not in cluster and _overlap(modules[n], modules[one])]
+        cluster.update(more)
+        found += more
+    return len(cluster) > 1 and any(modules[name].grid.pp > 1 for name in cluster)
+
+
+def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
+    mine, theirs = one.rank_range, other.rank_range
+    return mine.start < theirs.stop and theirs.start < mine.stop
 
 
 def encoder_group_size(spec: Spec, encoder: str) -> int:
     """Return k, the microbatches that an encoder encodes at once."""
-    if not shares_language_ranks(spec, encoder):
+    if not runs_in_phases(spec, encoder):
         return 1
     return spec.schedule.encoder_microbatches or spec.schedule.microbatches
 
@@ -169,7 +188,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         stages=_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages),
         sequence_parallel=module.sequence_parallel and module.grid.tp > 1,
         frozen=module.frozen,
-        in_phases=is_encoder and shares_language_ranks(spec, name),
+        in_phases=is_encoder and runs_in_phases(spec, name),
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
     )
 

@@ -9,7 +9,7 @@ from math import gcd, lcm
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
-from mimo_launch.layout.layout import LANGUAGE, encoder_group_size, shares_language_ranks
+from mimo_launch.layout.layout import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.model import Spec
 
@@ -41,7 +41,7 @@ def batch_splits(spec: Spec) -> Findings:
 def groups_split(spec: Spec) -> Findings:
     """`encoder_microbatches` divides `microbatches`, when it has a use at all."""
     k, microbatches = spec.schedule.encoder_microbatches, spec.schedule.microbatches
-    sharing = [name for name in spec.encoders if shares_language_ranks(spec, name)]
+    sharing = [name for name in spec.encoders if runs_in_phases(spec, name)]
     if k is None or not sharing or microbatches % k == 0:
         return
     legal = [each for each in divisors(microbatches) if _splits_over_encoders(spec, each)]
@@ -67,7 +67,7 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     if samples % replicas == 0:
         return
     legal = [each for each in divisors(microbatches) if dp * size * each % replicas == 0]
-    shares = shares_language_ranks(spec, name)
+    shares = runs_in_phases(spec, name)
     if shares and legal:
         help_ = f"write `encoder_microbatches: {legal[0]}`, the smallest that fits"
     else:
@@ -149,5 +149,5 @@ def _splits_over_encoders(spec: Spec, k: int) -> bool:
     return all(
         samples % module.grid.dp == 0
         for name, module in spec.encoders.items()
-        if shares_language_ranks(spec, name)
+        if runs_in_phases(spec, name)
     )

@@ -7,7 +7,7 @@ Leaves: values that are wrong by themselves to `spec`.
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.layout import LANGUAGE, shares_language_ranks
+from mimo_launch.layout.layout import LANGUAGE, runs_in_phases
 from mimo_launch.spec.model import Spec
 
 _SCHEDULE = ("optimizer", "schedule")
@@ -78,7 +78,7 @@ def encoder_microbatches_used(spec: Spec) -> Findings:
     """`encoder_microbatches` is for encoders that share ranks with language."""
     if spec.schedule.encoder_microbatches is None:
         return
-    if not any(shares_language_ranks(spec, name) for name in spec.encoders):
+    if not any(runs_in_phases(spec, name) for name in spec.encoders):
         yield _no_effect(
             ("schedule", "encoder_microbatches"),
             "`encoder_microbatches` does nothing: no encoder shares ranks with language",
