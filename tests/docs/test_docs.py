@@ -123,12 +123,9 @@ def test_the_limits_are_the_same_in_both_places() -> None:
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        ("**pp = 1 and", "modules.language.grid.pp=2"),
-        ("cp = 1** for every", "modules.language.grid.cp=2"),
         ("only schedule is `1f1b`", "schedule.kind=gpipe"),
         ("No checkpoints", "checkpoint={every: 1}"),
         ("No Hugging Face weights", "modules.language.init_from=weights"),
-        ("No recomputation", "modules.language.recompute=full"),
         ("backend: torch", "modules.language.backend=transformer_engine"),
     ],
 )

@@ -147,4 +147,14 @@ LAYOUT_CODES = (
         "batch: {global: 32, seq: 63}   # language tp 2, sequence_parallel: true",
         "batch: {global: 32, seq: 64}",
     ),
+    Code(
+        "seq-over-cp",
+        "`batch.seq` does not split into two chunks per cp rank.",
+        "Context parallelism cuts each sample into 2 x cp chunks and gives every rank one from "
+        "each end, so that causal attention costs all ranks the same. Under sequence parallelism each "
+        "chunk is cut over tp as well. Samples are padded at the end, so a larger `seq` is always "
+        "possible.",
+        "batch: {global: 32, seq: 66}   # language cp 2",
+        "batch: {global: 32, seq: 68}",
+    ),
 )

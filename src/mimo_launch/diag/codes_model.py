@@ -54,6 +54,15 @@ MODEL_CODES = (
         "model: {mlp: 702}\ngrid: {tp: 3}",
     ),
     Code(
+        "layers-over-pp",
+        "A module has fewer layers than pipeline stages.",
+        "A stage without a layer would only pass activations on. Language has pp x "
+        "`virtual_stages` stages, an encoder has pp. Layers need not divide evenly: earlier stages "
+        "get one more.",
+        "model: {layers: 2}\ngrid: {pp: 4}",
+        "model: {layers: 4}\ngrid: {pp: 4}",
+    ),
+    Code(
         "hidden-not-multiple-of-4",
         "The width of an image encoder is not a multiple of 4.",
         "Patch positions are the sine and the cosine of height and of width: four equal parts "

@@ -35,8 +35,8 @@ class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
 
     `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
-    language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline, one
-    microbatch at a time (`group_size` 1).
+    language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
+    one microbatch at a time (`group_size` 1).
     """
 
     name: str

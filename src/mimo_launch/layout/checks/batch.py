@@ -118,7 +118,7 @@ def seq_holds_samples(spec: Spec) -> Findings:
         headline=f"`seq` {spec.batch.seq} is shorter than the longest sample, {longest} tokens",
         path=("batch", "seq"),
         why="samples are never cut: a row without its place would train nothing",
-        help=f"write `seq: {next_multiple(longest, _seq_unit(spec))}`",
+        help=f"write `seq: {next_multiple(longest, lcm(8, seq_unit(spec)))}`",
         related=(Related(path=("data", "kind"), label="these data"),),
     )
 
@@ -139,9 +139,28 @@ def seq_splits_over_tp(spec: Spec) -> Findings:
     )
 
 
-def _seq_unit(spec: Spec) -> int:
+def seq_splits_over_cp(spec: Spec) -> Findings:
+    """Each cp rank holds two equal chunks of a sample, under sequence parallelism cut over tp."""
+    cp, unit = spec.language.grid.cp, seq_unit(spec)
+    if cp == 1 or spec.batch.seq % unit == 0:
+        return
+    product = f"2 * cp {cp}" + (f" * tp {unit // (2 * cp)}" if unit > 2 * cp else "")
+    yield Diagnostic(
+        code="seq-over-cp",
+        headline=f"`seq` {spec.batch.seq} is not a multiple of {product} = {unit}",
+        path=("batch", "seq"),
+        why="context parallelism gives each rank two chunks of every sample, one from each end, "
+        "so that causal attention costs all of them the same",
+        help=f"write `seq: {next_multiple(spec.batch.seq, unit)}`; samples are padded at the end",
+        related=(Related(path=("modules", LANGUAGE, "grid", "cp"), label=f"cp {cp}"),),
+    )
+
+
+def seq_unit(spec: Spec) -> int:
+    """Return what `seq` must be a multiple of."""
     language = spec.language
-    return lcm(8, language.grid.tp) if language.sequence_parallel else 8
+    chunks = 2 * language.grid.cp if language.grid.cp > 1 else 1
+    return chunks * (language.grid.tp if language.sequence_parallel else 1)
 
 
 def _splits_over_encoders(spec: Spec, k: int) -> bool:

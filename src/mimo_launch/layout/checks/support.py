@@ -25,36 +25,6 @@ def checkpoint_supported(spec: Spec) -> Findings:
         )
 
 
-def pp_supported(spec: Spec, name: str) -> Findings:
-    """Modules are not cut into pipeline stages yet."""
-    pp = spec.modules[name].grid.pp
-    if pp > 1:
-        yield _later(
-            ("modules", name, "grid", "pp"),
-            f"`{name}`: pp {pp}",
-            "write `pp: 1`, and more tp or dp",
-        )
-
-
-def cp_supported(spec: Spec, name: str) -> Findings:
-    """Sequences are not cut over ranks yet."""
-    cp = spec.modules[name].grid.cp
-    if cp > 1:
-        yield _later(
-            ("modules", name, "grid", "cp"),
-            f"`{name}`: cp {cp}",
-            "write `cp: 1`, and more tp or dp",
-        )
-
-
-def recompute_supported(spec: Spec, name: str) -> Findings:
-    """Activations are always kept."""
-    if spec.modules[name].recompute != "none":
-        yield _later(
-            ("modules", name, "recompute"), f"`{name}`: recompute", "write `recompute: none`"
-        )
-
-
 def backend_supported(spec: Spec, name: str) -> Findings:
     """The layers are torch's."""
     backend = spec.modules[name].backend

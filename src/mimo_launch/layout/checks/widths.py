@@ -7,6 +7,7 @@ Leaves: data and vocabulary to `data`.
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 
 
@@ -92,6 +93,25 @@ def mlp_over_tp(spec: Spec, name: str) -> Findings:
     width = spec.modules[name].model.mlp_width
     why = "each tp rank holds an equal part of the width inside the MLP"
     yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
+
+
+def layers_over_stages(spec: Spec, name: str) -> Findings:
+    """Every pipeline stage has at least one layer."""
+    module, virtual = spec.modules[name], 1
+    if name == LANGUAGE:
+        virtual = spec.schedule.virtual_stages
+    layers, stages = module.model.layers, module.grid.pp * virtual
+    if layers >= stages:
+        return
+    product = f"pp {module.grid.pp}" + (f" * {virtual} virtual stages" if virtual > 1 else "")
+    yield Diagnostic(
+        code="layers-over-pp",
+        headline=f"`{name}`: {layers} layers for {product} = {stages} stages",
+        path=("modules", name, "model", "layers"),
+        why="a stage without a layer would only pass activations on",
+        help=f"write `layers: {stages}`, or a smaller pp",
+        related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
+    )
 
 
 def hidden_holds_positions(spec: Spec, name: str) -> Findings:
