@@ -107,7 +107,7 @@ def test_deadlock_is_reported(
         out, err = capsys.readouterr()
         assert out == ""
         assert "does not end" in err
-        assert "rank 0 waits in vision>RECV_B3" in err
+        assert "rank 0 comes to vision.0B3 before vision.0F3" in err
 
 
 def test_help_begins_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,8 @@ def spec(
     *,
     microbatches: int = 1,
     encoder_microbatches: int | None = None,
+    kind: str = "1f1b",
+    virtual_stages: int = 1,
     mbs: int = 1,
     seq: int | None = None,
     max_patches: int = 4,
@@ -66,7 +68,11 @@ def spec(
     width = lcm(8, *(grid["tp"] for grid in grids.values()))
     vocab = 8 + len(encoders)
     for name, module in modules.items():
-        default = decoder(grids[name], width, vocab) if name == "language" else vit(grids[name])
+        default = (
+            decoder(grids[name], width, vocab, virtual_stages)
+            if name == "language"
+            else vit(grids[name])
+        )
         modules[name] = {**module, "model": {**default, **module.get("model", {})}}
     grid = grids["language"]
     data: dict[str, Any] = {
@@ -74,6 +80,8 @@ def spec(
         "name": "t",
         "modules": modules,
         "schedule": {
+            "kind": kind,
+            "virtual_stages": virtual_stages,
             "microbatches": microbatches,
             "encoder_microbatches": encoder_microbatches,
         },
@@ -96,11 +104,13 @@ def seq_unit(grid: dict[str, int], *, sequence_parallel: bool) -> int:
     return chunks * grid["tp"] if sequence_parallel else chunks
 
 
-def decoder(grid: dict[str, int], width: int, vocab: int) -> dict[str, Any]:
+def decoder(
+    grid: dict[str, int], width: int, vocab: int, virtual_stages: int = 1
+) -> dict[str, Any]:
     """Return the smallest decoder that `grid` can split."""
     return {
         "kind": "decoder",
-        "layers": grid["pp"],
+        "layers": grid["pp"] * virtual_stages,
         "hidden": width,
         "heads": grid["tp"],
         "head_dim": 4,

@@ -1,67 +1,20 @@
-"""Programs of all ranks: tables by hand, closed forms, and broken programs that must be caught."""
+"""Programs of all ranks: tables by hand, closed forms, and properties of random layouts."""
 
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given, note, settings
-from hypothesis import strategies as st
-from tests.support.specs import Box, box, brief, layout_specs, spec
+from hypothesis import given, settings
+from tests.support.programs import chain, computes, layout_of, layouts, peaks, texts, timeline
+from tests.support.specs import box, spec
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.schedule import generate as generator
-from mimo_launch.schedule.actions import Action, Kind, format_program, parse_program
+from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import partners
-from mimo_launch.schedule.generate import Programs, generate, generate_forward, needs_backward
-from mimo_launch.schedule.simulate import Costs, Simulation, simulate
+from mimo_launch.schedule.generate import generate, generate_forward, needs_backward
+from mimo_launch.schedule.simulate import Costs, simulate
 
 CASES = settings(max_examples=100, deadline=None)
 BACKWARD_KINDS = {Kind.BACKWARD, Kind.SEND_B, Kind.RECV_B, Kind.EXCHANGE_B}
-
-
-def layout_of(microbatches: int, k: int | None = None, **modules: Box) -> Layout:
-    """Layout of some modules; `language` alone on rank 0 where none is given."""
-    return build_layout(spec(modules, microbatches=microbatches, encoder_microbatches=k))
-
-
-def chain(microbatches: int, language: int, **encoders: int) -> Layout:
-    """Layout of pipelines of the given depths, one rank per stage, encoders first."""
-    modules, first = {}, 0
-    for name, depth in [*encoders.items(), ("language", language)]:
-        modules[name] = box(first, pp=depth)
-        first += depth
-    return layout_of(microbatches, **modules)
-
-
-def texts(programs: Programs) -> list[str]:
-    """Programs as text, one per rank."""
-    return [format_program(program) for program in programs]
-
-
-def computes(program_text: str) -> str:
-    """The forwards and backwards of a program."""
-    return " ".join(
-        str(action) for (action, *_) in parse_program(program_text) if action.kind.is_compute
-    )
-
-
-def timeline(simulation: Simulation, rank: int) -> str:
-    """Forwards (F) and backwards (b) of a rank, one column per unit of model time."""
-    cells = ["."] * int(simulation.makespan)
-    for event in simulation.events[rank]:
-        action = event.slot[0]
-        if action.kind.is_compute:
-            assert cells[int(event.start)] == "."
-            cells[int(event.start)] = "F" if action.kind is Kind.FORWARD else "b"
-    return "".join(cells)
-
-
-def peaks(layout: Layout, simulation: Simulation, name: str) -> list[int]:
-    """Most live microbatches of each stage of a module."""
-    return [
-        simulation.peak_live(rank, name, stage.index)
-        for stage in layout[name].stages
-        for rank in layout[name].stage_ranks(stage.index)
-    ]
 
 
 def test_two_stages_run_four_microbatches_as_in_the_table():
@@ -229,15 +182,6 @@ def test_an_idle_rank_has_an_empty_program():
     assert (simulation.busy(1), simulation.bubble(1)) == (0.0, 1.0)
 
 
-@st.composite
-def layouts(draw: st.DrawFn, max_ranks: int = 32) -> Layout:
-    """Layouts of every kind."""
-    made = draw(layout_specs(max_ranks, supported_only=False))
-    layout = build_layout(made)
-    note(brief(made))
-    return layout
-
-
 @CASES
 @given(layouts())
 def test_every_program_ends(layout):
@@ -356,160 +300,6 @@ def test_model_time_follows_the_data(layout):
             assert stop <= its_start
         else:
             assert its_stop <= start
-
-
-def with_program(programs: Programs, rank: int, text: str) -> Programs:
-    """Replace the program of one rank."""
-    return (*programs[:rank], parse_program(text), *programs[rank + 1 :])
-
-
-def with_words(programs: Programs, rank: int, *changes: tuple[str, str]) -> Programs:
-    """Replace words in the program of one rank, all at once; "" deletes a slot."""
-    table = dict(changes)
-    words = format_program(programs[rank]).split()
-    assert table.keys() <= set(words)
-    return with_program(programs, rank, " ".join(table.get(word, word) for word in words))
-
-
-def test_a_send_before_its_forward_is_reported_with_those_that_miss_it():
-    layout = chain(4, language=3)
-    broken = with_words(
-        generate(layout), 0,
-        ("language.0SEND_F0", "language.0SEND_F1"),
-        ("language.0SEND_F1", "language.0SEND_F0"),
-    )  # fmt: skip
-    assert simulate(layout, broken).stuck == (
-        "rank 0 comes to language.0SEND_F1 before language.0F1",
-        "rank 1 waits in language.1RECV_F0",
-        "rank 2 waits in language.2RECV_F0",
-    )
-
-
-def test_receives_in_another_order_than_the_sends_are_reported():
-    """Messages between two ranks stay in order: a transport need not look for a later one."""
-    layout = chain(2, language=2)
-    broken = with_program(
-        generate(layout), 1,
-        "language.1RECV_F1 language.1F1 language.1RECV_F0 language.1F0 "
-        "language.1B0 language.1SEND_B0 language.1B1 language.1SEND_B1",
-    )  # fmt: skip
-    assert simulate(layout, broken).stuck == (
-        "rank 0 waits in language.0SEND_F1+language.0RECV_B0",
-        "rank 1 waits in language.1RECV_F1",
-    )
-
-
-@pytest.mark.parametrize(
-    ("rank", "word", "report"),
-    [
-        (2, "vision>RECV_F1", "rank 2 comes to language.0F1 before vision>RECV_F1"),
-        (3, "language.1RECV_F1", "rank 3 comes to language.1F1 before language.1RECV_F1"),
-        (3, "language.1F1", "rank 3 comes to language.1B1 before language.1F1"),
-        (1, "vision>RECV_B1", "rank 1 comes to vision.0B1 before vision>RECV_B1"),
-        (2, "language.0B1", "rank 2 comes to audio>SEND_B1 before language.0B1"),
-        (0, "audio.0F0", "rank 0 comes to audio>SEND_F0 before audio.0F0"),
-    ],
-)
-def test_an_action_without_its_input_is_reported_with_what_it_misses(rank, word, report):
-    layout = layout_of(2, audio=box(0), vision=box(1), language=box(2, pp=2))
-    programs = [text.replace("+", " ").split() for text in texts(generate(layout))]
-    programs[rank].remove(word)
-    broken = with_program(generate(layout), rank, " ".join(programs[rank]))
-    assert report in simulate(layout, broken).stuck
-
-
-def test_an_exchange_before_its_rows_exist_is_reported():
-    layout = layout_of(1, vision=box(0), language=box(0))
-    broken = with_words(
-        generate(layout), 0,
-        ("vision.0F0", "vision>EXCHANGE_F0"),
-        ("vision>EXCHANGE_F0", "vision.0F0"),
-    )  # fmt: skip
-    report = "rank 0 comes to vision>EXCHANGE_F0 before vision.0F0"
-    assert simulate(layout, broken).stuck == (report,)
-
-
-def test_an_action_that_runs_twice_is_reported():
-    layout = chain(1, language=1)
-    broken = with_program(generate(layout), 0, "language.0F0 language.0B0 language.0B0")
-    assert simulate(layout, broken).stuck == ("rank 0 runs language.0B0 a second time",)
-
-
-def test_a_send_that_is_never_received_is_reported():
-    layout = chain(1, vision=1, language=1)
-    broken = with_words(generate(layout), 0, ("vision>SEND_F0+vision>RECV_B0", "vision>SEND_F0"))
-    broken = with_words(broken, 0, ("vision.0B0", ""))
-    assert simulate(layout, broken).stuck == (
-        "rank 1 posts vision>SEND_B0, which rank 0 never receives",
-    )
-
-
-def test_a_send_and_a_receive_that_wait_for_each_other_are_a_deadlock_under_rendezvous():
-    """Where sends hold a rank up, opposite transfers must be posted together."""
-    layout = chain(3, language=2)
-    broken = with_words(
-        generate(layout), 0,
-        ("language.0SEND_F1+language.0RECV_B0", "language.0SEND_F1 language.0RECV_B0"),
-    )  # fmt: skip
-    broken = with_words(
-        broken, 1, ("language.1SEND_B0+language.1RECV_F1", "language.1SEND_B0 language.1RECV_F1")
-    )
-    assert simulate(layout, broken).stuck == ()
-    assert simulate(layout, broken, rendezvous=True).stuck == (
-        "rank 0 waits in language.0SEND_F1",
-        "rank 1 waits in language.1SEND_B0",
-    )
-
-
-def test_exchanges_in_another_order_are_reported_with_both_ranks():
-    layout = layout_of(2, vision=box(0, dp=2), audio=box(0, dp=2), language=box(0, tp=2))
-    wanted = "vision.0F0 vision>EXCHANGE_F0 audio.0F0 audio>EXCHANGE_F0 language.0F0 "
-    text = texts(generate(layout))[1]
-    assert text.startswith(wanted)
-    broken = with_program(generate(layout), 1, text.replace(
-        wanted, "vision.0F0 audio.0F0 audio>EXCHANGE_F0 vision>EXCHANGE_F0 language.0F0 ",
-    ))  # fmt: skip
-    assert simulate(layout, broken).stuck == (
-        "rank 0 waits in vision>EXCHANGE_F0",
-        "rank 1 waits in audio.0F0",
-    )
-
-
-def test_ranks_that_compute_together_in_another_order_are_reported():
-    layout = layout_of(1, vision=box(0, tp=2), audio=box(0, tp=2), language=box(2))
-    broken = with_words(
-        generate(layout), 1, ("vision.0F0", "audio.0F0"), ("audio.0F0", "vision.0F0")
-    )
-    assert simulate(layout, broken).stuck[:2] == (
-        "rank 0 waits in vision.0F0",
-        "rank 1 waits in audio.0F0",
-    )
-
-
-def test_an_exchange_that_one_rank_skips_is_reported_on_the_others():
-    layout = layout_of(1, vision=box(0), language=box(0, tp=2))
-    broken = with_words(generate(layout), 1, ("vision>EXCHANGE_B0", ""))
-    assert simulate(layout, broken).stuck == ("rank 0 waits in vision>EXCHANGE_B0",)
-
-
-def test_warm_up_counted_from_the_head_is_reported(monkeypatch):
-    """With encoders of 1 and 4 stages the shallow one then runs ahead of what language takes."""
-    monkeypatch.setattr(
-        generator,
-        "distance_to_loss",
-        lambda _layout, module, stage: 0 if module.is_language else 4 - stage,
-    )
-    layout = chain(8, vision=1, audio=4, language=1)
-    stuck = simulate(layout, generate(layout), rendezvous=True).stuck
-    assert stuck[0] == "rank 0 waits in vision>SEND_F2"
-    assert len(stuck) == 6
-
-
-def test_a_program_cut_short_is_reported_where_it_is_missed():
-    """A rank that ends early is not stuck itself: those that wait for it are."""
-    layout = chain(2, vision=1, language=1)
-    broken = with_program(generate(layout), 1, "vision>RECV_F0 language.0F0 language.0B0")
-    assert simulate(layout, broken).stuck == ("rank 0 waits in vision>SEND_F1+vision>RECV_B0",)
 
 
 def test_ranks_of_one_role_share_one_program():

@@ -53,9 +53,9 @@ def exchanges(layout: Layout, module: ModuleLayout) -> bool:
 
 
 def groups_of(layout: Layout) -> tuple[Group, ...]:
-    """Return the groups that phases run on; without phases the step is one group."""
+    """Return the groups that shared encoders run on; without any, the step is one group."""
     total = layout.samples.microbatches
-    size = next((m.group_size for m in layout.encoders if exchanges(layout, m)), total)
+    size = next((m.group_size for m in layout.encoders if m.in_phases), total)
     return tuple(
         Group(index, range(index * size, (index + 1) * size)) for index in range(total // size)
     )

@@ -1,0 +1,155 @@
+"""The order of forwards and backwards on each rank of a running pipeline.
+
+Decides: the order of language by schedule kind, and that of upstream encoders, derived from it.
+Relies on: `layout` for who holds which stage.
+Leaves: transfers to `transfers`, encoders that share ranks with language to `generate`.
+
+1F1B and interleaved 1F1B: Narayanan et al. 2021 (arXiv:2104.04473, section 2.2). GPipe: all
+forwards, then all backwards, both in the order of microbatches; last in, first out would take the
+same time.
+
+Upstream, everything follows from when stage 0 of language takes a microbatch and gives its gradient
+back, on a clock that ticks once per stage: an encoder stage d stages ahead runs the forward d stage
+times before, the backward d stage times after. Each input is then made before it is used, and every
+rank works in the order of one common clock, so no set of ranks can wait for each other in a circle.
+Counted from the head instead, encoders of unequal depth would run ahead of what language takes.
+"""
+
+from functools import lru_cache
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.roles import Role, needs_backward
+
+# (chunk, kind, position): the how many-th stage of the rank, the how many-th microbatch.
+Work = tuple[int, Kind, int]
+
+F, B = Kind.FORWARD, Kind.BACKWARD
+
+
+def pipeline_order(
+    layout: Layout, role: Role, microbatches: range, *, backward: bool = True
+) -> list[Action]:
+    """Return what a role computes for some microbatches, encoders in phases left out."""
+    stages = [(layout[name], stage) for name, stage in role if not layout[name].in_phases]
+    if any(module.is_language for module, _ in stages):
+        return _language(layout, [stage for _, stage in stages], microbatches, backward=backward)
+    return _upstream(layout, stages, microbatches, backward=backward)
+
+
+def distance_to_language(module: ModuleLayout, stage: int) -> int:
+    """Return how many stages an encoder stage is ahead of the first one of language."""
+    return len(module.stages) - stage
+
+
+@lru_cache(maxsize=256)
+def rank_order(
+    kind: str, depth: int, num_chunks: int, index: int, total: int, *, backward: bool
+) -> tuple[Work, ...]:
+    """Return the work of one place of a pipeline of `depth` ranks on `total` microbatches.
+
+    With several chunks (stages of one rank) the microbatches take turns in runs of `depth`: a run
+    passes all chunks before the next one starts.
+    """
+    if num_chunks == 1:
+        forwards = [(0, F, each) for each in range(total)]
+        backwards = [(0, B, each) for each in range(total)]
+        warmup = depth - 1 - index
+    else:
+        turns = [divmod(turn, depth * num_chunks) for turn in range(total * num_chunks)]
+        places = [(run, *divmod(inside, depth)) for run, inside in turns]
+        forwards = [(chunk, F, run * depth + each) for run, chunk, each in places]
+        backwards = [(num_chunks - 1 - chunk, B, run * depth + each) for run, chunk, each in places]
+        warmup = 2 * (depth - 1 - index) + (num_chunks - 1) * depth
+    if not backward:
+        return tuple(forwards)
+    if kind == "gpipe":
+        return (*forwards, *backwards)
+    warmup = min(warmup, len(forwards))
+    steady = zip(forwards[warmup:], backwards, strict=False)
+    drain = backwards[len(forwards) - warmup :]
+    return (*forwards[:warmup], *(work for pair in steady for work in pair), *drain)
+
+
+def _language(
+    layout: Layout, stages: list[int], microbatches: range, *, backward: bool
+) -> list[Action]:
+    language = layout.language
+    order = rank_order(
+        layout.schedule,
+        language.grid.size("pp"),
+        len(stages),
+        language.pp_index(stages[0]),
+        len(microbatches),
+        backward=backward and needs_backward(layout, language),
+    )
+    return [
+        Action(language.name, stages[chunk], kind, microbatches[position])
+        for chunk, kind, position in order
+    ]
+
+
+def _upstream(
+    layout: Layout,
+    stages: list[tuple[ModuleLayout, int]],
+    microbatches: range,
+    *,
+    backward: bool,
+) -> list[Action]:
+    """Merge the work of encoder stages by the common clock; at one tick, in one order for all."""
+    language = layout.language
+    num_chunks = len(language.stages) // language.grid.size("pp")
+    is_trained = backward and needs_backward(layout, language)
+    forwards, backwards = first_stage_clock(
+        layout.schedule,
+        language.grid.size("pp"),
+        num_chunks,
+        len(microbatches),
+        backward=is_trained,
+    )
+    keyed = []
+    for place, (module, stage) in enumerate(stages):
+        ahead = distance_to_language(module, stage) * num_chunks
+        for position, microbatch in enumerate(microbatches):
+            action = Action(module.name, stage, F, microbatch)
+            keyed.append(((forwards[position] - ahead, 0, place), action))
+            if is_trained and needs_backward(layout, module):
+                action = Action(module.name, stage, B, microbatch)
+                keyed.append(((backwards[position] + ahead, 1, place), action))
+    return [action for _, action in sorted(keyed, key=lambda each: each[0])]
+
+
+@lru_cache(maxsize=64)
+def first_stage_clock(
+    kind: str, depth: int, num_chunks: int, total: int, *, backward: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return when stage 0 starts each forward and each backward, if every action takes one tick."""
+    orders = [
+        rank_order(kind, depth, num_chunks, index, total, backward=backward)
+        for index in range(depth)
+    ]
+    ends: dict[tuple[int, Kind, int], int] = {}
+    at, clock = [0] * depth, [0] * depth
+    last = depth * num_chunks - 1
+    while any(at[index] < len(orders[index]) for index in range(depth)):
+        for index in range(depth):
+            while at[index] < len(orders[index]):
+                chunk, way, position = orders[index][at[index]]
+                stage = chunk * depth + index
+                before = _source(stage, way, position, last)
+                if before is not None and before not in ends:
+                    break
+                start = max(clock[index], 0 if before is None else ends[before])
+                ends[stage, way, position] = clock[index] = start + 1
+                at[index] += 1
+    times = tuple(ends[0, F, position] - 1 for position in range(total))
+    if not backward:
+        return times, ()
+    return times, tuple(ends[0, B, position] - 1 for position in range(total))
+
+
+def _source(stage: int, way: Kind, position: int, last: int) -> tuple[int, Kind, int] | None:
+    """Return the action whose result a stage needs; None for the data that start a step."""
+    if way is F:
+        return (stage - 1, F, position) if stage else None
+    return (stage + 1, B, position) if stage < last else (stage, F, position)
