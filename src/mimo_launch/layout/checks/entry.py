@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
-from mimo_launch.layout.checks import batch, data, effects, ranks, support, widths
+from mimo_launch.layout.checks import batch, data, effects, ranks, schedules, support, widths
 from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.model import MissingPartError, Spec
@@ -21,6 +21,8 @@ _ORDER = ("order-not-permutation",)
 _ROLE = ("wrong-kind-for-role",)
 _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
+_KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
+_SCHEDULES = (*_KINDS, "interleaved-microbatches-uneven", "full-sharding-in-bubbles")
 _DIGITS = ("patch-over-digit", "empty-digit-range")
 
 # Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
@@ -45,6 +47,11 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(batch.groups_split, needs=_BATCH),
     ModuleRule(batch.encoder_share_is_even, needs=(*_BATCH, "encoder-microbatches-uneven")),
     ModuleRule(batch.dp_sizes_related, needs=(*_BATCH, "encoder-share-uneven")),
+    SpecRule(schedules.virtual_stages_used),
+    SpecRule(schedules.interleaved_has_stages),
+    SpecRule(schedules.interleaved_runs_whole, needs=_KINDS),
+    SpecRule(schedules.bubbles_are_filled),
+    ModuleRule(schedules.bubbles_need_no_gather),
     SpecRule(data.digit_range_not_empty),
     ModuleRule(data.patch_divides_digit),
     ModuleRule(data.channels_fit_digits),
@@ -60,7 +67,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.encoder_microbatches_used),
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
-    SpecRule(support.schedule_supported),
+    SpecRule(support.schedule_supported, needs=_SCHEDULES),
     SpecRule(support.checkpoint_supported),
     ModuleRule(support.backend_supported),
     ModuleRule(support.init_supported),
