@@ -143,7 +143,9 @@ def test_without_an_encoder_every_strip_is_spelled():
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("patches", [*PATCHES, ()])
-@pytest.mark.parametrize("data", [DIGITS, SYNTHETIC, {**SYNTHETIC, "max_patches": 2}])
+@pytest.mark.parametrize(
+    "data", [DIGITS, SYNTHETIC, {**SYNTHETIC, "max_patches": 2}, {**SYNTHETIC, "max_images": 3}]
+)
 def test_plan_agrees_with_tokens_and_images(data, patches, split):
     spec = make_spec(data, patches)
     spec = make_spec(data, patches, seq=tok.longest_sample(spec) + (0 if patches == (4,) else 9))
@@ -167,7 +169,8 @@ def test_plan_agrees_with_tokens_and_images(data, patches, split):
             spans = plan.spans.get(name, ())
             rows = [p for s in spans for p in range(s.position, s.position + s.rows)]
             assert here.tolist() == rows
-            assert len(rows) <= tok.largest_image(spec, name).rows
+            assert len(spans) <= data.get("max_images", 1)
+            assert all(s.rows <= tok.largest_image(spec, name).rows for s in spans)
             shapes = [image.shape for image in dataset.images(split, index, name)]
             assert shapes == [(1, s.height * patch, s.width * patch) for s in spans]
 

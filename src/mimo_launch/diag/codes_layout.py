@@ -151,9 +151,9 @@ LAYOUT_CODES = (
         "seq-over-cp",
         "`batch.seq` does not split into two chunks per cp rank.",
         "Context parallelism cuts each sample into 2 x cp chunks and gives every rank one from "
-        "each end, so that causal attention costs all ranks the same. Under sequence parallelism each "
-        "chunk is cut over tp as well. Samples are padded at the end, so a larger `seq` is always "
-        "possible.",
+        "each end, so that causal attention costs all ranks the same. Under sequence parallelism "
+        "each chunk is cut over tp as well. Samples are padded at the end, so a larger `seq` is "
+        "always possible.",
         "batch: {global: 32, seq: 66}   # language cp 2",
         "batch: {global: 32, seq: 68}",
     ),

@@ -5,12 +5,13 @@ Relies on: a spec that `layout.checks` has passed.
 Leaves: the order of work to `schedule`, rows to `routing`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
-from mimo_launch.spec.model import ModuleSpec, ScheduleKind, Spec, rank_range
+from mimo_launch.spec.model import DecoderModel, ModuleSpec, ScheduleKind, Spec, rank_range
 
 LANGUAGE = "language"
 
@@ -46,6 +47,7 @@ class ModuleLayout:
     frozen: bool
     in_phases: bool
     group_size: int
+    tied: bool = False
 
     @property
     def is_language(self) -> bool:
@@ -110,12 +112,23 @@ class Layout:
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:
         """Every process group of every module, in the one order in which all ranks create them."""
-        return tuple(
+        along_axes = (
             GroupPlan(f"{module.name}.{'_'.join(axes)}", ranks)
             for module in self.modules
             for axes in MODULE_GROUPS
             for ranks in module.grid.groups(*axes)
         )
+        return (*along_axes, *self._tied_groups())
+
+    def _tied_groups(self) -> Iterator[GroupPlan]:
+        """Yield the ranks of first and last stage that hold the same part of a tied embedding."""
+        module = self.language
+        last = module.pp_index(len(module.stages) - 1)
+        if module.tied and last != 0:
+            for ranks in module.grid.groups("pp"):
+                by_stage = {module.grid.index("pp", rank): rank for rank in ranks}
+                pair = sorted((by_stage[0], by_stage[last]))
+                yield GroupPlan(f"{module.name}.tied", tuple(pair))
 
 
 # tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
@@ -190,6 +203,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         frozen=module.frozen,
         in_phases=is_encoder and runs_in_phases(spec, name),
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
+        tied=isinstance(module.model, DecoderModel) and module.model.tied,
     )
 
 

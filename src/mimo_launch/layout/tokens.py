@@ -68,4 +68,4 @@ def longest_sample(spec: Spec) -> int:
         # BOS, image rows or number words, ASK, one digit each, EOS.
         return 1 + max(rows, words) + 1 + words + 1
     # At least two text tokens, so that there is something to predict.
-    return rows + 2
+    return rows * spec.data.max_images + 2

@@ -16,7 +16,7 @@ from mimo_launch.comm.autograd import gather_rows
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
+from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead, vocab_logits
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.parallel.masks import causal_mask
 from mimo_launch.spec.model import DecoderModel
@@ -65,8 +65,11 @@ class LanguageStage(nn.Module):
     ) -> None:
         super().__init__()
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
-        if stage.is_first:
-            self.embedding = VocabEmbedding(context, padded_vocab, model.hidden)
+        # A tied embedding stands on the first and on the last stage, under the same name.
+        if stage.is_first or (stage.is_last and model.tied):
+            self.embedding = VocabEmbedding(
+                context, padded_vocab, model.hidden, counted=stage.is_first
+            )
         shape = BlockShape(
             width=model.hidden,
             heads=model.heads,
@@ -82,7 +85,8 @@ class LanguageStage(nn.Module):
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "rms")
-            self.head = VocabHead(context, padded_vocab, model.hidden)
+            if not model.tied:
+                self.head = VocabHead(context, padded_vocab, model.hidden)
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the summed loss of the labels.
@@ -103,12 +107,19 @@ class LanguageStage(nn.Module):
         if not self.stage.is_last:
             return x_nD
         x_ND = self.context.enter(self.norm(x_nD))
-        logits = mask_padding(self.head(x_ND), self.head.part, self.vocab)
+        logits, part = self._logits(x_ND)
         if batch.labels is None:
-            choices = greedy_choice(logits, self.head.part, self.context.tp)
-            return choices.view(batch.tokens.shape)
+            return greedy_choice(logits, part, self.context.tp).view(batch.tokens.shape)
         labels = batch.labels.flatten()
-        return vocab_cross_entropy(logits, labels, self.head.part, self.context.tp).sum()
+        return vocab_cross_entropy(logits, labels, part, self.context.tp).sum()
+
+    def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
+        """Return this rank's logits [N, v] and the words they are for."""
+        if self.model.tied:
+            part, logits = self.embedding.part, vocab_logits(x_ND, self.embedding.weight)
+        else:
+            part, logits = self.head.part, self.head(x_ND)
+        return mask_padding(logits, part, self.vocab), part
 
     def _embed(self, batch: LanguageInput) -> Tensor:
         """Return token embeddings in which rows stand at their placeholders."""

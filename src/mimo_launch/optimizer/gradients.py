@@ -20,6 +20,8 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.modules.build import RankModule
 from mimo_launch.parallel.segments import DeclaredParameter, Segment
 
+TIED_NAME = "language.embedding.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
@@ -89,6 +91,16 @@ def sum_partial_gradients(declared: Sequence[DeclaredParameter], tp: Group) -> N
     dist.all_reduce(buffer, group=tp.handle)
     for segment, view in zip(partial, views, strict=True):
         segment.grad.copy_(view.view_as(segment.grad))
+
+
+def sum_tied_gradients(declared: Sequence[DeclaredParameter], group: Group) -> None:
+    """Sum the gradients of a tied embedding over the first and the last stage.
+
+    Ranks: collective over `group`, the two ranks that hold the same part of it.
+    """
+    for segment in local_segments(declared):
+        if segment.name == TIED_NAME:
+            dist.all_reduce(segment.grad, group=group.handle)
 
 
 def _num_slots(segment: Segment) -> int:

@@ -7,6 +7,7 @@ Leaves: attention to `attention`, the loss to `loss`.
 Legend: N tokens, D width, F features of a region; lower case is this rank's share.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -151,15 +152,15 @@ class Norm(SegmentedModule):
 class VocabEmbedding(SegmentedModule):
     """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D]."""
 
-    def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
+    def __init__(
+        self, context: ParallelContext, vocab: int, width: int, *, counted: bool = True
+    ) -> None:
+        """`counted` is False on the second stage that holds a tied embedding."""
         super().__init__()
         self.context = context
         self.part = context.part(vocab)
-        self.declare(
-            "weight",
-            sharded("weight", (vocab, width), 0, self.part, std=0.5, decay=False),
-            dtype=context.dtype,
-        )
+        segment = sharded("weight", (vocab, width), 0, self.part, std=0.5, decay=False)
+        self.declare("weight", replace(segment, counted=counted), dtype=context.dtype)
 
     def forward(self, ids_N: Tensor) -> Tensor:
         """Return the embeddings; each rank looks up its own ids, the rest are zero in the sum."""
@@ -180,5 +181,10 @@ class VocabHead(SegmentedModule):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return logits in at least fp32."""
-        logits = F.linear(x_ND, self.weight)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return vocab_logits(x_ND, self.weight)
+
+
+def vocab_logits(x_ND: Tensor, weight_vD: Tensor) -> Tensor:
+    """Return this rank's logits [N, v] in at least fp32."""
+    logits = F.linear(x_ND, weight_vD)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -65,6 +65,7 @@ class DecoderModel(Strict):
     vocab_multiple: PositiveInt = Field(
         128, description="The vocabulary is padded to a multiple of this, whatever tp is."
     )
+    tied: bool = Field(False, description="Use the token embedding as the output layer.")
     qk_norm: bool = Field(False, description="RMSNorm on each query and key head.")
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         10000.0, description="Base of the rotary position embedding."

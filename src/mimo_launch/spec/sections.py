@@ -76,6 +76,9 @@ class SyntheticData(Strict):
     )
     min_patches: PositiveInt = Field(1, description="Smallest image, in patches.")
     max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
+    max_images: PositiveInt = Field(
+        1, description="Most images of a sample for one encoder; each further one by a coin toss."
+    )
     samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
 
 

@@ -20,6 +20,7 @@ from mimo_launch.optimizer.gradients import (
     clip_gradients,
     reduce_totals,
     sum_partial_gradients,
+    sum_tied_gradients,
 )
 from mimo_launch.parallel.segments import DeclaredParameter
 from mimo_launch.plan.identity import plan_hash
@@ -92,6 +93,9 @@ class RankSession:
         result = self.executor.run(self.program, inputs)
         for name, module in self.modules.items():
             sum_partial_gradients(self.declared(name), module.context.tp)
+        tied = self.grids.tied()
+        if tied is not None and not self.layout.language.frozen:
+            sum_tied_gradients(self.declared(self.layout.language.name), tied)
         return reduce_totals(self.layout, self.modules, result.loss)
 
     def update(self, step: int, totals: StepTotals) -> None:

@@ -146,7 +146,8 @@ class Oracle:
             x_SD = x_SD + self._linear(
                 gate * self._linear(y, f"{layer}.mlp.up"), f"{layer}.mlp.down"
             )
-        return self._linear(self._rms_norm(x_SD, "language.norm"), "language.head")
+        head = "language.embedding" if model.tied else "language.head"
+        return self._linear(self._rms_norm(x_SD, "language.norm"), head)
 
 
 def _attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, *, causal: bool) -> Tensor:

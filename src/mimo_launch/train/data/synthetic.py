@@ -33,8 +33,8 @@ from mimo_launch.train.data.draws import (
 HELDOUT_SAMPLES = 1 << 20
 MAX_HEIGHT = 3
 MIN_TEXT = 2
-# Words of the table that one encoder uses: is there an image, its height, width, turn and place.
-_WORDS_PER_ENCODER = 5
+# Words of the table that one image uses: is it there, its height, width, turn and place.
+_WORDS_PER_IMAGE = 5
 
 
 class SyntheticSamples:
@@ -56,7 +56,10 @@ class SyntheticSamples:
         if self._num_text_tokens < 1:
             raise ValueError("the vocabulary has no token beside the placeholders")
         self._text_limit = threshold(data.text_only)
-        width = 1 + _WORDS_PER_ENCODER * len(spec.encoders)
+        # One slot per image that a sample may have: the encoders in turn, image after image.
+        self._slots = [(name, i) for i in range(data.max_images) for name in self._models]
+        self._extra_limit = max(self._text_limit, threshold(0.5))
+        width = 1 + _WORDS_PER_IMAGE * len(self._slots)
         seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
         self._draws = {
@@ -75,26 +78,28 @@ class SyntheticSamples:
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
-        sizes: dict[str, tuple[int, int]] = {}
-        turns: list[tuple[int, str]] = []
+        turns: list[tuple[int, str, tuple[int, int]]] = []
         places: list[int] = []
-        for number, name in enumerate(self._models):
-            at = number * _WORDS_PER_ENCODER
-            present, tall, wide, turn, place = words[at : at + _WORDS_PER_ENCODER]
-            if present >= self._text_limit:
-                sizes[name] = self._size(tall, wide)
-                turns.append((turn, name))
+        has_image: set[str] = set()
+        for number, (name, image) in enumerate(self._slots):
+            at = number * _WORDS_PER_IMAGE
+            present, tall, wide, turn, place = words[at : at + _WORDS_PER_IMAGE]
+            # Every further image is there half of the time, if the first one is.
+            limit = self._extra_limit if image else self._text_limit
+            if present >= limit and (image == 0 or name in has_image):
+                has_image.add(name)
+                turns.append((turn, name, self._size(tall, wide)))
                 places.append(place)
-        rows = sum(height * width for height, width in sizes.values())
+        rows = sum(height * width for _, _, (height, width) in turns)
         num_text = MIN_TEXT + pick(length, self._seq - rows - MIN_TEXT + 1)
         # An image stands before text token 0 to num_text - 2: the last two text tokens stay
         # neighbours, so every sample has a label, and every image has one behind it.
         befores = sorted(pick(place, num_text - 1) for place in places)
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         rows_so_far = 0
-        for before, (_, name) in zip(befores, sorted(turns), strict=True):
-            height, width = sizes[name]
-            spans[name] = (ImageSpan(before + rows_so_far, height, width),)
+        for before, (_, name, (height, width)) in zip(befores, sorted(turns), strict=True):
+            span = ImageSpan(before + rows_so_far, height, width)
+            spans[name] = (*spans.get(name, ()), span)
             rows_so_far += height * width
         # Every place but the first separates two text tokens.
         pairs = num_text - 1 - len(set(befores) - {0})
