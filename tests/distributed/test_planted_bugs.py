@@ -1,17 +1,31 @@
 """The proof can fail: every planted bug is rejected, on the same specs that pass without it."""
 
 import pytest
-from tests.support.planted import BUGS, Bug, colocated, disjoint, mixed_text
+from tests.support.planted import (
+    BUGS,
+    Bug,
+    colocated,
+    disjoint,
+    mixed_text,
+    piped,
+    wide_group,
+)
 from tests.support.proof import failures, verdicts
 
 from mimo_launch.verify.shrink import shrink
 
-CLEAN = {"colocated": colocated, "disjoint": disjoint, "mixed text": mixed_text}
+CLEAN = {
+    "colocated": colocated,
+    "disjoint": disjoint,
+    "mixed text": mixed_text,
+    "piped": piped,
+    "wide group": wide_group,
+}
 
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_the_specs_of_the_planted_bugs_pass_without_them(name: str) -> None:
-    """Parallelism: vision dp 4 / language tp 2 dp 2; vision tp 2 dp 2 / language dp 2; one rank."""
+    """Parallelism: as the builders in tests/support/planted.py say."""
     assert failures(verdicts(CLEAN[name]())) == []
 
 

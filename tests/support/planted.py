@@ -222,6 +222,89 @@ def mixed_text(**settings: Any) -> Spec:
 
 LAST_GROUP_EMPTY = 58
 
+
+def piped(**settings: Any) -> Spec:
+    """Vision pp 2 in front of language cp 2 pp 2."""
+    return spec(
+        {"vision": box(0, pp=2), "language": box(2, cp=2, pp=2)},
+        **{"microbatches": 3, "mbs": 2, **settings},
+    )
+
+
+def wide_group(**settings: Any) -> Spec:
+    """Vision on one rank, encoding two microbatches of both replicas of language at once."""
+    return spec(
+        {"vision": box(0, cp=1), "language": box(0, dp=2)},
+        **{"microbatches": 4, "encoder_microbatches": 2, "mbs": 2, **settings},
+    )
+
+
+def cp_sum_missing() -> None:
+    """Gradients of keys and values that other cp ranks attended to are lost."""
+    from mimo_launch.parallel import attention
+
+    class OwnShareOnly(autograd._GatherTokens):
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            size = grad.shape[0] // ctx.group.size
+            return grad[ctx.group.index * size : (ctx.group.index + 1) * size].clone(), None
+
+    attention.gather_tokens = lambda x, group: (
+        x if group.handle is None else OwnShareOnly.apply(x, group)
+    )
+
+
+def contiguous_chunks() -> None:
+    """A cp rank takes two neighbouring chunks of a sequence where zigzag chunks are meant."""
+
+    def contiguous(seq: int, cp: int, cp_size: int, device: Any) -> torch.Tensor:
+        return torch.arange(seq, device=device).view(cp_size, -1)[cp]
+
+    compute.zigzag_positions = contiguous
+
+
+def encoder_stage_skipped() -> None:
+    """Stages of an encoder after the first pass their input on without running their layers."""
+    from mimo_launch.modules.vision import VisionStage
+
+    correct = VisionStage.forward
+
+    def skipping(self: Any, hidden: Any, packed: Any) -> Any:
+        if hidden is not None:
+            self.layers = torch.nn.ModuleDict()
+        return correct(self, hidden, packed)
+
+    VisionStage.forward = skipping
+
+
+def rows_sequence_major() -> None:
+    """Rows are placed by position, then by sample, where the bridge sends sample by sample."""
+    from dataclasses import replace as changed
+
+    from mimo_launch.runtime import bridges
+
+    correct = bridges.placement
+
+    def sorted_by_position(layout: Any, *rest: Any) -> Any:
+        placed, received = correct(layout, *rest)
+        seq = layout.seq // layout.language.grid.size("cp")
+        order = sorted(placed.places.tolist(), key=lambda place: (place % seq, place // seq))
+        return changed(placed, places=torch.tensor(order, dtype=torch.long)), received
+
+    bridges.placement = sorted_by_position
+
+
+def slot_of_the_whole_group() -> None:
+    """An encoder takes its share of a group microbatch by microbatch over all replicas."""
+    correct = inputs.encoder_samples
+
+    def by_microbatch(layout: Any, *rest: Any) -> Any:
+        samples = layout.samples
+        return tuple(sorted(correct(layout, *rest), key=lambda s: (*samples.locate(s)[1::-1], s)))
+
+    inputs.encoder_samples = by_microbatch
+
+
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -238,4 +321,9 @@ BUGS: dict[str, Bug] = {
     "gradients summed at the end of a region": Bug(exit_sums_gradients, disjoint()),
     "row bias added before the sum": Bug(bias_added_before_the_sum, disjoint()),
     "exchange of the last group lost": Bug(one_backward_too_few, colocated()),
+    "cp sum missing": Bug(cp_sum_missing, piped()),
+    "wrong chunk": Bug(contiguous_chunks, piped()),
+    "encoder stage skipped": Bug(encoder_stage_skipped, piped()),
+    "rows sequence-major": Bug(rows_sequence_major, piped()),
+    "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
 }
