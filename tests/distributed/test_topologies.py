@@ -41,17 +41,32 @@ def test_a_topology_computes_the_one_rank_gradients(path: Path) -> None:
     assert failures(verdicts(load(path))) == []
 
 
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+@pytest.mark.parametrize(
+    "name", ["colocated_pp2", "colocated_pp2_dp_outermost", "colocated_pp2_fan_out"]
+)
+def test_phases_are_right_for_few_and_many_microbatches(name: str, microbatches: int) -> None:
+    """One, two and five groups or microbatches, with both orders of pp and dp."""
+    spec = load(
+        Path(f"topologies/{name}.yaml"),
+        f"schedule.microbatches={microbatches}",
+        "schedule.encoder_microbatches=1",
+        f"batch.global={8 * microbatches}",
+    )
+    assert failures(verdicts(spec)) == []
+
+
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
 def test_a_topology_trains_in_fp32_and_bf16(path: Path) -> None:
-    """Three AdamW steps complete; the first loss, before any update, is that of float64."""
+    """Three AdamW steps complete and follow those in float64."""
     small = ["train.steps=3", "eval=null"]
     exact = losses(load(path, *small, "train.precision=fp64"))
     single = losses(load(path, *small, "train.precision=fp32"))
     low = losses(load(path, *small, "train.precision=bf16"))
     assert single[0] == pytest.approx(exact[0], rel=1e-5)
-    assert low[0] == pytest.approx(exact[0], rel=2e-2)
-    assert len(low) == len(single) == 3
-    assert low[-1] < low[0]
+    assert len(exact) == 3
+    assert single == pytest.approx(exact, rel=1e-3)
+    assert low == pytest.approx(exact, rel=5e-2)
 
 
 def test_evaluation_is_the_same_on_every_layout() -> None:

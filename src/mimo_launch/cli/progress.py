@@ -59,7 +59,8 @@ class PlainProgress:
         match event:
             case RunStarted():
                 self._log_every, self._steps = event.log_every, event.steps
-                self._say(f"{event.world_size} ranks ready, {event.steps} steps")
+                ranks = f"{event.world_size} rank" + "s" * (event.world_size != 1)
+                self._say(f"{ranks} ready, {event.steps} steps")
             case StepFinished():
                 due = event.step % self._log_every == 0 or event.step in (1, self._steps)
                 if due or event.skipped:
@@ -125,9 +126,8 @@ class LiveProgress:
         table = Table.grid(padding=(0, 2))
         table.add_row("loss", f"{event.loss:.4f}", "tokens/s", f"{event.tokens_per_s:,.0f}")
         for name in self._modules:
-            table.add_row(
-                name, f"grad norm {event.grad_norms[name]:.3g}", "lr", f"{event.lrs[name]:.2e}"
-            )
+            rate = f"lr {event.lrs[name]:.2e}" if name in event.lrs else "frozen"
+            table.add_row(name, f"grad norm {event.grad_norms[name]:.3g}", rate)
         return table
 
 

@@ -74,7 +74,7 @@ def _run(spec: "Spec", file: Path, runs: Path, console: Console, *, rank: int | 
     from mimo_launch.plan.timeline import DeadlockError
 
     if rank:
-        return _join(spec, runs / spec.name)
+        return _join(spec, runs / spec.name, console)
     try:
         report = build_report(spec)
     except DeadlockError as error:
@@ -89,7 +89,7 @@ def _run(spec: "Spec", file: Path, runs: Path, console: Console, *, rank: int | 
         return 1
     for line in _summary(report, file, folder, moved):
         console.answer(line)
-    return _join(spec, folder) if rank == 0 else _start(spec, folder, console)
+    return _join(spec, folder, console) if rank == 0 else _start(spec, folder, console)
 
 
 def _summary(report: "Report", file: Path, folder: Path, moved: Path | None) -> list[str]:
@@ -106,14 +106,21 @@ def _summary(report: "Report", file: Path, folder: Path, moved: Path | None) -> 
     return [*lines, f"  run folder: {folder}"]
 
 
-def _join(spec: "Spec", folder: Path) -> int:
-    """Be one of the ranks that torchrun started."""
+def _join(spec: "Spec", folder: Path, console: Console) -> int:
+    """Be one of the ranks that torchrun started; what goes wrong is this rank's report."""
+    import os
+    import traceback
+
     from rich.console import Console as RichConsole
 
     from mimo_launch.cli.progress import PlainProgress
     from mimo_launch.launcher.worker import run_worker
 
-    run_worker(spec, folder, (PlainProgress(RichConsole()),))
+    try:
+        run_worker(spec, folder, (PlainProgress(RichConsole()),))
+    except Exception:
+        console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
+        return 1
     return 0
 
 

@@ -6,16 +6,24 @@ Relies on: torch elastic to watch the workers and to stop all when one fails.
 Leaves: the work to `worker`, showing events and failures to `cli`.
 """
 
+import logging
 import os
 import threading
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+# What gloo says on a rank whose peer has gone.
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Read error", "Broken pipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,8 @@ def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # The agent logs each failure with a traceback of its own; we report it once, in our words.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     config = LaunchConfig(
@@ -67,8 +77,9 @@ def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
     try:
         elastic_launch(config, _worker)(spec, run_dir, writer)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        raise WorkerFailure(rank, _message(failure.message), logs) from error
+        rank = _first_to_fail(error.failures)
+        message = _message(error.failures[rank].message)
+        raise WorkerFailure(rank, message, logs) from error
     except SignalException as stop:
         raise Interrupted(int(stop.sigval)) from None
     finally:
@@ -89,6 +100,21 @@ def _pump(reader: Connection, listener: Listener) -> None:
         if event is None:
             return
         listener(event)
+
+
+def _first_to_fail(failures: "dict[int, ProcessFailure]") -> int:
+    """Return the rank that failed by itself rather than for want of a peer.
+
+    A killed process leaves no time of death, while its peers report a closed connection at once; so
+    a death by signal comes first, a lost connection last, and time decides among equals.
+    """
+
+    def order(rank: int) -> tuple[bool, bool, int]:
+        failure = failures[rank]
+        lost_peer = any(words in str(failure.message) for words in LOST_PEER)
+        return failure.exitcode >= 0, lost_peer, failure.timestamp
+
+    return min(failures, key=order)
 
 
 def _message(message: object) -> str:

@@ -144,7 +144,9 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
 def _placement(layout: Layout, module: ModuleLayout) -> str:
     if module.grid.ranks == layout.language.grid.ranks:
         return "colocated"
-    return "overlapping" if module.in_phases else "disjoint"
+    mine, theirs = module.grid.ranks, layout.language.grid.ranks
+    overlaps = mine.start < theirs.stop and theirs.start < mine.stop
+    return "overlapping" if overlaps else "disjoint"
 
 
 def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:

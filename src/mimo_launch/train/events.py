@@ -5,6 +5,7 @@ Relies on: nothing.
 Leaves: writing to `metrics`, drawing to `cli.progress`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -63,5 +64,12 @@ Listener = Callable[[Event], None]
 
 
 def as_record(event: Event) -> dict[str, Any]:
-    """Return an event as one JSON-able object."""
-    return asdict(event)
+    """Return an event as one JSON-able object; a number that is not finite becomes null."""
+    record: dict[str, Any] = _finite(asdict(event))
+    return record
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -28,8 +28,6 @@ from mimo_launch.verify.compare import (
 )
 from mimo_launch.verify.oracle import Oracle
 
-NUM_STEPS = 2
-
 
 @dataclass(slots=True)
 class StepOutcome:
@@ -55,7 +53,7 @@ def verify_spec(
     oracle = Oracle(spec, randomise=True)
     order = GlobalOrder(oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     verdicts: list[ModuleVerdict] = []
-    for step in range(NUM_STEPS):
+    for step in range(spec.train.steps):
         loss, grads = oracle.loss_and_gradients(order.ids(step))
         oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
         verdicts += _compare_step(spec, [o[step] for o in outcomes], loss, grads, oracle.weights)
@@ -70,7 +68,7 @@ def rank_outcomes(spec: Spec, prepare: Callable[[], None] | None) -> list[StepOu
     order = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     outcomes = []
     with RankSession(spec, randomise=True) as session:
-        for step in range(NUM_STEPS):
+        for step in range(spec.train.steps):
             totals = session.gradients(step_inputs(dataset, "train", order.ids(step), step))
             gradients = _pieces(session, gradients=True)
             session.update(step, totals)

@@ -8,6 +8,7 @@ Leaves: running the result to `run`.
 
 from math import lcm
 
+from mimo_launch.layout.checks.batch import seq_unit
 from mimo_launch.layout.layout import encoder_group_size
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.model import (
@@ -24,6 +25,7 @@ HEAD_SIZE = 4
 MAX_LAYERS = 2
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
+NUM_STEPS = 2
 
 
 def shrink(spec: Spec) -> Spec:
@@ -52,7 +54,7 @@ def shrink(spec: Spec) -> Spec:
                     "schedule": LrSchedule.model_validate({}),
                 }
             ),
-            "train": small.train.model_copy(update={"precision": "fp64"}),
+            "train": small.train.model_copy(update={"precision": "fp64", "steps": NUM_STEPS}),
             "eval": None,
         }
     )
@@ -129,7 +131,6 @@ def _sequence(spec: Spec) -> int:
     Without text beside the images a sample would predict from its first token, which attends to
     nothing else.
     """
-    grid = spec.language.grid
-    step = (2 * grid.cp if grid.cp > 1 else 1) * grid.tp
+    step = seq_unit(spec)
     text = TEXT_TOKENS if isinstance(spec.data, SyntheticData) else 0
     return -(-(longest_sample(spec) + text) // step) * step

@@ -11,9 +11,9 @@ from mimo_launch.spec.model import Spec
 
 
 def schedule_supported(spec: Spec) -> Findings:
-    """Only 1F1B runs."""
+    """Encoders do not run in the idle slots of a pipeline yet."""
     kind = spec.schedule.kind
-    if kind != "1f1b":
+    if kind == "bubble_filling":
         yield _later(("schedule", "kind"), f"`kind: {kind}`", "write `kind: 1f1b`")
 
 
