@@ -59,11 +59,14 @@ def test_two_ranks_are_drawn_as_the_file_shows(same: Callable[[Path, str], None]
     same(GOLDEN / "two_ranks_trace.json", render_trace(timeline, name="two-ranks"))
 
 
+@pytest.mark.parametrize("name", ["two_encoders", "colocated_pp2"])
 def test_picture_in_the_docs_is_what_plan_draws(
-    same: Callable[[Path, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, same: Callable[[Path, str], None], tmp_path: Path
 ) -> None:
-    assert call(capsys, "--timeline", str(tmp_path / "step.svg"))[0] == 0
-    same(ROOT / "docs/img/two-encoders.svg", (tmp_path / "step.svg").read_text(encoding="utf-8"))
+    svg = tmp_path / "step.svg"
+    assert run(["plan", str(ROOT / f"topologies/{name}.yaml"), "--timeline", str(svg)]) == 0
+    picture = ROOT / f"docs/img/{name.replace('_', '-')}.svg"
+    same(picture, svg.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--rank", "4"], ["--rank", "4", "--json"]])

@@ -151,3 +151,24 @@ def test_a_signal_stops_the_run_and_all_workers(
     assert found == code
     assert f"interrupted by {number.name}" in err
     assert all(gone(worker) for worker in workers)
+
+
+def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path) -> None:
+    """The measured timeline has the actions of every rank's program, in their order."""
+    from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.layout.layout import build_layout
+    from mimo_launch.plan.spans import Unit, parse_timeline
+    from mimo_launch.schedule.generate import generate
+
+    code, _, err = finish(start(tmp_path, "--profile", "1"))
+    assert code == 0, err
+    profile = tmp_path / "runs" / "tiny" / "profile"
+    assert {path.name for path in profile.iterdir()} == {
+        "step-3.json", "step-3.svg", "step-3.trace.json",
+    }  # fmt: skip
+    timeline = parse_timeline((profile / "step-3.json").read_text())
+    assert timeline.unit is Unit.SECONDS
+    spec = load_and_check(SPEC).spec
+    assert spec is not None
+    for row, program in zip(timeline.by_rank(), generate(build_layout(spec)), strict=True):
+        assert [span.action for span in row] == [action for slot in program for action in slot]

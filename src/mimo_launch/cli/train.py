@@ -25,6 +25,7 @@ Examples:
   mimo-launch train topologies/quickstart.yaml --nproc 8
   mimo-launch train spec.yaml --steps 20 --set optimizer.lr=1e-3
   mimo-launch train spec.yaml --runs /scratch/me/runs
+  mimo-launch train spec.yaml --steps 5 --profile 2
   torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
 
 Validate and plan the spec, start one worker per rank on this machine and train. Under torchrun
@@ -49,6 +50,12 @@ def train(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")
     ] = None,
+    profile: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="STEPS", help="Measure this many steps and draw their timelines."
+        ),
+    ] = 0,
     runs: Annotated[Path, typer.Option(help="Folder that holds run folders.")] = Path("runs"),
 ) -> None:
     """Train a spec, one worker per rank."""
@@ -64,17 +71,19 @@ def train(
         show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
-    raise typer.Exit(_run(checked.spec, file, runs, console, rank=rank))
+    raise typer.Exit(_run(checked.spec, file, runs, console, rank=rank, profile=profile))
 
 
-def _run(spec: "Spec", file: Path, runs: Path, console: Console, *, rank: int | None) -> int:
+def _run(
+    spec: "Spec", file: Path, runs: Path, console: Console, *, rank: int | None, profile: int
+) -> int:
     from mimo_launch.cli.deadlock import show_deadlock
     from mimo_launch.plan.as_json import report_json
     from mimo_launch.plan.report import build_report
     from mimo_launch.plan.timeline import DeadlockError
 
     if rank:
-        return _join(spec, runs / spec.name, console)
+        return _join(spec, runs / spec.name, console, profile)
     try:
         report = build_report(spec)
     except DeadlockError as error:
@@ -89,7 +98,9 @@ def _run(spec: "Spec", file: Path, runs: Path, console: Console, *, rank: int | 
         return 1
     for line in _summary(report, file, folder, moved):
         console.answer(line)
-    return _join(spec, folder, console) if rank == 0 else _start(spec, folder, console)
+    if rank == 0:
+        return _join(spec, folder, console, profile)
+    return _start(spec, folder, console, profile)
 
 
 def _summary(report: "Report", file: Path, folder: Path, moved: Path | None) -> list[str]:
@@ -106,7 +117,7 @@ def _summary(report: "Report", file: Path, folder: Path, moved: Path | None) -> 
     return [*lines, f"  run folder: {folder}"]
 
 
-def _join(spec: "Spec", folder: Path, console: Console) -> int:
+def _join(spec: "Spec", folder: Path, console: Console, profile: int) -> int:
     """Be one of the ranks that torchrun started; what goes wrong is this rank's report."""
     import os
     import traceback
@@ -117,14 +128,14 @@ def _join(spec: "Spec", folder: Path, console: Console) -> int:
     from mimo_launch.launcher.worker import run_worker
 
     try:
-        run_worker(spec, folder, (PlainProgress(RichConsole()),))
+        run_worker(spec, folder, (PlainProgress(RichConsole()),), profile_steps=profile)
     except Exception:
         console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
         return 1
     return 0
 
 
-def _start(spec: "Spec", folder: Path, console: Console) -> int:
+def _start(spec: "Spec", folder: Path, console: Console, profile: int) -> int:
     """Start the workers and show what they report."""
     from rich.console import Console as RichConsole
 
@@ -135,7 +146,7 @@ def _start(spec: "Spec", folder: Path, console: Console) -> int:
     try:
         colors = console.colors(sys.stdout)
         with progress_for(RichConsole(no_color=not colors)) as progress:
-            launch(spec, folder, world_size(spec), progress)
+            launch(spec, folder, world_size(spec), progress, profile_steps=profile)
     except WorkerFailure as failure:
         for line in _failure_lines(failure, spec, folder):
             console.note(line)

@@ -42,7 +42,9 @@ class Interrupted(Exception):
     signal: int
 
 
-def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
+def launch(
+    spec: Spec, run_dir: Path, nproc: int, listener: Listener, *, profile_steps: int = 0
+) -> None:
     """Train on `nproc` forked workers and call `listener` with each event of rank 0.
 
     Raises: WorkerFailure when a worker raises, dies or hangs past its timeout; Interrupted when
@@ -75,7 +77,7 @@ def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
     pump = threading.Thread(target=_pump, args=(reader, listener), daemon=True)
     pump.start()
     try:
-        elastic_launch(config, _worker)(spec, run_dir, writer)
+        elastic_launch(config, _worker)(spec, run_dir, writer, profile_steps)
     except ChildFailedError as error:
         rank = _first_to_fail(error.failures)
         message = _message(error.failures[rank].message)
@@ -87,10 +89,10 @@ def launch(spec: Spec, run_dir: Path, nproc: int, listener: Listener) -> None:
         pump.join(timeout=5)
 
 
-def _worker(spec: Spec, run_dir: Path, events: Connection) -> None:
+def _worker(spec: Spec, run_dir: Path, events: Connection, profile_steps: int) -> None:
     from mimo_launch.launcher.worker import run_worker
 
-    run_worker(spec, run_dir, (events.send,))
+    run_worker(spec, run_dir, (events.send,), profile_steps=profile_steps)
 
 
 def _pump(reader: Connection, listener: Listener) -> None:

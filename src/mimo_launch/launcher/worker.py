@@ -16,11 +16,16 @@ from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.loop import train
 from mimo_launch.train.metrics import MetricsFile
+from mimo_launch.train.profile import Profile
 from mimo_launch.train.session import RankSession
 
 
-def run_worker(spec: Spec, run_dir: Path, listeners: Sequence[Listener] = ()) -> None:
+def run_worker(
+    spec: Spec, run_dir: Path, listeners: Sequence[Listener] = (), *, profile_steps: int = 0
+) -> None:
     """Train as one rank; rank 0 writes metrics and tells `listeners`.
+
+    `profile_steps` steps are measured, their timelines written to `run_dir/profile`.
 
     Ranks: collective over the world. Raises: whatever went wrong on this rank.
     """
@@ -35,7 +40,9 @@ def run_worker(spec: Spec, run_dir: Path, listeners: Sequence[Listener] = ()) ->
 
     try:
         with RankSession(spec) as session:
-            train(session, emit)
+            folder = run_dir / "profile"
+            profile = Profile(session, folder, profile_steps) if profile_steps else None
+            train(session, emit, profile)
     finally:
         if metrics is not None:
             metrics.close()

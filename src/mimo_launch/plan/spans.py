@@ -13,7 +13,7 @@ from typing import Any
 
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.rows import Ranks
-from mimo_launch.schedule.actions import Action, parse_action
+from mimo_launch.schedule.actions import Action, Slot, parse_action
 from mimo_launch.schedule.channels import is_sender, partners
 from mimo_launch.schedule.simulate import Simulation
 
@@ -101,6 +101,21 @@ def planned(layout: Layout, simulation: Simulation) -> Timeline:
         for action in event.slot
     )
     return Timeline(Unit.MODEL, len(simulation.events), tuple(spans))
+
+
+def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float]]]) -> Timeline:
+    """Return the timeline of a real step: per rank, each slot with its start and end in seconds.
+
+    Time begins when the first rank does; the clocks of all ranks must be one.
+    """
+    begin = min((start for times in by_rank for _, start, _ in times), default=0.0)
+    spans = (
+        Span(rank, action, start - begin, stop - begin, _peers(layout, rank, action))
+        for rank, times in enumerate(by_rank)
+        for slot, start, stop in times
+        for action in slot
+    )
+    return Timeline(Unit.SECONDS, len(by_rank), tuple(spans))
 
 
 def _peers(layout: Layout, rank: int, action: Action) -> Ranks:

@@ -5,6 +5,7 @@ Relies on: programs that the simulator has passed.
 Leaves: the work of an action to `compute`, `edges` and `bridges`, the update to `optimizer`.
 """
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -23,9 +24,12 @@ from mimo_launch.runtime.inputs import StepInputs
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.spec.model import Spec
 
+# A slot and when it started and ended, in seconds of the host's clock.
+SlotTime = tuple[Slot, float, float]
+
 
 class Executor:
-    """Runs programs over this rank's modules."""
+    """Runs programs over this rank's modules; notes times in `times` while that is a list."""
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Executor:
     ) -> None:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
         self.layout, self.grids, self.modules = layout, grids, modules
+        self.times: list[SlotTime] | None = None
         self.bridges = {
             encoder.name: Bridge(
                 layout,
@@ -80,7 +85,10 @@ class Executor:
             action = slot[0]
             if last.get((action.module, action.stage)) == position:
                 _set_gradient_sync(self.modules[action.module], action.stage or 0, sync=True)
+            start = time.perf_counter()
             self._run_slot(slot, step)
+            if self.times is not None:
+                self.times.append((slot, start, time.perf_counter()))
         self._end()
         return step
 

@@ -16,11 +16,14 @@ from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.evaluate import evaluate
 from mimo_launch.train.events import Listener, RunFinished, RunStarted, StepFinished
 from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.profile import Profile
 from mimo_launch.train.session import RankSession
 
 
-def train(session: RankSession, emit: Listener) -> None:
+def train(session: RankSession, emit: Listener, profile: Profile | None = None) -> None:
     """Run all steps of the spec; `emit` is called on every rank with the same events.
+
+    `profile` measures some of the steps.
 
     Ranks: collective over the world.
     """
@@ -41,7 +44,11 @@ def train(session: RankSession, emit: Listener) -> None:
     for step in range(spec.train.steps):
         started = time.perf_counter()
         inputs = step_inputs(dataset, "train", order.ids(step), step)
+        if profile is not None:
+            profile.begin(step)
         totals = session.gradients(inputs)
+        if profile is not None:
+            profile.finish(step)
         # Every rank has the same totals, so all of them skip the same steps: moments, decay and
         # step count of a skipped step stay as they were.
         skip = not totals.finite or inputs.plan.num_labels == 0

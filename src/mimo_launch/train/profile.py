@@ -1,0 +1,66 @@
+"""Measures when each action of a step ran, in the form in which `plan` draws its timeline.
+
+Decides: which steps are measured and where their files go.
+Relies on: the executor noting the time around every slot; the clock of one host, which all share.
+Leaves: drawing to `plan.svg` and `plan.trace`.
+
+A transfer lasts from when its rank is ready to when it goes on; a compute lasts until its call
+returns, which on a processor is when the work is done.
+"""
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.spans import Timeline, measured, timeline_json
+from mimo_launch.plan.svg import render_svg
+from mimo_launch.plan.trace import render_trace
+from mimo_launch.runtime.executor import SlotTime
+from mimo_launch.train.session import RankSession
+
+WARM_UP_STEPS = 2
+
+
+class Profile:
+    """Measures `steps` steps after a warm-up; a run with fewer steps measures its last ones."""
+
+    def __init__(self, session: RankSession, folder: Path, steps: int) -> None:
+        total = session.spec.train.steps
+        first = min(WARM_UP_STEPS, max(0, total - steps))
+        self._session, self._folder = session, folder
+        self.steps = range(first, min(total, first + steps))
+
+    def begin(self, step: int) -> None:
+        """Start noting times if this step is to be measured.
+
+        Ranks: collective over the world for such a step, so that all start together.
+        """
+        wanted = step in self.steps
+        self._session.executor.times = [] if wanted else None
+        if wanted:
+            dist.barrier()
+
+    def finish(self, step: int) -> None:
+        """Write the step's timeline, drawing and trace on rank 0.
+
+        Ranks: collective over the world for a measured step.
+        """
+        times = self._session.executor.times
+        if times is None:
+            return
+        self._session.executor.times = None
+        gathered: list[list[SlotTime] | None] = [None] * self._session.world_size
+        dist.all_gather_object(gathered, times)
+        if self._session.rank == 0:
+            by_rank = [each or [] for each in gathered]
+            self._write(step + 1, measured(self._session.layout, by_rank))
+
+    def _write(self, number: int, timeline: Timeline) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name, path = self._session.spec.name, self._folder / f"step-{number}"
+        drawing = render_svg(timeline, name=name, plan_hash=plan_hash(self._session.spec))
+        path.with_suffix(".json").write_text(timeline_json(timeline), encoding="utf-8")
+        path.with_suffix(".svg").write_text(drawing, encoding="utf-8")
+        trace = render_trace(timeline, name=name)
+        path.with_suffix(".trace.json").write_text(trace, encoding="utf-8")
