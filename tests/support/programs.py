@@ -11,7 +11,12 @@ from mimo_launch.schedule.simulate import Simulation
 
 
 def layout_of(
-    microbatches: int, k: int | None = None, kind: str = "1f1b", v: int = 1, **modules: Box
+    microbatches: int,
+    k: int | None = None,
+    kind: str = "1f1b",
+    v: int = 1,
+    mbs: int = 1,
+    **modules: Box,
 ) -> Layout:
     """Layout of some modules; `language` alone on rank 0 where none is given."""
     made = spec(
@@ -20,6 +25,7 @@ def layout_of(
         encoder_microbatches=k,
         kind=kind,
         virtual_stages=v,
+        mbs=mbs,
     )
     return build_layout(made)
 
@@ -68,9 +74,9 @@ def peaks(layout: Layout, simulation: Simulation, name: str) -> list[int]:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, max_ranks: int = 32) -> Layout:
-    """Layouts of every kind."""
-    made = draw(layout_specs(max_ranks, supported_only=False))
+def layouts(draw: st.DrawFn, max_ranks: int = 32, kinds: tuple[str, ...] = ()) -> Layout:
+    """Layouts of every kind, or of some kinds of schedule."""
+    made = draw(layout_specs(max_ranks, supported_only=False, kinds=kinds))
     layout = build_layout(made)
     note(brief(made))
     return layout

@@ -21,6 +21,7 @@ AXES = ("tp", "cp", "dp", "pp")
 ORDERS = [order for order in permutations(AXES) if order.index("cp") < order.index("dp")]
 TP_SIZES, CP_SIZES, PP_SIZES = (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)
 ENCODERS = ("vision", "audio", "depth")
+KINDS = ("1f1b", "gpipe", "interleaved", "bubble_filling")
 
 # What `layout_specs` did so far: specs drawn, and placements that had no room and became another
 # one. It never rejects; a caller that does (say, because `validate` objects) counts that itself.
@@ -151,19 +152,24 @@ def grids_of(
     )
 
 
-def layout_specs(max_ranks: int = 8, *, supported_only: bool = True) -> st.SearchStrategy[Spec]:
+def layout_specs(
+    max_ranks: int = 8, *, supported_only: bool = True, kinds: tuple[str, ...] = ()
+) -> st.SearchStrategy[Spec]:
     """Return a strategy of valid specs with at most `max_ranks` ranks, idle ones included.
 
     Zero to three encoders that are colocated with language, overlap it in part, or stay away from
     it, in any mix; any order of axes; sequence parallelism, sharding, frozen modules, a gap listed
     as idle ranks, phases of k microbatches, dp sizes that do not divide each other.
-    `supported_only` leaves cp and pp at 1. Nothing is rejected; `DRAWS` counts.
+    `supported_only` leaves cp and pp at 1 and the schedule at 1F1B; otherwise it is one of `kinds`,
+    all of them by default. Nothing is rejected; `DRAWS` counts.
     """
-    return _layout_specs(max_ranks, supported_only)
+    return _layout_specs(max_ranks, supported_only, kinds or (() if supported_only else KINDS))
 
 
 @st.composite
-def _layout_specs(draw: st.DrawFn, max_ranks: int, supported_only: bool) -> Spec:
+def _layout_specs(
+    draw: st.DrawFn, max_ranks: int, supported_only: bool, kinds: tuple[str, ...]
+) -> Spec:
     DRAWS["drawn"] += 1
     room = draw(st.sampled_from([*range(1, max_ranks + 1), *[max_ranks] * 2 * max_ranks]))
     mbs = draw(st.integers(1, 3))
@@ -193,11 +199,21 @@ def _layout_specs(draw: st.DrawFn, max_ranks: int, supported_only: bool) -> Spec
         for name, ranks in intervals.items()
         if name != "language"
     )
+    kind, virtual_stages = draw(_schedule(kinds, language[3])) if kinds else ("1f1b", 1)
+    if kind == "interleaved":
+        # What is in work together is a multiple of pp; so many layers that every stage has one.
+        k *= language[3]
+        modules["language"]["model"]["layers"] *= virtual_stages
+    if kind == "bubble_filling":
+        for name in ENCODERS[:num_encoders]:
+            modules[name]["sharding"] = "optimizer"
     group_sizes = [k] if groups > 1 else [None, k]
     made = spec(
         modules,
         microbatches=k * groups,
         encoder_microbatches=draw(st.sampled_from(group_sizes)) if in_phases else None,
+        kind=kind,
+        virtual_stages=virtual_stages,
         mbs=mbs,
         max_patches=draw(st.integers(1, 4)),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
@@ -213,6 +229,16 @@ def _layout_specs(draw: st.DrawFn, max_ranks: int, supported_only: bool) -> Spec
         batch = made.batch.model_copy(update={"seq": made.batch.seq + unit})
         made = made.model_copy(update={"batch": batch})
     return made
+
+
+@st.composite
+def _schedule(draw: st.DrawFn, kinds: tuple[str, ...], pp: int) -> tuple[str, int]:
+    """Draw a kind and the number of virtual stages; without a pipeline none can be interleaved."""
+    kind = draw(st.sampled_from(kinds))
+    if kind == "interleaved" and pp == 1:
+        DRAWS["no pipeline to interleave"] += 1
+        kind = "1f1b"
+    return kind, draw(st.integers(2, 3)) if kind == "interleaved" else 1
 
 
 @st.composite
@@ -313,7 +339,7 @@ def features(made: Spec) -> set[str]:
 
     layout = build_layout(made)
     language = layout.language
-    found = {f"encoders {len(layout.encoders)}"}
+    found = {f"encoders {len(layout.encoders)}", made.schedule.kind}
     found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
     found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
     found |= {"idle ranks"} if made.idle_ranks is not None else set()
@@ -343,7 +369,8 @@ def brief(made: Spec) -> str:
     """Return a spec in a few lines, for the report of a failure."""
     lines = [
         f"{made.schedule.microbatches} microbatches, k {made.schedule.encoder_microbatches}, "
-        f"global {made.batch.global_}, seq {made.batch.seq}, idle {made.idle_ranks}"
+        f"global {made.batch.global_}, seq {made.batch.seq}, idle {made.idle_ranks}, "
+        f"{made.schedule.kind}, virtual stages {made.schedule.virtual_stages}"
     ]
     for name, module in made.modules.items():
         sizes = " ".join(f"{axis}{getattr(module.grid, axis)}" for axis in module.order)

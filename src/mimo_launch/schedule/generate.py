@@ -16,10 +16,13 @@ from functools import lru_cache
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind, Program
+from mimo_launch.schedule.alike import classes_of
+from mimo_launch.schedule.bubble import bubble_orders
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.roles import (
     Role,
     exchanges,
+    fills_bubbles,
     groups_of,
     is_bridge_end,
     needs_backward,
@@ -34,7 +37,9 @@ Programs = tuple[Program, ...]
 
 @lru_cache(maxsize=8)
 def generate(layout: Layout) -> Programs:
-    """Return the training program of each rank; equal programs are one object."""
+    """Return the training program of each rank; ranks that do the same share one object."""
+    if any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
+        return _with_filled_bubbles(layout)
     return _for_every_role(layout, _step)
 
 
@@ -53,6 +58,14 @@ def _for_every_role(layout: Layout, order: Callable[[Layout, Role], list[Action]
             made[role] = program_of(layout, role, order(layout, role))
         programs.append(made[role])
     return tuple(programs)
+
+
+def _with_filled_bubbles(layout: Layout) -> Programs:
+    orders, made = bubble_orders(layout), dict[int, Program]()
+    for rank, each in enumerate(classes_of(layout)):
+        if each not in made:
+            made[each] = program_of(layout, role_of(layout, rank), orders[rank])
+    return tuple(made[each] for each in classes_of(layout))
 
 
 def _step(layout: Layout, role: Role) -> list[Action]:
