@@ -109,6 +109,14 @@ MODEL_CODES = (
         "language:\n  frozen: false",
     ),
     Code(
+        "frozen-without-projector",
+        "`frozen: except_projector` on the language model.",
+        "An encoder ends with a projector, which may train while its layers are frozen: nothing "
+        "is computed or sent backward for them. The language model has none.",
+        "language:\n  frozen: except_projector",
+        "vision:\n  frozen: except_projector",
+    ),
+    Code(
         "wsd-longer-than-run",
         "Warm-up and decay of a wsd schedule are together longer than the run.",
         "wsd is warm-up, stable, decay. The decay covers the last `decay` steps; when it "

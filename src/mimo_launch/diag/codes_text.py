@@ -106,8 +106,8 @@ TEXT_CODES = (
         'Values are never converted: `2.0` is no whole number, `"4"` is text, `yes` is text '
         "(the booleans are `true` and `false`), and an empty value is nothing. Conversions "
         "hide mistakes, such as a version number that loses its last zero.",
-        "frozen: yes",
-        "frozen: true",
+        "sequence_parallel: yes",
+        "sequence_parallel: true",
     ),
     Code(
         "bad-value",

@@ -37,7 +37,8 @@ class ModuleLayout:
 
     `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
     language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
-    one microbatch at a time (`group_size` 1).
+    one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
+    the first stage with anything to train, past which no gradient flows back.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModuleLayout:
     in_phases: bool
     group_size: int
     tied: bool = False
+    first_trained: int = 0
 
     @property
     def is_language(self) -> bool:
@@ -191,6 +193,7 @@ def encoder_group_size(spec: Spec, encoder: str) -> int:
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     is_encoder = name != LANGUAGE
+    stages = _stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
     return ModuleLayout(
         name=name,
         grid=RankGrid(
@@ -198,12 +201,13 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
             tuple(getattr(module.grid, axis) for axis in module.order),
             module.rank_range.start,
         ),
-        stages=_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages),
+        stages=stages,
         sequence_parallel=module.sequence_parallel and module.grid.tp > 1,
-        frozen=module.frozen,
+        frozen=module.frozen is True,
         in_phases=is_encoder and runs_in_phases(spec, name),
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
         tied=isinstance(module.model, DecoderModel) and module.model.tied,
+        first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
     )
 
 

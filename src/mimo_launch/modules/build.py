@@ -91,7 +91,7 @@ def build_modules(
             network = build_network(spec, stage, context)
             init_parameters(module.name, network, spec.train.seed, randomise=randomise)
             network.to(context.device)
-            network.requires_grad_(not module.frozen)
+            _freeze(network, spec.modules[module.name].frozen)
             _shard(network, grids, module.name, sharding, spec.train.precision)
             stages[stage.index] = network
         modules[module.name] = RankModule(module, context, stages, sharding)
@@ -118,6 +118,14 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
         width = spec.language.model.hidden
         return VisionStage(context, module.model, stage, language_width=width, recompute=recompute)
     raise TypeError(f"module {stage.module} has a model of unknown kind {module.model!r}")
+
+
+def _freeze(network: nn.Module, frozen: bool | str) -> None:
+    """Leave only those weights trainable that the spec does not freeze."""
+    network.requires_grad_(frozen is False)
+    projector = getattr(network, "projector", None)
+    if frozen == "except_projector" and isinstance(projector, nn.Module):
+        projector.requires_grad_(True)
 
 
 def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str) -> None:

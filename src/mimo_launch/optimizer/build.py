@@ -58,7 +58,7 @@ class Updates:
 
 def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
     decay = common.weight_decay if own.weight_decay is None else own.weight_decay
-    declared = list(module.declared())
+    declared = [d for d in module.declared() if d.parameter.requires_grad]
     groups = [
         {"params": [d.parameter for d in declared if d.decay], "weight_decay": decay},
         {"params": [d.parameter for d in declared if not d.decay], "weight_decay": 0.0},

@@ -42,12 +42,12 @@ class StageEdges:
         number: int,
         *,
         dtype: torch.dtype,
-        needs_grad: bool,
+        first_with_grad: int,
     ) -> None:
-        """`number` tells modules apart in tags; `needs_grad`: what arrives needs a gradient."""
+        """`number` tells modules apart in tags; from `first_with_grad` on inputs need gradients."""
         self.layout, self.grids, self.module = layout, grids, module
         self.base_tag = (1 + number) * TAG_STRIDE
-        self.dtype, self.needs_grad = dtype, needs_grad
+        self.dtype, self.first_with_grad = dtype, first_with_grad
         self.inputs: dict[tuple[int, int], Tensor] = {}
         self.outputs: dict[tuple[int, int], Tensor] = {}
         self.gradients: dict[tuple[int, int], Tensor] = {}
@@ -88,7 +88,7 @@ class StageEdges:
         incoming.work.wait()
         key = (action.stage or 0, action.index)
         if action.kind is Kind.RECV_F:
-            self.inputs[key] = incoming.buffer.requires_grad_(self.needs_grad)
+            self.inputs[key] = incoming.buffer.requires_grad_(key[0] >= self.first_with_grad)
         else:
             self.gradients[key] = incoming.buffer
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.layout.layout import LANGUAGE, Layout
+from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
 from mimo_launch.modules.build import RankModule, fsdp_modules
 from mimo_launch.parallel.masks import zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
@@ -63,7 +63,8 @@ class Executor:
                 module.name,
                 number,
                 dtype=dtype,
-                needs_grad=trains_any if module.is_language else not module.frozen,
+                # The first stage that receives an activation whose gradient anyone needs.
+                first_with_grad=_first_with_grad(module, trains_any=trains_any),
             )
             for number, module in enumerate(layout.modules)
         }
@@ -169,6 +170,11 @@ class Executor:
                 self.bridges[action.module].wait(action.kind, action.index)
             else:
                 self.edges[action.module].wait(action)
+
+
+def _first_with_grad(module: ModuleLayout, *, trains_any: bool) -> int:
+    trains = trains_any if module.is_language else not module.frozen
+    return module.first_trained + 1 if trains else len(module.stages)
 
 
 def _set_gradient_sync(module: RankModule, stage: int, *, sync: bool) -> None:

@@ -113,7 +113,7 @@ def _upstream(
         for position, microbatch in enumerate(microbatches):
             action = Action(module.name, stage, F, microbatch)
             keyed.append(((forwards[position] - ahead, 0, place), action))
-            if is_trained and needs_backward(layout, module):
+            if is_trained and needs_backward(layout, module, stage):
                 action = Action(module.name, stage, B, microbatch)
                 keyed.append(((backwards[position] + ahead, 1, place), action))
     return [action for _, action in sorted(keyed, key=lambda each: each[0])]

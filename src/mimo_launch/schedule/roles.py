@@ -25,13 +25,14 @@ def role_of(layout: Layout, rank: int) -> Role:
     return tuple((m.name, s.index) for m in layout.modules_of(rank) for s in m.stages_of(rank))
 
 
-def needs_backward(layout: Layout, module: ModuleLayout) -> bool:
-    """Return whether a module has any gradient to compute.
+def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = None) -> bool:
+    """Return whether a module, or one of its stages, has any gradient to compute.
 
-    A frozen language model still passes gradients to encoders that train.
+    A frozen language model still passes gradients to encoders that train. Stages of an encoder in
+    front of a trainable projector have none.
     """
     if not module.is_language:
-        return not module.frozen
+        return not module.frozen and (stage is None or stage >= module.first_trained)
     return any(not m.frozen for m in layout.modules)
 
 

@@ -46,7 +46,8 @@ def _after_forward(layout: Layout, action: Action) -> Iterator[Action]:
 def _after_backward(layout: Layout, action: Action) -> Iterator[Action]:
     module = layout[action.module]
     if action.stage:
-        yield Action(module.name, action.stage, Kind.SEND_B, action.index)
+        if action.stage > module.first_trained:
+            yield Action(module.name, action.stage, Kind.SEND_B, action.index)
     elif module.is_language:
         for encoder in layout.encoders:
             group, place = divmod(action.index, encoder.group_size)

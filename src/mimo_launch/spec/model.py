@@ -77,7 +77,11 @@ class ModuleSpec(Strict):
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."
     )
-    frozen: bool = Field(False, description="Train nothing in this module, its projector included.")
+    frozen: bool | Literal["except_projector"] = Field(
+        False,
+        description="`true`: train nothing in this module, its projector included. "
+        "`except_projector`: train only the projector of an encoder.",
+    )
     sharding: Literal["optimizer", "full"] = Field(
         "optimizer",
         description="`optimizer`: weights stay gathered through a step, one reduce-scatter. "

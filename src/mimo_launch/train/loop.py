@@ -93,7 +93,7 @@ def _finished(
         lrs={
             name: rate(module.optimizer.lr, module.optimizer.warmup)
             for name, module in spec.modules.items()
-            if not module.frozen
+            if module.frozen is not True
         },
         tokens=tokens,
         tokens_per_s=tokens / seconds,

@@ -41,7 +41,11 @@ class Oracle:
                     values = initial_values(
                         placed.name, placed.segment, spec.train.seed, randomise=randomise
                     )
-                    self.weights[placed.name] = values.requires_grad_(not module.frozen)
+                    is_projector = placed.name.startswith(f"{name}.projector.")
+                    trains = module.frozen is False or (
+                        module.frozen == "except_projector" and is_projector
+                    )
+                    self.weights[placed.name] = values.requires_grad_(trains)
 
     def loss_and_gradients(self, ids: Sequence[int]) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss over all labels of the samples and its gradient by every weight."""

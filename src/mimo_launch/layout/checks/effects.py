@@ -15,7 +15,7 @@ _SCHEDULE = ("optimizer", "schedule")
 
 def something_trains(spec: Spec) -> Findings:
     """At least one module is not frozen."""
-    if all(module.frozen for module in spec.modules.values()):
+    if all(module.frozen is True for module in spec.modules.values()):
         yield Diagnostic(
             code="nothing-to-train",
             headline="every module is frozen, so there is nothing to train",
@@ -62,10 +62,23 @@ def sequence_parallel_used(spec: Spec, name: str) -> Findings:
         )
 
 
+def language_has_no_projector(spec: Spec, name: str) -> Findings:
+    """`except_projector` is for encoders, which end with one."""
+    if name != LANGUAGE or spec.modules[name].frozen != "except_projector":
+        return
+    yield Diagnostic(
+        code="frozen-without-projector",
+        headline=f"`{LANGUAGE}` has no projector that `except_projector` could train",
+        path=("modules", LANGUAGE, "frozen"),
+        why="the projector is the last layer of an encoder",
+        help="write `frozen: true`, or `frozen: false`",
+    )
+
+
 def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
     """A frozen module has no optimizer."""
     module = spec.modules[name]
-    if module.frozen and module.optimizer.model_fields_set:
+    if module.frozen is True and module.optimizer.model_fields_set:
         yield _no_effect(
             ("modules", name, "optimizer"),
             f"`optimizer` of `{name}` does nothing, because `{name}` is frozen",

@@ -60,6 +60,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(effects.something_trains),
+    ModuleRule(effects.language_has_no_projector),
     SpecRule(effects.schedule_fits_steps),
     SpecRule(effects.warmup_ends, needs=("wsd-longer-than-run",)),
     ModuleRule(effects.sequence_parallel_used),
