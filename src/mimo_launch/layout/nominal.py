@@ -51,7 +51,8 @@ def _lengths(spec: Spec, rows: int) -> tuple[int, int]:
         digits = nominal_digits(spec.data)
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
         return 1 + (rows or digits) + 1 + digits + 1, digits + 1
-    num_text = 2 + (spec.batch.seq - rows - 2) // 2
+    least = spec.data.min_text
+    num_text = least + (spec.batch.seq - rows - least) // 2
     # Three in five of the text tokens that follow text; images part the first two of them.
     pairs = num_text - 1 - (rows > 0)
     return rows + num_text, max(1, pairs * 3 // 5)

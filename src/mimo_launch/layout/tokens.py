@@ -67,5 +67,4 @@ def longest_sample(spec: Spec) -> int:
         words = spec.data.max_digits
         # BOS, image rows or number words, ASK, one digit each, EOS.
         return 1 + max(rows, words) + 1 + words + 1
-    # At least two text tokens, so that there is something to predict.
-    return rows * spec.data.max_images + 2
+    return rows * spec.data.max_images + spec.data.min_text

@@ -82,7 +82,7 @@ class Filler:
             for kind in (B, F)
             for module in fillers
             for stage in module.stages
-            if kind is F or needs_backward(layout, module)
+            if kind is F or needs_backward(layout, module, stage.index)
             for replica, team in self._teams(module, stage.index)
         ]
 

@@ -102,5 +102,9 @@ def _phase_backward(layout: Layout, encoder: ModuleLayout, role: Role, group: in
     actions = []
     if is_bridge_end(layout, encoder, role):
         actions.append(Action(encoder.name, None, Kind.EXCHANGE_B, group))
-    actions += [Action(n, stage, Kind.BACKWARD, group) for n, stage in role if n == encoder.name]
+    actions += [
+        Action(name, stage, Kind.BACKWARD, group)
+        for name, stage in role
+        if name == encoder.name and needs_backward(layout, encoder, stage)
+    ]
     return actions

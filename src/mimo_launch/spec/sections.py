@@ -79,6 +79,9 @@ class SyntheticData(Strict):
     max_images: PositiveInt = Field(
         1, description="Most images of a sample for one encoder; each further one by a coin toss."
     )
+    min_text: Annotated[int, Field(ge=2)] = Field(
+        2, description="Fewest text tokens of a sample; the most is what `batch.seq` leaves."
+    )
     samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
 
 

@@ -39,7 +39,9 @@ def shrink(spec: Spec) -> Spec:
     if isinstance(data, SyntheticData):
         # An image of one patch has nothing to attend to: its queries and keys have no gradient.
         largest = max(2, min(6, data.max_patches))
-        data = data.model_copy(update={"min_patches": 2, "max_patches": largest})
+        # Nor does the first token have anything before it: some text must follow.
+        update = {"min_patches": 2, "max_patches": largest, "min_text": TEXT_TOKENS}
+        data = data.model_copy(update=update)
     small = small.model_copy(
         update={
             "modules": modules,
@@ -126,11 +128,6 @@ def _global_batch(spec: Spec) -> int:
 
 
 def _sequence(spec: Spec) -> int:
-    """Return a short sequence that holds every sample, with some text, and splits over tp and cp.
-
-    Without text beside the images a sample would predict from its first token, which attends to
-    nothing else.
-    """
+    """Return the shortest sequence that holds every sample and splits over tp and cp."""
     step = seq_unit(spec)
-    text = TEXT_TOKENS if isinstance(spec.data, SyntheticData) else 0
-    return -(-(longest_sample(spec) + text) // step) * step
+    return -(-longest_sample(spec) // step) * step

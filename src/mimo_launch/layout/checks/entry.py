@@ -68,7 +68,6 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.encoder_microbatches_used),
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
-    SpecRule(support.schedule_supported, needs=_SCHEDULES),
     SpecRule(support.checkpoint_supported),
     ModuleRule(support.backend_supported),
     ModuleRule(support.init_supported),

@@ -10,13 +10,6 @@ from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.spec.model import Spec
 
 
-def schedule_supported(spec: Spec) -> Findings:
-    """Encoders do not run in the idle slots of a pipeline yet."""
-    kind = spec.schedule.kind
-    if kind == "bubble_filling":
-        yield _later(("schedule", "kind"), f"`kind: {kind}`", "write `kind: 1f1b`")
-
-
 def checkpoint_supported(spec: Spec) -> Findings:
     """Nothing is saved yet."""
     if spec.checkpoint is not None:

@@ -32,7 +32,6 @@ from mimo_launch.train.data.draws import (
 
 HELDOUT_SAMPLES = 1 << 20
 MAX_HEIGHT = 3
-MIN_TEXT = 2
 # Words of the table that one image uses: is it there, its height, width, turn and place.
 _WORDS_PER_IMAGE = 5
 
@@ -91,7 +90,8 @@ class SyntheticSamples:
                 turns.append((turn, name, self._size(tall, wide)))
                 places.append(place)
         rows = sum(height * width for _, _, (height, width) in turns)
-        num_text = MIN_TEXT + pick(length, self._seq - rows - MIN_TEXT + 1)
+        least = self._data.min_text
+        num_text = least + pick(length, self._seq - rows - least + 1)
         # An image stands before text token 0 to num_text - 2: the last two text tokens stay
         # neighbours, so every sample has a label, and every image has one behind it.
         befores = sorted(pick(place, num_text - 1) for place in places)
