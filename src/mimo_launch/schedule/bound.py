@@ -23,30 +23,31 @@ def lower_bound(layout: Layout, costs: Costs) -> float:
     language = layout.language
     first = max((_way(layout, costs, each, F) for each in layout.encoders), default=0.0)
     last = max((_way(layout, costs, each, B) for each in layout.encoders), default=0.0)
-    once = _cost(layout, costs, language, F) + _cost(layout, costs, language, B)
+    once = _cost(layout, costs, language, 0, F) + _cost(layout, costs, language, 0, B)
     held = len(language.stages) // language.grid.size("pp")
     latency = (language.grid.size("pp") - 1) * once
     through = first + latency + layout.samples.microbatches * held * once + last
     return max(through, *(_work(layout, costs, rank) for rank in range(layout.world_size)))
 
 
-def _cost(layout: Layout, costs: Costs, module: ModuleLayout, kind: Kind) -> float:
-    """Return the time of one action of a module; none where it has no backward."""
-    if kind is B and not needs_backward(layout, module):
+def _cost(layout: Layout, costs: Costs, module: ModuleLayout, stage: int, kind: Kind) -> float:
+    """Return the time of one action of a stage; none where it has no backward."""
+    if kind is B and not needs_backward(layout, module, stage):
         return 0.0
-    return costs.of(Action(module.name, 0, kind, 0))
+    return costs.of(Action(module.name, stage, kind, 0))
 
 
 def _way(layout: Layout, costs: Costs, module: ModuleLayout, kind: Kind) -> float:
     """Return the time of one group through all stages of an encoder."""
-    return len(module.stages) * _cost(layout, costs, module, kind)
+    return sum(_cost(layout, costs, module, stage.index, kind) for stage in module.stages)
 
 
 def _work(layout: Layout, costs: Costs, rank: int) -> float:
     """Return the time that a rank computes."""
     return sum(
-        (_cost(layout, costs, module, F) + _cost(layout, costs, module, B))
-        * len(module.stages_of(rank))
+        _cost(layout, costs, module, stage.index, kind)
         * (layout.samples.microbatches // module.group_size)
         for module in layout.modules_of(rank)
+        for stage in module.stages_of(rank)
+        for kind in (F, B)
     )
