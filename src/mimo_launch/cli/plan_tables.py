@@ -62,7 +62,8 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     schedule = report.schedule
     bubbles = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
     yield from _part(
-        f"Schedule: {schedule.makespan:g} units, bubble {percent(schedule.bubble)}",
+        f"Schedule: {schedule.makespan:g} units (at least {schedule.lower_bound:g} in any order), "
+        f"bubble {percent(schedule.bubble)}",
         f"bubble by role: {bubbles}",
     )
     yield from _plain(

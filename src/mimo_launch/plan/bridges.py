@@ -12,7 +12,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.routing import route
 from mimo_launch.plan.rows import BridgeRow, Link, PeerRow
 from mimo_launch.schedule.channels import components_of
-from mimo_launch.schedule.generate import needs_backward
+from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
 def bridge_row(
@@ -31,7 +31,7 @@ def bridge_row(
         fan=fan(num_src, num_dst),
         num_src=num_src,
         num_dst=num_dst,
-        how="collective" if module.in_phases else "pairwise",
+        how="collective" if exchanges(layout, module) else "pairwise",
         groups=groups,
         group_size=module.group_size,
         has_backward=needs_backward(layout, module),
@@ -42,7 +42,7 @@ def bridge_row(
             for (src, dst), count in rows.items()
             if per_node is not None and src // per_node != dst // per_node
         ),
-        components=components_of(layout, module.name) if module.in_phases else (),
+        components=components_of(layout, module.name) if exchanges(layout, module) else (),
         links=tuple(
             Link(src=src, dst=dst, rows=count) for (src, dst), count in sorted(rows.items())
         ),

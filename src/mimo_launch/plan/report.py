@@ -30,6 +30,7 @@ from mimo_launch.plan.timeline import (
     peak_live,
     program_rows,
     proven,
+    shortest,
     timeline_row,
     timeline_rows,
 )
@@ -63,6 +64,7 @@ def build_report(spec: Spec) -> Report:
         bridges=tuple(bridge_row(layout, plan, each, per_node) for each in layout.encoders),
         schedule=Schedule(
             makespan=simulation.makespan,
+            lower_bound=shortest(layout),
             bubble=sum(n * bubble for n, bubble in busy) / max(1, sum(n for n, _ in busy)),
             timeline=timeline,
             programs=program_rows(layout, programs),

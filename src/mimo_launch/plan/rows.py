@@ -150,9 +150,13 @@ class ProgramRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The step in model time: one unit is a forward or a backward of one microbatch."""
+    """The step in model time: one unit is a forward or a backward of one microbatch.
+
+    No order of the same work ends before `lower_bound`.
+    """
 
     makespan: float
+    lower_bound: float
     bubble: float
     timeline: tuple[TimelineRow, ...]
     programs: tuple[ProgramRow, ...]

@@ -9,6 +9,7 @@ Leaves: drawing to `cli`.
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.plan.rows import ProgramRow, TimelineRow, Work
 from mimo_launch.schedule.actions import format_program
+from mimo_launch.schedule.bound import lower_bound
 from mimo_launch.schedule.generate import Programs, Role, needs_backward, role_of
 from mimo_launch.schedule.simulate import Costs, Simulation, simulate
 
@@ -26,11 +27,20 @@ def proven(layout: Layout, programs: Programs) -> Simulation:
 
     Raises: DeadlockError if a rank does not reach its end.
     """
-    units = {module.name: float(module.group_size) for module in layout.modules}
-    simulation = simulate(layout, programs, Costs(forward=units, backward=units))
+    simulation = simulate(layout, programs, _units(layout))
     if simulation.stuck:
         raise DeadlockError(simulation.stuck)
     return simulation
+
+
+def shortest(layout: Layout) -> float:
+    """Return a time that no order of the work of a step can pass."""
+    return lower_bound(layout, _units(layout))
+
+
+def _units(layout: Layout) -> Costs:
+    units = {module.name: float(module.group_size) for module in layout.modules}
+    return Costs(forward=units, backward=units)
 
 
 def timeline_rows(layout: Layout, simulation: Simulation) -> tuple[TimelineRow, ...]:
@@ -56,14 +66,15 @@ def timeline_row(layout: Layout, simulation: Simulation, rank: int) -> TimelineR
 
 def program_rows(layout: Layout, programs: Programs) -> tuple[ProgramRow, ...]:
     """Return each program once, with the ranks that run it."""
-    ranks_of: dict[Role, list[int]] = {}
-    for rank in range(layout.world_size):
-        ranks_of.setdefault(role_of(layout, rank), []).append(rank)
+    # Where bubbles are filled, ranks of one role may have programs of their own.
+    ranks_of: dict[tuple[Role, int], list[int]] = {}
+    for rank, program in enumerate(programs):
+        ranks_of.setdefault((role_of(layout, rank), id(program)), []).append(rank)
     return tuple(
         ProgramRow(
             role=_words(role), ranks=tuple(ranks), program=format_program(programs[ranks[0]])
         )
-        for role, ranks in ranks_of.items()
+        for (role, _), ranks in ranks_of.items()
     )
 
 
