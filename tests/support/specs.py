@@ -55,6 +55,7 @@ def spec(
     mbs: int = 1,
     seq: int | None = None,
     max_patches: int = 4,
+    max_images: int = 1,
     text_only: float = 0.0,
     seed: int = 0,
     **sections: Any,
@@ -87,7 +88,12 @@ def spec(
             "encoder_microbatches": encoder_microbatches,
         },
         "batch": {"global": grid["dp"] * microbatches * mbs, "seq": seq or 1},
-        "data": {"kind": "synthetic", "text_only": text_only, "max_patches": max_patches},
+        "data": {
+            "kind": "synthetic",
+            "text_only": text_only,
+            "max_patches": max_patches,
+            "max_images": max_images,
+        },
         "train": {"steps": 1, "seed": seed, "precision": "fp64"},
         **sections,
     }
@@ -192,7 +198,7 @@ def _layout_specs(
     order = draw(st.permutations(list(intervals)))
     intervals, idle = draw(_closed(intervals, room))
     modules = {name: draw(_module(name, grids[name], intervals[name].start)) for name in order}
-    if all(module.get("frozen") for module in modules.values()):
+    if all(module.get("frozen") is True for module in modules.values()):
         del modules["language"]["frozen"]
     in_phases = any(
         set(ranks) & set(intervals["language"])
@@ -216,6 +222,7 @@ def _layout_specs(
         virtual_stages=virtual_stages,
         mbs=mbs,
         max_patches=draw(st.integers(1, 4)),
+        max_images=draw(st.sampled_from([1, 1, 2, 3])),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
         seed=draw(st.integers(0, 3)),
         **({} if idle is None else {"idle_ranks": idle}),
@@ -320,11 +327,16 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         made["sequence_parallel"] = True
     if draw(seldom):
         made["frozen"] = True
+    elif name != "language" and draw(seldom):
+        made["frozen"] = "except_projector"
+    if draw(seldom):
+        made["recompute"] = "full"
     heads = tp * draw(st.integers(1, 2))
     model = {"heads": heads, "layers": pp * draw(st.integers(1, 2))}
     if name == "language":
         shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
         model |= {"kv_heads": draw(st.sampled_from(shares)), "qk_norm": draw(st.booleans())}
+        model |= {"tied": draw(seldom)}
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
@@ -343,6 +355,8 @@ def features(made: Spec) -> set[str]:
     found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
     found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
     found |= {"idle ranks"} if made.idle_ranks is not None else set()
+    found |= {"several images"} if made.data.max_images > 1 else set()
+    found |= {"tied"} if made.language.model.tied else set()
     found |= {"text only"} if made.data.text_only == 1 else set()
     found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
     for name, module in made.modules.items():
@@ -350,7 +364,9 @@ def features(made: Spec) -> set[str]:
         found |= {"full sharding"} if module.sharding == "full" else set()
         found |= {"other order"} if module.order != AXES else set()
         role = "language" if name == "language" else "encoder"
-        found |= {f"frozen {role}"} if module.frozen else set()
+        found |= {f"frozen {role}"} if module.frozen is True else set()
+        found |= {"frozen except projector"} if module.frozen == "except_projector" else set()
+        found |= {"recompute"} if module.recompute == "full" else set()
     for encoder in layout.encoders:
         mine, theirs = set(encoder.grid.ranks), set(language.grid.ranks)
         placement = "colocated" if mine == theirs else "overlap" if mine & theirs else "disjoint"

@@ -105,6 +105,19 @@ def test_a_frozen_encoder_has_no_backward_on_any_rank(vision_first):
     assert Kind.BACKWARD in kinds["language"]
 
 
+def test_a_trainable_projector_alone_has_no_backward_before_the_last_stage():
+    """Nor does any gradient travel to the stages before it."""
+    layout = layout_of(3, vision=box(0, pp=3, frozen="except_projector"), language=box(3))
+    first, middle, last, _ = (
+        {str(action) for slot in program for action in slot} for program in generate(layout)
+    )
+    assert not {a for a in first | middle if "B" in a.partition(".")[2]}
+    assert {a for a in last if "_B" in a or ".2B" in a} == {
+        *(f"vision.2B{i}" for i in range(3)),
+        *(f"vision>RECV_B{i}" for i in range(3)),
+    }
+
+
 def test_frozen_language_still_passes_gradients_to_its_encoders():
     layout = layout_of(1, vision=box(0), language=box(1, frozen=True))
     assert texts(generate(layout)) == [
@@ -216,7 +229,7 @@ def test_every_stage_runs_every_microbatch_once_each_way(layout):
         for module, stage in ((m, s) for m in layout.modules_of(rank) for s in m.stages_of(rank)):
             indices = [*range(total // module.group_size)]
             expected[module.name, stage.index, Kind.FORWARD] = indices
-            if needs_backward(layout, module):
+            if needs_backward(layout, module, stage.index):
                 expected[module.name, stage.index, Kind.BACKWARD] = indices
         assert {key: indices for key, indices in runs.items() if indices} == expected
 
@@ -235,6 +248,8 @@ def neighbours(layout: Layout, action: Action) -> tuple[list[Action], list[Actio
 
     def at_end(verb: str, *, is_upper: bool) -> list[Action]:
         if not (stage.is_first if is_upper else stage.is_last):
+            if verb == "SEND" and not forward and stage.index <= module.first_trained:
+                return []  # What lies before a trainable projector is frozen.
             return [Action(module.name, stage.index, Kind[f"{verb}_{way}"], index)]
         if module.is_language and is_upper:
             fed = [e for e in layout.encoders if forward or needs_backward(layout, e)]

@@ -156,6 +156,6 @@ def test_every_rank_computes_every_index_in_order(layout):
             indices = list(range(layout.samples.microbatches // module.group_size))
             for stage in module.stages_of(rank):
                 wanted[module.name, stage.index, Kind.FORWARD] = indices
-                if needs_backward(layout, module):
+                if needs_backward(layout, module, stage.index):
                     wanted[module.name, stage.index, Kind.BACKWARD] = indices
         assert runs == wanted
