@@ -43,6 +43,7 @@ class Executor:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
         self.layout, self.grids, self.modules = layout, grids, modules
         self.times: list[SlotTime] | None = None
+        self._posted: set[Action] = set()
         self.bridges = {
             encoder.name: Bridge(
                 layout,
@@ -87,6 +88,8 @@ class Executor:
             if last.get((action.module, action.stage)) == position:
                 _set_gradient_sync(self.modules[action.module], action.stage or 0, sync=True)
             start = time.perf_counter()
+            if action.kind.is_compute and position + 1 < len(program):
+                self._receive_early(program[position + 1], step)
             self._run_slot(slot, step)
             if self.times is not None:
                 self.times.append((slot, start, time.perf_counter()))
@@ -157,14 +160,29 @@ class Executor:
         else:
             self._transfer(slot, step)
 
-    def _transfer(self, slot: Iterable[Action], step: StepState) -> None:
-        """Post everything in a slot before waiting for anything."""
+    def _receive_early(self, slot: Slot, step: StepState) -> None:
+        """Post the receives of the next slot, so that they arrive while this one computes.
+
+        No further ahead: each channel has at most one receive posted.
+        """
         for action in slot:
-            if action.stage is None:
-                self.bridges[action.module].run(action.kind, action.index)
-            else:
-                shape = self.stages.edge_shape(action, step)
-                self.edges[action.module].post(action, shape)
+            if action.kind in (Kind.RECV_F, Kind.RECV_B):
+                self._post(action, step)
+                self._posted.add(action)
+
+    def _post(self, action: Action, step: StepState) -> None:
+        if action in self._posted:
+            self._posted.remove(action)
+        elif action.stage is None:
+            self.bridges[action.module].run(action.kind, action.index)
+        else:
+            shape = self.stages.edge_shape(action, step)
+            self.edges[action.module].post(action, shape)
+
+    def _transfer(self, slot: Iterable[Action], step: StepState) -> None:
+        """Post everything in a slot, then wait for its receives; sends are never waited for here."""
+        for action in slot:
+            self._post(action, step)
         for action in slot:
             if action.stage is None:
                 self.bridges[action.module].wait(action.kind, action.index)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mimo_launch.comm.collectives import all_gather_uneven
+from mimo_launch.grids.grid_set import Group
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
@@ -84,13 +86,13 @@ def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
     """
     pieces = []
     for name in session.modules:
-        first = session.grids.group(name, "dp", "cp").index == 0
+        group = session.grids.group(name, "dp", "cp")
         for declared in session.declared(name):
             tensor = declared.parameter.grad if gradients else declared.parameter.detach()
             if tensor is None:
                 continue
-            full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if not first:
+            full = _unsharded(tensor, group)
+            if group.index > 0:
                 continue
             for placed in declared.placed:
                 segment = placed.segment
@@ -99,6 +101,20 @@ def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
                     TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
                 )
     return pieces
+
+
+def _unsharded(tensor: Tensor, group: Group) -> Tensor:
+    """Return all rows of a tensor that FSDP shards over `group`.
+
+    With our own gather: DTensor's goes through functional collectives, whose tensors gloo's threads
+    have been seen to release at the wrong moment.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    rows = tensor.shape[0]
+    size = -(-rows // group.size)
+    sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
+    return all_gather_uneven(tensor.to_local(), sizes, group)
 
 
 def _compare_step(
