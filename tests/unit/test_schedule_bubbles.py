@@ -86,6 +86,31 @@ def test_bubble_filling_lies_between_the_bound_and_the_phases(p, m, k):
     assert found <= makespan(phases, third(phases)) + 1e-9
 
 
+@pytest.mark.parametrize("backward", [1, 2])
+@pytest.mark.parametrize("ratio", [1 / 10, 1 / 3, 1 / 2, 1])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_it_gains_when_encoders_cost_more_or_less_than_assumed(ratio, backward, k):
+    """The programs stay those of the usual costs; `ratio` is the true share of the encoder."""
+    modules = {"vision": box(0, dp=4), "language": box(0, pp=4)}
+
+    def course(layout: Layout) -> float:
+        one = {"language": 1.0, "vision": ratio * layout["vision"].group_size}
+        costs = Costs(one, {name: backward * each for name, each in one.items()})
+        return makespan(layout, costs)
+
+    three = course(layout_of(8, 8, mbs=4, **modules))
+    hidden = three - course(layout_of(8, k, "bubble_filling", mbs=4, **modules))
+    assert hidden >= 0.15 * 8 * ratio * (1 + backward)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_sends_that_wait_for_their_receive_are_no_more_than_groups_and_partners(k):
+    modules = {"vision": box(0, dp=4), "language": box(0, pp=4)}
+    layout = layout_of(8, k, "bubble_filling", mbs=4, **modules)
+    simulation = simulate(layout, generate(layout), third(layout))
+    assert max(simulation.peak_posted) <= 8 // k * 4 + 1
+
+
 def test_a_small_program_by_hand():
     """Groups are sent pairwise; a group's gradients leave after its last microbatch."""
     layout = layout_of(2, 1, "bubble_filling", vision=box(1), language=box(0, pp=2))

@@ -136,3 +136,12 @@ def test_evaluation_takes_turns_between_virtual_stages():
         f"language.{stage}F{j}" for run in (0, 2) for stage in (1, 3) for j in (run, run + 1)
     )
     assert simulate(layout, programs).makespan == 2 * 4 + 1
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_few_sends_wait_for_their_receive(p):
+    """So many results a sender keeps at most: no transport needs to hold more."""
+    for kind, v, most in (("gpipe", 1, 0), ("1f1b", 1, 1), ("interleaved", 2, p)):
+        layout = chain(2 * p, language=p, kind=kind, v=v)
+        simulation = simulate(layout, generate(layout))
+        assert max(simulation.peak_posted) <= most
