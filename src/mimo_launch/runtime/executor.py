@@ -180,7 +180,7 @@ class Executor:
             self.edges[action.module].post(action, shape)
 
     def _transfer(self, slot: Iterable[Action], step: StepState) -> None:
-        """Post everything in a slot, then wait for its receives; sends are never waited for here."""
+        """Post everything in a slot, then wait for its receives; sends block nothing."""
         for action in slot:
             self._post(action, step)
         for action in slot:
