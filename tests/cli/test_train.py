@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 TRAIN = [sys.executable, "-m", "mimo_launch", "train", str(SPEC)]
 
 
@@ -153,22 +154,24 @@ def test_a_signal_stops_the_run_and_all_workers(
     assert all(gone(worker) for worker in workers)
 
 
-def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [SPEC, TOPOLOGIES / "bubble_filling.yaml"], ids=lambda f: f.stem)
+def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path, file: Path) -> None:
     """The measured timeline has the actions of every rank's program, in their order."""
     from mimo_launch.layout.checks.entry import load_and_check
     from mimo_launch.layout.layout import build_layout
     from mimo_launch.plan.spans import Unit, parse_timeline
     from mimo_launch.schedule.generate import generate
 
-    code, _, err = finish(start(tmp_path, "--profile", "1"))
+    spec = load_and_check(file).spec
+    assert spec is not None
+    program = [*TRAIN[:-1], str(file), "--steps", "4", "--profile", "1"]
+    code, _, err = finish(start(tmp_path, program=program))
     assert code == 0, err
-    profile = tmp_path / "runs" / "tiny" / "profile"
+    profile = tmp_path / "runs" / spec.name / "profile"
     assert {path.name for path in profile.iterdir()} == {
         "step-3.json", "step-3.svg", "step-3.trace.json",
     }  # fmt: skip
     timeline = parse_timeline((profile / "step-3.json").read_text())
     assert timeline.unit is Unit.SECONDS
-    spec = load_and_check(SPEC).spec
-    assert spec is not None
     for row, program in zip(timeline.by_rank(), generate(build_layout(spec)), strict=True):
         assert [span.action for span in row] == [action for slot in program for action in slot]
