@@ -6,24 +6,25 @@ Relies on: torch elastic to watch the workers and to stop all when one fails.
 Leaves: the work to `worker`, showing events and failures to `cli`.
 """
 
+import json
 import logging
 import os
 import threading
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimo_launch.launcher.exits import Exit, ExitWatch
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-# What gloo says on a rank whose peer has gone.
-LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Read error", "Broken pipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,49 +75,72 @@ def launch(
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
     )
     reader, writer = Pipe(duplex=False)
-    pump = threading.Thread(target=_pump, args=(reader, listener), daemon=True)
+    pump = _Pump(reader, listener)
+    # Shared with the forked workers, each of which writes its own entry.
+    pids = RawArray("i", nproc)
     pump.start()
     try:
-        elastic_launch(config, _worker)(spec, run_dir, writer, profile_steps)
+        with ExitWatch(pids) as exits:
+            elastic_launch(config, _worker)(spec, run_dir, writer, profile_steps, pids)
     except ChildFailedError as error:
-        rank = _first_to_fail(error.failures)
-        message = _message(error.failures[rank].message)
-        raise WorkerFailure(rank, message, logs) from error
+        raise _failure(error.failures, exits.failures, logs) from error
     except SignalException as stop:
         raise Interrupted(int(stop.sigval)) from None
     finally:
         writer.send(None)
         pump.join(timeout=5)
+    if pump.error is not None:
+        raise pump.error
 
 
-def _worker(spec: Spec, run_dir: Path, events: Connection, profile_steps: int) -> None:
+def _worker(
+    spec: Spec, run_dir: Path, events: Connection, profile_steps: int, pids: MutableSequence[int]
+) -> None:
     from mimo_launch.launcher.worker import run_worker
 
+    pids[int(os.environ["RANK"])] = os.getpid()
     run_worker(spec, run_dir, (events.send,), profile_steps=profile_steps)
 
 
-def _pump(reader: Connection, listener: Listener) -> None:
-    """Hand events from rank 0 to the listener until the launcher says that no more will come."""
-    while True:
-        event: Event | None = reader.recv()
-        if event is None:
-            return
-        listener(event)
+class _Pump(threading.Thread):
+    """Hands events from rank 0 to the listener until the launcher says that no more will come.
 
-
-def _first_to_fail(failures: "dict[int, ProcessFailure]") -> int:
-    """Return the rank that failed by itself rather than for want of a peer.
-
-    A killed process leaves no time of death, while its peers report a closed connection at once; so
-    a death by signal comes first, a lost connection last, and time decides among equals.
+    A listener that fails (a closed terminal) hears no more, but the pipe is still emptied: rank 0
+    would block in it, and all others would wait for rank 0.
     """
 
-    def order(rank: int) -> tuple[bool, bool, int]:
-        failure = failures[rank]
-        lost_peer = any(words in str(failure.message) for words in LOST_PEER)
-        return failure.exitcode >= 0, lost_peer, failure.timestamp
+    def __init__(self, reader: Connection, listener: Listener) -> None:
+        super().__init__(daemon=True)
+        self._reader, self._listener = reader, listener
+        self.error: BaseException | None = None
 
-    return min(failures, key=order)
+    def run(self) -> None:
+        """Pass events on."""
+        while True:
+            event: Event | None = self._reader.recv()
+            if event is None:
+                return
+            if self.error is None:
+                try:
+                    self._listener(event)
+                except BaseException as error:
+                    self.error = error
+
+
+def _failure(
+    failures: "dict[int, ProcessFailure]", exits: Sequence[Exit], logs: Path
+) -> WorkerFailure:
+    """Return the failure of the rank that failed by itself, not for want of a peer."""
+    rank = exits[0].rank if exits else min(failures, key=lambda r: failures[r].timestamp)
+    if rank in failures:
+        return WorkerFailure(rank, _message(failures[rank].message), logs)
+    if exits[0].killed_by:
+        return WorkerFailure(rank, f"killed by {exits[0].killed_by}", logs)
+    said = next(logs.glob(f"*/attempt_0/{rank}/error.json"), None)
+    message = f"left with status {exits[0].status}"
+    return WorkerFailure(
+        rank, message if said is None else _message(json.loads(said.read_text())), logs
+    )
 
 
 def _message(message: object) -> str:
