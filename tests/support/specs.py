@@ -332,7 +332,9 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
     if draw(seldom):
         made["recompute"] = "full"
     heads = tp * draw(st.integers(1, 2))
-    model = {"heads": heads, "layers": pp * draw(st.integers(1, 2))}
+    # One or two layers a stage, or a cut that is not even.
+    layers = draw(st.integers(pp, 2 * pp + (pp > 1)))
+    model = {"heads": heads, "layers": layers}
     if name == "language":
         shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
         model |= {"kv_heads": draw(st.sampled_from(shares)), "qk_norm": draw(st.booleans())}

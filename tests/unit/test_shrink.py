@@ -19,7 +19,7 @@ def relation(made: Spec, one: str, other: str) -> str:
 
 
 @settings(max_examples=100, deadline=None)
-@given(layout_specs(8))
+@given(layout_specs(8, supported_only=False))
 def test_a_shrunk_spec_is_valid_and_keeps_its_layout(made: Spec) -> None:
     small = shrink(made)
     assert not [finding for finding in check(small) if finding.is_error]
@@ -27,6 +27,14 @@ def test_a_shrunk_spec_is_valid_and_keeps_its_layout(made: Spec) -> None:
         kept = ("ranks", "grid", "order", "sequence_parallel", "sharding", "frozen")
         assert [getattr(small.modules[name], k) for k in kept] == [getattr(module, k) for k in kept]
     assert small.schedule == made.schedule
+    for name, module in made.modules.items():
+        stages = module.grid.pp
+        if name == "language":
+            stages *= made.schedule.virtual_stages
+        before, after = module.model.layers, small.modules[name].model.layers
+        assert after >= stages
+        assert (after % stages > 0) == (before % stages > 0)
+        assert (after // stages > 1) == (before // stages > 1)
     assert small.train.precision == "fp64"
     assert small.optimizer.kind == "sgd"
 
@@ -42,6 +50,16 @@ LARGE = {
         microbatches=4,
         encoder_microbatches=2,
         mbs=2,
+    ),
+    "48 ranks, interleaved, shared key/value heads": spec(
+        {
+            "vision": box(0, dp=8),
+            "language": box(8, tp=8, pp=5, model={"layers": 10, "kv_heads": 4}),
+        },
+        microbatches=10,
+        kind="interleaved",
+        virtual_stages=2,
+        mbs=8,
     ),
     "96 ranks, odd sizes, partial overlap": spec(
         {"vision": box(0, tp=1, dp=9), "language": box(6, tp=5, dp=18)}, microbatches=2, mbs=1

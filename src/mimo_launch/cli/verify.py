@@ -80,12 +80,17 @@ def _prove(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from mimo_launch.launcher.preload import import_for_workers
     from mimo_launch.launcher.ranks import RankError
+    from mimo_launch.layout.checks.entry import check
     from mimo_launch.layout.layout import world_size
     from mimo_launch.verify.run import verify_spec
     from mimo_launch.verify.shrink import shrink
 
     import_for_workers()
     small = shrink(spec)
+    illegal = [finding for finding in check(small) if finding.is_error]
+    if illegal:
+        console.note(f"the spec cannot be proved small: {illegal[0].headline}")
+        raise typer.Exit(1)
     if not quiet:
         console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")
     try:

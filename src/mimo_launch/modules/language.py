@@ -67,8 +67,10 @@ class LanguageStage(nn.Module):
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
         # A tied embedding stands on the first and on the last stage, under the same name.
         if stage.is_first or (stage.is_last and model.tied):
+            # Small where it is also the output layer, or the first loss would be far above ln V.
+            std = model.hidden**-0.5 if model.tied else 0.5
             self.embedding = VocabEmbedding(
-                context, padded_vocab, model.hidden, counted=stage.is_first
+                context, padded_vocab, model.hidden, std=std, counted=stage.is_first
             )
         shape = BlockShape(
             width=model.hidden,

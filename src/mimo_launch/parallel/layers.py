@@ -153,13 +153,19 @@ class VocabEmbedding(SegmentedModule):
     """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D]."""
 
     def __init__(
-        self, context: ParallelContext, vocab: int, width: int, *, counted: bool = True
+        self,
+        context: ParallelContext,
+        vocab: int,
+        width: int,
+        *,
+        std: float = 0.5,
+        counted: bool = True,
     ) -> None:
         """`counted` is False on the second stage that holds a tied embedding."""
         super().__init__()
         self.context = context
         self.part = context.part(vocab)
-        segment = sharded("weight", (vocab, width), 0, self.part, std=0.5, decay=False)
+        segment = sharded("weight", (vocab, width), 0, self.part, std=std, decay=False)
         self.declare("weight", replace(segment, counted=counted), dtype=context.dtype)
 
     def forward(self, ids_N: Tensor) -> Tensor:

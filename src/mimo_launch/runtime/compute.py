@@ -35,7 +35,6 @@ class StepState:
     inputs: StepInputs
     loss: Tensor
     losses: dict[int, Tensor] = field(default_factory=dict)
-    packed: dict[tuple[str, int], EncoderInput] = field(default_factory=dict)
     # Where greedy answers are wanted: tokens so far [B, all positions] and the choices made.
     tokens: dict[int, Tensor] | None = None
     choices: dict[int, Tensor] = field(default_factory=dict)
@@ -65,7 +64,7 @@ class Stages:
         """Run one stage on one microbatch or group."""
         module, stage = self.modules[action.module], action.stage or 0
         edges, key = self.edges[action.module], (stage, action.index)
-        hidden = edges.inputs.get(key)
+        hidden = None if stage == 0 else edges.take_input(key)
         network = module.stages[stage]
         if action.module == LANGUAGE:
             out = network(hidden, self._language_input(stage, action.index, step))
@@ -119,37 +118,38 @@ class Stages:
         return sum(step.plan.samples[s].rows(module.name) for s in samples)
 
     def _encoder_input(self, module: RankModule, group: int, step: StepState) -> EncoderInput:
-        """Return the packed images of a group, kept for the other stages of this rank."""
-        key = (module.name, group)
-        if key not in step.packed:
-            model = self.spec.modules[module.name].model
-            if not isinstance(model, VitModel):
-                raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
-            layout = module.layout
-            replica = layout.grid.index("dp", self.rank)
-            total = self._num_rows(layout, group, step)
-            step.packed[key] = pack_images(
-                group_images(self.layout, step.inputs, layout, replica, group),
-                model,
-                module.context,
-                local_size=local_patches(layout, total),
-                sizes=owned_rows(layout, total, self.rank),
-            )
-        return step.packed[key]
+        """Return the packed images of a group."""
+        model = self.spec.modules[module.name].model
+        if not isinstance(model, VitModel):
+            raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
+        layout = module.layout
+        replica = layout.grid.index("dp", self.rank)
+        total = self._num_rows(layout, group, step)
+        return pack_images(
+            group_images(self.layout, step.inputs, layout, replica, group),
+            model,
+            module.context,
+            local_size=local_patches(layout, total),
+            sizes=owned_rows(layout, total, self.rank),
+        )
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
         module = self.modules[LANGUAGE]
         grid, cp = module.layout.grid, module.context.cp
         replica = grid.index("dp", self.rank)
-        text = read_text(self.layout, step.inputs, replica, microbatch, self.grids.device)
+        labels = None
+        if step.tokens is None:
+            text = read_text(self.layout, step.inputs, replica, microbatch, self.grids.device)
+            tokens, labels = text.tokens, text.labels
+        else:
+            tokens = step.tokens[microbatch]
         positions = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
-        tokens = text.tokens if step.tokens is None else step.tokens[microbatch]
         first = stage == 0
         bridges = self.bridges.items() if first else ()
         return LanguageInput(
             tokens=tokens[:, positions],
             positions=positions,
-            labels=text.labels[:, positions] if step.tokens is None else None,
+            labels=None if labels is None else labels[:, positions],
             rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},
         )

@@ -8,12 +8,12 @@ Every tp and cp rank of a stage sends its own shard to the rank at the same plac
 A received activation is a leaf: its gradient is what goes back.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import Work
 
 from mimo_launch.comm.bridge import require_work
 from mimo_launch.grids.grid_set import GridSet
@@ -52,15 +52,25 @@ class StageEdges:
         self.outputs: dict[tuple[int, int], Tensor] = {}
         self.gradients: dict[tuple[int, int], Tensor] = {}
         self._incoming: dict[Action, _Incoming] = {}
-        self._sent: list[tuple[Work, Tensor]] = []
+        self._sent: dict[Action, tuple[Work, Tensor]] = {}
 
     def finish(self) -> None:
         """Wait until every send has left its buffer; forget the step."""
-        for work, _ in self._sent:
+        for work, _ in self._sent.values():
             work.wait()
         for table in (self.inputs, self.outputs, self.gradients, self._incoming):
             table.clear()
         self._sent.clear()
+
+    def take_input(self, key: tuple[int, int]) -> Tensor:
+        """Return what a stage received; kept for its gradient, if it has one.
+
+        Raises: KeyError if nothing was received, which is a fault of the schedule.
+        """
+        received = self.inputs[key]
+        if not received.requires_grad:
+            del self.inputs[key]
+        return received
 
     def post(self, action: Action, shape: tuple[int, int]) -> None:
         """Start a transfer; `shape` is that of the activation, [tokens of this rank, width]."""
@@ -73,8 +83,10 @@ class StageEdges:
         upper = stage if action.kind in (Kind.SEND_F, Kind.RECV_B) else stage - 1
         tag = self.base_tag + upper
         if action.kind in (Kind.SEND_F, Kind.SEND_B):
-            tensor = self.outputs[key].detach() if forward else self._input_gradient(key)
-            self._send(tensor, peer, group, tag)
+            tensor = self._output(key) if forward else self._input_gradient(key)
+            tensor = tensor.contiguous()
+            work = require_work(dist.isend(tensor, peer, group=group, tag=tag))
+            self._sent[action] = (work, tensor)
             return
         buffer = torch.empty(shape, dtype=self.dtype, device=self.grids.device)
         work = require_work(dist.irecv(buffer, peer, group=group, tag=tag))
@@ -82,19 +94,24 @@ class StageEdges:
 
     def wait(self, action: Action) -> None:
         """Finish a receive; sends block nothing and are waited for at the end of the step."""
-        incoming = self._incoming.pop(action, None)
-        if incoming is None:
+        if action.kind not in (Kind.RECV_F, Kind.RECV_B):
             return
+        incoming = self._incoming.pop(action)
         incoming.work.wait()
         key = (action.stage or 0, action.index)
         if action.kind is Kind.RECV_F:
             self.inputs[key] = incoming.buffer.requires_grad_(key[0] >= self.first_with_grad)
         else:
             self.gradients[key] = incoming.buffer
+            # Its gradient is here, so the activation has arrived: let its buffer go.
+            sent, _ = self._sent.pop(replace(action, kind=Kind.SEND_F))
+            sent.wait()
 
-    def _send(self, tensor: Tensor, peer: int, group: ProcessGroup, tag: int) -> None:
-        tensor = tensor.contiguous()
-        self._sent.append((require_work(dist.isend(tensor, peer, group=group, tag=tag)), tensor))
+    def _output(self, key: tuple[int, int]) -> Tensor:
+        out = self.outputs[key]
+        if not out.requires_grad:
+            del self.outputs[key]
+        return out.detach()
 
     def _input_gradient(self, key: tuple[int, int]) -> Tensor:
         gradient = self.inputs.pop(key).grad

@@ -27,7 +27,7 @@ from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.timeline import proven
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.inputs import StepInputs
-from mimo_launch.schedule.generate import generate
+from mimo_launch.schedule.generate import generate, generate_forward
 from mimo_launch.spec.model import Spec
 
 
@@ -48,6 +48,8 @@ class RankSession:
         self.layout = build_layout(spec)
         programs = generate(self.layout)
         proven(self.layout, programs)
+        if spec.eval is not None:
+            proven(self.layout, generate_forward(self.layout))
         self.program = programs[self.rank]
         _compare_plans(plan_hash(spec))
         self.grids = GridSet(

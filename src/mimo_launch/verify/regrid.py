@@ -9,7 +9,7 @@ Which axes exceed 1, their order, and which modules are colocated, disjoint or o
 
 from math import lcm
 
-from mimo_launch.spec.model import Grid, ModuleSpec, Spec
+from mimo_launch.spec.model import DecoderModel, Grid, ModuleSpec, ScheduleSpec, Spec
 
 MAX_RANKS = 32
 
@@ -31,18 +31,38 @@ def regrid(spec: Spec) -> Spec:
     for name, module in spec.modules.items():
         first, last = firsts[name], firsts[name] + grids[name].num_ranks - 1
         ranks = f"{first}-{last}" if last > first else str(first)
-        modules[name] = module.model_copy(update={"grid": grids[name], "ranks": ranks})
+        model = module.model
+        if isinstance(model, DecoderModel) and model.num_kv_heads < module.grid.tp:
+            # Fewer key/value heads than tp ranks: still shared on the smaller grid.
+            model = model.model_copy(update={"kv_heads": 1})
+        update = {"grid": grids[name], "ranks": ranks, "model": model}
+        modules[name] = module.model_copy(update=update)
     # A batch that every dp size and group size divides, with two samples per microbatch.
     share = lcm(*(grid.dp for grid in grids.values()))
-    replicas, microbatches = grids["language"].dp, spec.schedule.microbatches
+    schedule = _regrid_schedule(spec, grids["language"].pp)
+    replicas, microbatches = grids["language"].dp, schedule.microbatches
     size = replicas * microbatches * (2 * share // replicas or 1)
     return spec.model_copy(
         update={
             "modules": modules,
+            "schedule": schedule,
             "idle_ranks": None,
             "batch": spec.batch.model_copy(update={"global_": max(size, replicas * microbatches)}),
         }
     )
+
+
+def _regrid_schedule(spec: Spec, pp: int) -> ScheduleSpec:
+    """Interleaving needs a multiple of pp microbatches, in each group too."""
+    schedule, old = spec.schedule, spec.language.grid.pp
+    if schedule.kind != "interleaved":
+        return schedule
+    group = schedule.encoder_microbatches
+    update = {
+        "microbatches": pp * (schedule.microbatches // old),
+        "encoder_microbatches": None if group is None else pp * (group // old),
+    }
+    return schedule.model_copy(update=update)
 
 
 def _reduce(grid: Grid) -> Grid:

@@ -9,7 +9,7 @@ Leaves: running the result to `run`.
 from math import lcm
 
 from mimo_launch.layout.checks.batch import seq_unit
-from mimo_launch.layout.layout import encoder_group_size
+from mimo_launch.layout.layout import LANGUAGE, encoder_group_size
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.model import (
     DecoderModel,
@@ -34,7 +34,10 @@ def shrink(spec: Spec) -> Spec:
     Grids above 32 ranks are reduced axis by axis first (see `regrid`).
     """
     small = regrid(spec) if _num_ranks(spec) > MAX_RANKS else spec
-    modules = {name: _shrink_module(module) for name, module in small.modules.items()}
+    modules = {
+        name: _shrink_module(module, small.schedule.virtual_stages if name == LANGUAGE else 1)
+        for name, module in small.modules.items()
+    }
     data = small.data
     if isinstance(data, SyntheticData):
         # An image of one patch has nothing to attend to: its queries and keys have no gradient.
@@ -70,9 +73,12 @@ def _num_ranks(spec: Spec) -> int:
     return max(module.rank_range.stop for module in spec.modules.values())
 
 
-def _shrink_module(module: ModuleSpec) -> ModuleSpec:
+def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
     tp, model = module.grid.tp, module.model
-    layers = max(module.grid.pp, min(model.layers, MAX_LAYERS))
+    stages = module.grid.pp * virtual_stages
+    # One or two layers a stage as before, and an uneven cut stays uneven.
+    uneven = stages > 1 and model.layers % stages > 0
+    layers = stages * max(1, min(MAX_LAYERS, model.layers // stages)) + uneven
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
@@ -89,7 +95,7 @@ def _shrink_module(module: ModuleSpec) -> ModuleSpec:
 
 
 def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
-    """Keep whether key/value heads are shared among query heads and among tp ranks."""
+    """Keep whether key/value heads are shared, among query heads and among tp ranks."""
     kv_heads = model.num_kv_heads if model.num_kv_heads < tp else tp
     heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
     if model.heads == model.num_kv_heads:
