@@ -54,6 +54,14 @@ MODEL_CODES = (
         "model: {mlp: 702}\ngrid: {tp: 3}",
     ),
     Code(
+        "vocab-over-tp",
+        "Language has more tp ranks than words.",
+        "The embedding and the output layer are cut over tp by words, padding included. A rank "
+        "without a word would have nothing to choose from.",
+        "model: {vocab: digits, vocab_multiple: 1}\ngrid: {tp: 32}",
+        "model: {vocab: digits, vocab_multiple: 32}\ngrid: {tp: 32}",
+    ),
+    Code(
         "layers-over-pp",
         "A module has fewer layers than pipeline stages.",
         "A stage without a layer would only pass activations on. Language has pp x "

@@ -42,6 +42,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(widths.head_size_even, needs=_HEADS),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
+    ModuleRule(widths.vocab_over_tp, needs=("no-language-module", *_ROLE)),
     ModuleRule(widths.hidden_holds_positions, needs=_HEADS),
     SpecRule(batch.batch_splits),
     SpecRule(batch.groups_split, needs=_BATCH),

@@ -8,6 +8,7 @@ Leaves: data and vocabulary to `data`.
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 
 
@@ -93,6 +94,21 @@ def mlp_over_tp(spec: Spec, name: str) -> Findings:
     width = spec.modules[name].model.mlp_width
     why = "each tp rank holds an equal part of the width inside the MLP"
     yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
+
+
+def vocab_over_tp(spec: Spec, name: str) -> Findings:
+    """Every tp rank of language holds at least one word."""
+    tp, size = spec.modules[name].grid.tp, padded_vocab_size(spec) if name == LANGUAGE else 0
+    if name != LANGUAGE or size >= tp:
+        return
+    yield Diagnostic(
+        code="vocab-over-tp",
+        headline=f"`{name}`: {size} words, padding included, for tp {tp}",
+        path=("modules", name, "model", "vocab_multiple"),
+        why="embedding and output layer are cut over tp by words",
+        help=f"write `vocab_multiple: {tp}`",
+        related=(_tp(name, tp),),
+    )
 
 
 def layers_over_stages(spec: Spec, name: str) -> Findings:
