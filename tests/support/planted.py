@@ -294,6 +294,11 @@ def rows_sequence_major() -> None:
     bridges.placement = sorted_by_position
 
 
+def documents_see_each_other() -> None:
+    """Documents packed into one sequence attend to each other."""
+    compute.read_documents = lambda *args: None
+
+
 def slot_of_the_whole_group() -> None:
     """An encoder takes its share of a group microbatch by microbatch over all replicas."""
     correct = inputs.encoder_samples
@@ -325,5 +330,6 @@ BUGS: dict[str, Bug] = {
     "wrong chunk": Bug(contiguous_chunks, piped()),
     "encoder stage skipped": Bug(encoder_stage_skipped, piped()),
     "rows sequence-major": Bug(rows_sequence_major, piped()),
+    "documents see each other": Bug(documents_see_each_other, piped(max_documents=4)),
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
 }

@@ -56,6 +56,7 @@ def spec(
     seq: int | None = None,
     max_patches: int = 4,
     max_images: int = 1,
+    max_documents: int = 1,
     text_only: float = 0.0,
     seed: int = 0,
     **sections: Any,
@@ -93,6 +94,7 @@ def spec(
             "text_only": text_only,
             "max_patches": max_patches,
             "max_images": max_images,
+            "max_documents": max_documents,
         },
         "train": {"steps": 1, "seed": seed, "precision": "fp64"},
         **sections,
@@ -223,6 +225,7 @@ def _layout_specs(
         mbs=mbs,
         max_patches=draw(st.integers(1, 4)),
         max_images=draw(st.sampled_from([1, 1, 2, 3])),
+        max_documents=draw(st.sampled_from([1, 1, 2, 4])),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
         seed=draw(st.integers(0, 3)),
         **({} if idle is None else {"idle_ranks": idle}),
@@ -357,6 +360,7 @@ def features(made: Spec) -> set[str]:
     found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
     found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
     found |= {"idle ranks"} if made.idle_ranks is not None else set()
+    found |= {"packed documents"} if made.data.max_documents > 1 else set()
     found |= {"several images"} if made.data.max_images > 1 else set()
     found |= {"tied"} if made.language.model.tied else set()
     found |= {"text only"} if made.data.text_only == 1 else set()

@@ -250,3 +250,28 @@ def test_impossible_specs_and_indices_are_refused():
         build_dataset(make_spec(DIGITS, (3,)))
     with pytest.raises(ValueError, match="exceeds"):
         build_dataset(make_spec({**DIGITS, "min_digits": 5, "max_digits": 4}))
+
+
+def test_documents_are_cut_between_text_that_no_label_crosses():
+    spec = make_spec({**SYNTHETIC, "max_documents": 4}, (4, 2), seq=60)
+    dataset = build_dataset(spec)
+    counts = set()
+    for index in range(300):
+        documents = dataset.documents("train", index)
+        tokens, labels = dataset.text("train", index)
+        plan = dataset.plan("train", index)
+        assert documents.shape == tokens.shape
+        cuts = np.flatnonzero(np.diff(documents)) + 1
+        assert (np.diff(documents)[cuts - 1] == 1).all()
+        assert (labels[cuts - 1] == tok.IGNORE_LABEL).all()
+        assert all(cut < plan.num_tokens for cut in cuts)
+        inside = {
+            row
+            for spans in plan.spans.values()
+            for s in spans
+            for row in range(s.position, s.position + s.rows)
+        }
+        assert not inside & set(cuts.tolist())
+        counts.add(len(cuts))
+    assert counts == {0, 1, 2, 3}
+    assert not build_dataset(make_spec(DIGITS)).documents("train", 3).any()

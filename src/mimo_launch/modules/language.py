@@ -39,12 +39,14 @@ class LanguageInput:
     """One microbatch as this rank sees it.
 
     tokens and labels [B, S]: the S positions [S] that this cp rank holds of each sequence; labels
-    are None where greedy answers are wanted instead of a loss. rows[encoder] [r, D] are the rows
+    are None where greedy answers are wanted instead of a loss. documents [B, all positions] numbers
+    the packed documents, None where every sample is one. rows[encoder] [r, D] are the rows
     this rank received, on the first stage only.
     """
 
     tokens: Tensor
     positions: Tensor
+    documents: Tensor | None
     labels: Tensor | None
     rows: Mapping[str, Tensor]
     placements: Mapping[str, Placement]
@@ -103,6 +105,7 @@ class LanguageStage(nn.Module):
             self.model.head_size,
             self.model.rope_theta,
             x_nD.dtype,
+            documents=batch.documents,
         )
         for layer in self.layers.values():
             x_nD = layer(x_nD, mask)

@@ -122,7 +122,9 @@ class Attention(nn.Module):
             _in_order(x, mask.batch, cp).transpose(1, 2) for x in self._gather_kv(k, v_NgK)
         )
         if cp == 1:
-            out = self._attend(q, k_all, v_all, None)
+            packed = mask.documents is not None
+            allowed = mask.lower_right(q.shape[2], q.shape[2]) if packed else None
+            out = self._attend(q, k_all, v_all, allowed)
         else:
             # This rank's two chunks of the sequence; each sees the keys up to its own end.
             size, index = q.shape[2] // 2, self.context.cp.index

@@ -15,12 +15,15 @@ from torch import Tensor
 class CausalMask:
     """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
 
-    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence.
+    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence. `documents`
+    [batch, all positions] numbers documents packed into a sequence, which do not see each other;
+    positions run on, because a rotary embedding sees distances only.
     """
 
     batch: int
     cos: Tensor
     sin: Tensor
+    documents: Tensor | None
 
     def rotate(self, x_BSHK: Tensor) -> Tensor:
         """Return x turned by its positions (RoPE, arXiv:2104.09864), in at least fp32."""
@@ -30,9 +33,16 @@ class CausalMask:
         return (wide * self.cos[:, None] + turned * self.sin[:, None]).to(x_BSHK.dtype)
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
-        """Return the causal mask [queries, keys] in which the last query sees every key."""
+        """Return the mask of the last `queries` of the first `keys` positions, which end together.
+
+        Shapes: [queries, keys], with documents [batch, 1, queries, keys].
+        """
         place = torch.arange(keys - queries, keys, device=self.cos.device)
-        return place[:, None] >= torch.arange(keys, device=self.cos.device)
+        causal = place[:, None] >= torch.arange(keys, device=self.cos.device)
+        if self.documents is None:
+            return causal
+        mine, theirs = self.documents[:, keys - queries : keys], self.documents[:, :keys]
+        return (causal & (mine[:, :, None] == theirs[:, None, :]))[:, None]
 
 
 def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> Tensor:
@@ -48,14 +58,20 @@ def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> T
 
 
 def causal_mask(
-    batch: int, positions_S: Tensor, head_size: int, theta: float, dtype: torch.dtype
+    batch: int,
+    positions_S: Tensor,
+    head_size: int,
+    theta: float,
+    dtype: torch.dtype,
+    *,
+    documents: Tensor | None,
 ) -> CausalMask:
     """Return the mask of `batch` sequences of which this rank holds the given positions."""
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions_S.device, dtype=wide) / head_size
     angle = positions_S.to(wide)[:, None] * theta**-exponent
     angle = torch.cat([angle, angle], dim=1)
-    return CausalMask(batch, angle.cos(), angle.sin())
+    return CausalMask(batch, angle.cos(), angle.sin(), documents)
 
 
 @dataclass(frozen=True, slots=True)

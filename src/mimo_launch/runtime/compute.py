@@ -23,7 +23,13 @@ from mimo_launch.modules.vision import EncoderInput, pack_images
 from mimo_launch.parallel.masks import zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.edges import StageEdges
-from mimo_launch.runtime.inputs import StepInputs, group_images, owned_rows, read_text
+from mimo_launch.runtime.inputs import (
+    StepInputs,
+    group_images,
+    owned_rows,
+    read_documents,
+    read_text,
+)
 from mimo_launch.schedule.actions import Action
 from mimo_launch.spec.model import Spec, VitModel
 
@@ -149,6 +155,9 @@ class Stages:
         return LanguageInput(
             tokens=tokens[:, positions],
             positions=positions,
+            documents=read_documents(
+                self.layout, step.inputs, replica, microbatch, self.grids.device
+            ),
             labels=None if labels is None else labels[:, positions],
             rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},

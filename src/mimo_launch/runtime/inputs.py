@@ -29,6 +29,9 @@ class StepInputs(Protocol):
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
 
+    def documents(self, sample: int) -> np.ndarray:
+        """Return the document that each position belongs to, int64 [seq]."""
+
     def images(self, sample: int, encoder: str) -> list[np.ndarray]:
         """Return the images of a sample for one encoder, float32 [channels, height, width] each."""
 
@@ -48,6 +51,17 @@ def read_text(
     texts = [inputs.text(s) for s in layout.samples.language(replica, microbatch)]
     tokens, labels = (np.stack(part) for part in zip(*texts, strict=True))
     return Text(torch.as_tensor(tokens, device=device), torch.as_tensor(labels, device=device))
+
+
+def read_documents(
+    layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
+) -> Tensor | None:
+    """Return the document of each position [B, seq]; None if every sample is one document."""
+    samples = layout.samples.language(replica, microbatch)
+    documents = np.stack([inputs.documents(sample) for sample in samples])
+    if (documents == documents[:, :1]).all():
+        return None
+    return torch.as_tensor(documents, device=device)
 
 
 def group_images(

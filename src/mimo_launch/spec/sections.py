@@ -79,6 +79,9 @@ class SyntheticData(Strict):
     max_images: PositiveInt = Field(
         1, description="Most images of a sample for one encoder; each further one by a coin toss."
     )
+    max_documents: PositiveInt = Field(
+        1, description="Most documents packed into a sample; they do not attend to each other."
+    )
     min_text: Annotated[int, Field(ge=2)] = Field(
         2, description="Fewest text tokens of a sample; the most is what `batch.seq` leaves."
     )

@@ -27,6 +27,10 @@ class DatasetInputs:
         """Return tokens and labels, int64 [seq] each."""
         return self.dataset.text(self.split, self.plan.samples[sample].id)
 
+    def documents(self, sample: int) -> np.ndarray:
+        """Return the document of each position, int64 [seq]."""
+        return self.dataset.documents(self.split, self.plan.samples[sample].id)
+
     def images(self, sample: int, encoder: str) -> list[np.ndarray]:
         """Return the images of a sample for one encoder."""
         return self.dataset.images(self.split, self.plan.samples[sample].id, encoder)

@@ -82,7 +82,8 @@ class Oracle:
                 rows = torch.cat([self._encode(encoder, image) for image in images])
                 x_SD = x_SD.clone()
                 x_SD[tokens == placeholder_id(self.spec, encoder)] = rows
-        logits = self._decode(x_SD)[:, : vocab_size(self.spec)]
+        documents = torch.from_numpy(self.dataset.documents("train", index))
+        logits = self._decode(x_SD, documents)[:, : vocab_size(self.spec)]
         return F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -119,7 +120,7 @@ class Oracle:
                 self._linear(y, f"{layer}.attention.{p}").view(len(y), model.heads, -1)
                 for p in "qkv"
             )
-            x_ND = x_ND + self._linear(_attend(q, k, v, causal=False), f"{layer}.attention.o")
+            x_ND = x_ND + self._linear(_attend(q, k, v, None), f"{layer}.attention.o")
             y = self._linear(self._layer_norm(x_ND, f"{layer}.mlp_norm"), f"{layer}.mlp.up")
             x_ND = x_ND + self._linear(F.gelu(y), f"{layer}.mlp.down")
         x_ND = self._layer_norm(x_ND, f"{encoder}.norm")
@@ -128,7 +129,7 @@ class Oracle:
         hidden = F.gelu(self._linear(x_ND, f"{encoder}.projector.up"))
         return self._linear(hidden, f"{encoder}.projector.down")
 
-    def _decode(self, x_SD: Tensor) -> Tensor:
+    def _decode(self, x_SD: Tensor, documents: Tensor) -> Tensor:
         model = self.spec.language.model
         if not isinstance(model, DecoderModel):
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
@@ -144,7 +145,8 @@ class Oracle:
                 k = self._rms_norm(k, f"{layer}.attention.k_norm")
             q, k = _rope(q, model.rope_theta), _rope(k, model.rope_theta)
             k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-            x_SD = x_SD + self._linear(_attend(q, k, v, causal=True), f"{layer}.attention.o")
+            attended = _attend(q, k, v, documents)
+            x_SD = x_SD + self._linear(attended, f"{layer}.attention.o")
             y = self._rms_norm(x_SD, f"{layer}.mlp_norm")
             gate = F.silu(self._linear(y, f"{layer}.mlp.gate"))
             x_SD = x_SD + self._linear(
@@ -154,12 +156,14 @@ class Oracle:
         return self._linear(self._rms_norm(x_SD, "language.norm"), head)
 
 
-def _attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, *, causal: bool) -> Tensor:
+def _attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | None) -> Tensor:
+    """Attend to everything, or with documents to what precedes a token in its own."""
     scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / q_SHK.shape[-1] ** 0.5
-    if causal:
+    if documents is not None:
         size = scores.shape[-1]
-        later = torch.ones(size, size, dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
+        hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+        hidden |= documents[:, None] != documents
+        scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hst,thk->shk", scores.softmax(dim=-1), v_SHK).flatten(1)
 
 

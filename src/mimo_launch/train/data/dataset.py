@@ -53,6 +53,13 @@ class Dataset(Protocol):
         """
         ...
 
+    def documents(self, split: Split, index: int) -> Tokens:
+        """Number of the document that each position belongs to, int64 [seq], never decreasing.
+
+        A sample may pack several documents, which do not attend to each other.
+        """
+        ...
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Token ids of the true answer, end token excluded; empty where there is none to score."""
         ...

@@ -177,6 +177,11 @@ class DigitStrips:
         scaled = (grey - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
         return [np.repeat(scaled[None], self._models[encoder].channels, axis=0)]
 
+    def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
+        """Zeros [seq]: a strip is one document."""
+        self.plan(split, index)
+        return np.zeros(self._seq, dtype=np.int64)
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Token ids of the digits, from left to right."""
         digits = self._digits(self.strip(split, index))

@@ -140,6 +140,21 @@ class SyntheticSamples:
             for span in self.plan(split, index).spans.get(encoder, ())
         ]
 
+    def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
+        """Documents of a sample, cut at random before text tokens that nothing predicts."""
+        documents = np.zeros(self._seq, dtype=np.int64)
+        if self._data.max_documents == 1:
+            return documents
+        tokens, labels = self.text(split, index)
+        placed = np.isin(tokens, list(self._placeholders.values()))
+        last = self.plan(split, index).num_tokens
+        cuts = np.flatnonzero((labels[: last - 1] == IGNORE_LABEL) & ~placed[1:last]) + 1
+        stream = 1 + len(self._models)
+        words = generator(self._content[split], index, stream).random_raw(1 + len(cuts))
+        num_cuts = min(len(cuts), pick(int(words[0]), self._data.max_documents))
+        documents[cuts[order_of(words[1:])[:num_cuts]]] = 1
+        return np.cumsum(documents)
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Empty: random text has no answer to score."""
         self.plan(split, index)
