@@ -21,7 +21,7 @@ from mimo_launch.spec.model import (
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
 
-HEAD_SIZE = 4
+HEAD_SIZE = 8
 MAX_LAYERS = 2
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
