@@ -31,7 +31,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.routing import route
 from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.language import Placement
-from mimo_launch.runtime.inputs import owned_rows, placement
+from mimo_launch.runtime.inputs import num_rows, owned_rows, placement
 from mimo_launch.schedule.actions import Kind
 
 
@@ -98,11 +98,7 @@ class Bridge:
         sender = receiver = None
         offsets: dict[int, int] = {}
         if self.is_source:
-            replica = self.encoder.grid.index("dp", self.rank)
-            samples = self.layout.samples.encoder(
-                replica, self.encoder.grid.size("dp"), index, self.encoder.group_size
-            )
-            total = sum(self.plan.samples[s].rows(self.encoder.name) for s in samples)
+            total = num_rows(self.layout, self.plan, self.encoder, self.rank, index)
             sizes = owned_rows(self.encoder, total, self.rank)
             mine = sizes[self.encoder.grid.index("tp", self.rank)]
             sender = encoder_end(transfers, self.rank, mine, self.like.device)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
-from mimo_launch.layout.shards import encoder_samples, local_patches
+from mimo_launch.layout.layout import LANGUAGE, Layout
+from mimo_launch.layout.shards import local_patches
 from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.language import LanguageInput
 from mimo_launch.modules.vision import EncoderInput, pack_images
@@ -26,6 +26,7 @@ from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.inputs import (
     StepInputs,
     group_images,
+    num_rows,
     owned_rows,
     read_documents,
     read_text,
@@ -115,13 +116,10 @@ class Stages:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size("cp")
         else:
-            tokens = local_patches(module, self._num_rows(module, action.index, step))
+            tokens = local_patches(
+                module, num_rows(self.layout, step.plan, module, self.rank, action.index)
+            )
         return tokens // (module.grid.size("tp") if module.sequence_parallel else 1), width
-
-    def _num_rows(self, module: ModuleLayout, group: int, step: StepState) -> int:
-        replica = module.grid.index("dp", self.rank)
-        samples = encoder_samples(self.layout, module, replica, group)
-        return sum(step.plan.samples[s].rows(module.name) for s in samples)
 
     def _encoder_input(self, module: RankModule, group: int, step: StepState) -> EncoderInput:
         """Return the packed images of a group."""
@@ -130,7 +128,7 @@ class Stages:
             raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
         layout = module.layout
         replica = layout.grid.index("dp", self.rank)
-        total = self._num_rows(layout, group, step)
+        total = num_rows(self.layout, step.plan, layout, self.rank, group)
         return pack_images(
             group_images(self.layout, step.inputs, layout, replica, group),
             model,

@@ -75,6 +75,13 @@ def group_images(
     ]
 
 
+def num_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int, group: int) -> int:
+    """Return how many rows the encoder replica of `rank` makes of one group."""
+    replica = module.grid.index("dp", rank)
+    samples = encoder_samples(layout, module, replica, group)
+    return sum(plan.samples[sample].rows(module.name) for sample in samples)
+
+
 def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
     """Return how many of a replica's rows each tp rank beside `rank` owns."""
     cp = module.grid.index("cp", rank)
