@@ -72,6 +72,7 @@ def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
     assert [record.get("step") for record in steps] == [1, 2, 3, 4, 4]
     assert set(steps[0]) == {
         "step", "loss", "grad_norm", "grad_norms", "lr", "lrs", "tokens", "tokens_per_s", "skipped",
+        "bad_samples",
     }  # fmt: skip
     assert set(steps[0]["grad_norms"]) == {"vision", "language"}
     assert set(steps[-1]) == {"step", "eval_loss", "digit_accuracy", "samples"}

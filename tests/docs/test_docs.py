@@ -123,8 +123,6 @@ def test_the_limits_are_the_same_in_both_places() -> None:
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        ("No checkpoints", "checkpoint={every: 1}"),
-        ("No Hugging Face weights", "modules.language.init_from=weights"),
         ("backend: torch", "modules.language.backend=transformer_engine"),
     ],
 )

@@ -35,7 +35,7 @@ def test_a_run_resumes_from_the_step_number_alone():
     for step in (39, 17, 4, 0):
         assert GlobalOrder(33, 8, seed=2).ids(step) == ids[step]
     assert GlobalOrder(33, 8, seed=3).ids(0) != ids[0]
-    with pytest.raises(ValueError, match="step -1"):
+    with pytest.raises(ValueError, match="sample -8"):
         whole.ids(-1)
     with pytest.raises(ValueError, match="0 samples"):
         GlobalOrder(0, 8, seed=2)

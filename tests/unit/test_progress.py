@@ -18,6 +18,7 @@ def events(steps: int = 5, log_every: int = 2) -> list[Event]:
             world_size=8,
             modules=("vision", "language"),
             log_every=log_every,
+            first_step=0,
         )
     ]
     made += [

@@ -8,9 +8,11 @@ Leaves: headlines with values to the checks.
 from mimo_launch.diag.code import Code
 from mimo_launch.diag.codes_layout import LAYOUT_CODES
 from mimo_launch.diag.codes_model import MODEL_CODES
+from mimo_launch.diag.codes_run import RUN_CODES
 from mimo_launch.diag.codes_schedule import SCHEDULE_CODES
 from mimo_launch.diag.codes_text import TEXT_CODES
 
 CODES: dict[str, Code] = {
-    code.name: code for code in (*TEXT_CODES, *LAYOUT_CODES, *SCHEDULE_CODES, *MODEL_CODES)
+    code.name: code
+    for code in (*TEXT_CODES, *LAYOUT_CODES, *SCHEDULE_CODES, *MODEL_CODES, *RUN_CODES)
 }

@@ -129,10 +129,8 @@ TEXT_CODES = (
         "not-supported-yet",
         "The spec asks for something that this release cannot do.",
         "The format has a place for it, so that specs stay valid when a later release brings "
-        "it. Today's limits: grids with tp and dp only (cp and pp are 1), the 1f1b schedule, "
-        "torch layers, weights drawn from the seed, no saving, no recomputation, and the "
-        "built-in model kinds.",
-        "grid: {tp: 1, pp: 2, dp: 2}",
-        "grid: {tp: 2, pp: 1, dp: 2}",
+        "it. Today's limits: torch layers and the built-in model kinds.",
+        "backend: transformer_engine",
+        "backend: torch",
     ),
 )

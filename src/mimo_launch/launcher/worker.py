@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
-from mimo_launch.train.loop import train
+from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.metrics import MetricsFile
 from mimo_launch.train.profile import Profile
 from mimo_launch.train.session import RankSession
@@ -42,7 +42,7 @@ def run_worker(
         with RankSession(spec) as session:
             folder = run_dir / "profile"
             profile = Profile(session, folder, profile_steps) if profile_steps else None
-            train(session, emit, profile)
+            train(session, emit, Hooks(profile=profile))
     finally:
         if metrics is not None:
             metrics.close()

@@ -117,38 +117,48 @@ class StepTotals:
     """What all ranks know after the one reduction of a step.
 
     `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
-    step's labels; `finite` is False if any rank saw a non-finite gradient or loss.
+    step's labels; `flags` are sums over ranks of what each passed in.
     """
 
     loss: float
     norms: dict[str, float]
     norm: float
+    flags: tuple[int, ...]
 
     @property
     def finite(self) -> bool:
-        """Whether the update may be applied."""
+        """Whether the update may be applied: no rank saw a non-finite gradient or loss."""
         return bool(torch.isfinite(torch.tensor([self.loss, self.norm])).all())
 
 
-def reduce_totals(layout: Layout, modules: dict[str, RankModule], loss: Tensor) -> StepTotals:
+def reduce_totals(
+    layout: Layout, modules: dict[str, RankModule], loss: Tensor, flags: Sequence[int] = ()
+) -> StepTotals:
     """Return loss and gradient norms, equal on all ranks.
 
-    Ranks: collective over the world; one all-reduce of modules + 1 numbers in float64. Each rank
-    adds the squares of what it alone owns; a NaN anywhere reaches every rank through the sum.
+    `flags` are small numbers of this rank (a signal was seen, a write failed) that all ranks must
+    act on at the same step.
+
+    Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of what
+    it alone owns; a NaN anywhere reaches every rank through the sum.
     """
-    slots = torch.zeros(len(layout.modules) + 1, dtype=torch.float64, device=loss.device)
+    num_modules = len(layout.modules)
+    slots = torch.zeros(num_modules + 1 + len(flags), dtype=torch.float64, device=loss.device)
     for index, module in enumerate(layout.modules):
         if module.name in modules:
             for item in local_segments(modules[module.name].declared()):
                 if item.segment.counted:
                     slots[index] += item.grad.double().square().sum()
-    slots[-1] = loss
+    slots[num_modules] = loss
+    slots[num_modules + 1 :] = torch.tensor(flags, dtype=torch.float64)
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(slots)
-    *squares, total_loss = slots.tolist()
+    numbers = slots.tolist()
+    squares, total_loss = numbers[:num_modules], numbers[num_modules]
     names = [module.name for module in layout.modules]
     norms = {name: square**0.5 for name, square in zip(names, squares, strict=True)}
-    return StepTotals(total_loss, norms, sum(squares) ** 0.5)
+    total_flags = tuple(int(flag) for flag in numbers[num_modules + 1 :])
+    return StepTotals(total_loss, norms, sum(squares) ** 0.5, total_flags)
 
 
 def clip_gradients(modules: dict[str, RankModule], norm: float, clip: float | None) -> None:

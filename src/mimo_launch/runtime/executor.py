@@ -21,6 +21,7 @@ from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.compute import Stages, StepState
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.inputs import StepInputs
+from mimo_launch.runtime.whereabouts import Whereabouts
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.spec.model import Spec
 
@@ -39,8 +40,10 @@ class Executor:
         modules: dict[str, RankModule],
         *,
         dtype: torch.dtype,
+        where: Whereabouts,
     ) -> None:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
+        self.where = where
         self.layout, self.grids, self.modules = layout, grids, modules
         self.times: list[SlotTime] | None = None
         self._posted: set[Action] = set()
@@ -84,6 +87,7 @@ class Executor:
             for stage in module.stages:
                 _set_gradient_sync(module, stage, sync=False)
         for position, slot in enumerate(program):
+            self.where.at(position)
             action = slot[0]
             if last.get((action.module, action.stage)) == position:
                 _set_gradient_sync(self.modules[action.module], action.stage or 0, sync=True)
@@ -101,6 +105,7 @@ class Executor:
         step = self._begin(inputs)
         with torch.no_grad():
             for slot in program:
+                self.where.beat()
                 self._run_slot(slot, step)
         self._end()
         return step
@@ -115,6 +120,7 @@ class Executor:
         """
         if LANGUAGE not in self.modules:
             return {}
+        self.where.beat()
         step.tokens, step.choices = tokens, {}
         with torch.no_grad():
             for slot in program:

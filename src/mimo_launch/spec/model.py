@@ -17,6 +17,7 @@ from mimo_launch.spec.sections import (
     Data,
     DigitsData,
     EvalSpec,
+    LogSpec,
     LrSchedule,
     ModuleOptimizer,
     NodesSpec,
@@ -25,6 +26,7 @@ from mimo_launch.spec.sections import (
     ScheduleSpec,
     SyntheticData,
     TrainSpec,
+    WandbSpec,
 )
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "DigitsData",
     "EvalSpec",
     "Grid",
+    "LogSpec",
     "LrSchedule",
     "MissingPartError",
     "Model",
@@ -52,6 +55,7 @@ __all__ = [
     "SyntheticData",
     "TrainSpec",
     "VitModel",
+    "WandbSpec",
     "rank_range",
 ]
 
@@ -91,7 +95,16 @@ class ModuleSpec(Strict):
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
     )
-    init_from: str | None = Field(None, description="Folder with Hugging Face weights.")
+    init_from: str | None = Field(
+        None,
+        description="Checkpoint, or run folder with one, to take this module's weights from; "
+        "nothing else of it is read.",
+    )
+    init_partial: bool = Field(
+        False,
+        description="Let weights that are missing in `init_from`, or have another shape there, "
+        "keep their initial values; they are listed.",
+    )
     optimizer: ModuleOptimizer = Field(
         ModuleOptimizer(),
         description="Overrides of the common optimizer settings.",
@@ -133,6 +146,7 @@ class Spec(Strict):
     )
     eval: EvalSpec | None = Field(None, description="Evaluation on held-out samples.")
     checkpoint: CheckpointSpec | None = Field(None, description="Saving and resuming.")
+    log: LogSpec = Field(LogSpec(), description="Further listeners to metrics.")
     nodes: NodesSpec | None = Field(None, description="Hosts, for warnings in `plan`.")
     idle_ranks: Ranks | None = Field(
         None, description="Ranks that no module uses, on purpose: `6-7`."

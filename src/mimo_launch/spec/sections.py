@@ -55,7 +55,17 @@ class BatchSpec(Strict):
     )
 
 
-class DigitsData(Strict):
+class _Samples(Strict):
+    """What every kind of data may say."""
+
+    max_bad_samples: Annotated[int, Field(ge=0)] = Field(
+        100,
+        description="Samples that cannot be read and are left out, each reported by its id; one "
+        "more over the whole run stops it.",
+    )
+
+
+class DigitsData(_Samples):
     """Strips of real handwritten digits to be read out; ships with the package."""
 
     kind: Literal["digits"]
@@ -67,7 +77,7 @@ class DigitsData(Strict):
     samples: PositiveInt = Field(20000, description="Training strips in one epoch.")
 
 
-class SyntheticData(Strict):
+class SyntheticData(_Samples):
     """Random tokens and images of random sizes, a pure function of (seed, sample)."""
 
     kind: Literal["synthetic"]
@@ -135,7 +145,19 @@ class TrainSpec(Strict):
     )
     log_every: PositiveInt = Field(10, description="Steps between two lines of plain output.")
     timeout: PositiveInt = Field(
-        600, description="Seconds after which a collective that does not finish is an error."
+        600,
+        description="Seconds without progress of any rank, or in one collective, after which the "
+        "run has failed.",
+    )
+    max_skipped: PositiveInt = Field(
+        10, description="Steps in a row with a non-finite loss or gradient that stop the run."
+    )
+    count_zero_grads: bool = Field(
+        False, description="Count the gradients that are exactly zero, per module and step."
+    )
+    on_write_error: Literal["continue", "stop"] = Field(
+        "continue",
+        description="What a full disk does, when a checkpoint or a log cannot be written.",
     )
 
 
@@ -147,10 +169,32 @@ class EvalSpec(Strict):
 
 
 class CheckpointSpec(Strict):
-    """When to save, and how many saves to keep."""
+    """When to save, and how many checkpoints to keep; always once more after the last step."""
 
-    every: PositiveInt = Field(description="Steps between two saves.", examples=[100])
-    keep: PositiveInt = Field(2, description="Saves to keep.")
+    every: PositiveInt = Field(description="Steps between two checkpoints.", examples=[100])
+    keep: PositiveInt = Field(2, description="Newest checkpoints to keep; older ones are deleted.")
+    asynchronous: bool = Field(
+        True, description="Copy the state and go on training while the copy is written."
+    )
+
+
+class WandbSpec(Strict):
+    """Where Weights & Biases files a run."""
+
+    project: str = Field(description="Project.", examples=["my-project"])
+    entity: str | None = Field(None, description="Team or user; default that of your login.")
+    mode: Literal["online", "offline"] = Field(
+        "online", description="`offline` writes to the run folder; `wandb sync` sends it later."
+    )
+
+
+class LogSpec(Strict):
+    """Who else hears of metrics, besides `metrics.jsonl` and the console."""
+
+    tensorboard: bool = Field(
+        False, description="Write TensorBoard event files into `tensorboard/` of the run folder."
+    )
+    wandb: WandbSpec | None = Field(None, description="Report to Weights & Biases.")
 
 
 class NodesSpec(Strict):

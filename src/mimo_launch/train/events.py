@@ -8,12 +8,12 @@ Leaves: writing to `metrics`, drawing to `cli.progress`.
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
-    """All ranks have built their modules."""
+    """All ranks have built their modules; `first_step` steps were done before, in earlier runs."""
 
     name: str
     plan: str
@@ -21,12 +21,17 @@ class RunStarted:
     world_size: int
     modules: tuple[str, ...]
     log_every: int
+    first_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
-    """One optimizer step. `step` counts from 1; norms are before clipping; `tokens` is the number
-    of real tokens of the step, image rows included and padding left out."""  # noqa: D205, D209
+    """One optimizer step.
+
+    `step` counts from 1; norms are before clipping; `tokens` is the number of real tokens of the
+    step, image rows included and padding left out; `bad_samples` could not be read and were left
+    out of the step; `zero_grads` counts gradients that are exactly zero, where asked for.
+    """
 
     step: int
     loss: float
@@ -37,6 +42,8 @@ class StepFinished:
     tokens: int
     tokens_per_s: float
     skipped: bool
+    bad_samples: int = 0
+    zero_grads: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +66,122 @@ class RunFinished:
     skipped: int
 
 
-Event = RunStarted | StepFinished | EvalFinished | RunFinished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStopped:
+    """A signal ended the run after `step` steps; `checkpoint` holds them, if it could be saved."""
+
+    step: int
+    signal: int
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """State was taken from a checkpoint after `step` steps; `changes` names settings that differ
+    from those it was saved with, as `path: old -> new`."""  # noqa: D205, D209
+
+    step: int
+    checkpoint: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint is complete. Training stood still for `stall_s`, the write took `seconds`."""
+
+    step: int
+    checkpoint: str
+    num_bytes: int
+    stall_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """A checkpoint could not be written; earlier ones are untouched."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPassedOver:
+    """A checkpoint is incomplete or damaged, so an older one is looked for."""
+
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLoaded:
+    """A module took its weights from a checkpoint (`init_from`).
+
+    `missing` are names the checkpoint lacks, `misfits` those it has in another shape (both keep
+    their initial values), `unused` those of the checkpoint that the module lacks.
+    """
+
+    module: str
+    checkpoint: str
+    num_loaded: int
+    missing: tuple[str, ...]
+    misfits: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """A loss or gradient was not finite, so all ranks skip the step.
+
+    `rank` saw it first, in `module`; `samples` are the ids of the samples it may have come from.
+    """
+
+    step: int
+    what: Literal["loss", "gradient"]
+    rank: int
+    module: str
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSamples:
+    """Samples that could not be read, by id, with the reason; `total` counts the whole run."""
+
+    step: int
+    reasons: dict[int, str]
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteFailed:
+    """A log could not be written; what it should hold is kept and tried again."""
+
+    file: str
+    reason: str
+
+
+Event = (
+    RunStarted
+    | StepFinished
+    | EvalFinished
+    | RunFinished
+    | RunStopped
+    | RunResumed
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointPassedOver
+    | WeightsLoaded
+    | NonFinite
+    | BadSamples
+    | WriteFailed
+)
 Listener = Callable[[Event], None]
 
 
 def as_record(event: Event) -> dict[str, Any]:
     """Return an event as one JSON-able object; a number that is not finite becomes null."""
     record: dict[str, Any] = _finite(asdict(event))
+    if isinstance(event, StepFinished) and event.zero_grads is None:
+        del record["zero_grads"]
     return record
 
 

@@ -5,6 +5,7 @@ Relies on: an initialised default process group (or a world of one rank).
 Leaves: which samples a step takes to `loop`, processes to `launcher`.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 
@@ -27,6 +28,7 @@ from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.timeline import proven
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.inputs import StepInputs
+from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.schedule.generate import generate, generate_forward
 from mimo_launch.spec.model import Spec
 
@@ -35,14 +37,22 @@ class RankSession:
     """This rank's groups, modules, executor and optimizers."""
 
     def __init__(
-        self, spec: Spec, *, device: torch.device | None = None, randomise: bool = False
+        self,
+        spec: Spec,
+        *,
+        device: torch.device | None = None,
+        randomise: bool = False,
+        where: Whereabouts | None = None,
     ) -> None:
         """Prove that the schedule ends, compare plans, create groups, build modules.
+
+        `where` is told what this rank is doing.
 
         Ranks: collective over the world. Raises: DeadlockError if the simulator does not reach the
         end of the schedule; RuntimeError if ranks hold different plans.
         """
-        self.spec = spec
+        self.spec, self.where = spec, where or Whereabouts()
+        self.where.enter(Phase.CREATING_GROUPS)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = device or torch.device("cpu")
         self.layout = build_layout(spec)
@@ -58,6 +68,7 @@ class RankSession:
             timeout=timedelta(seconds=spec.train.timeout),
             device=self.device,
         )
+        self.where.enter(Phase.BUILDING)
         self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
         self.executor = Executor(
             spec,
@@ -65,6 +76,7 @@ class RankSession:
             self.grids,
             self.modules,
             dtype=compute_dtype(spec.train.precision),
+            where=self.where,
         )
         self.updates = Updates(spec, self.modules)
 
@@ -83,25 +95,31 @@ class RankSession:
         """Return the live parameters of one of this rank's modules with their segments."""
         return list(self.modules[name].declared())
 
-    def gradients(self, inputs: StepInputs) -> StepTotals:
+    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> StepTotals:
         """Run the program on a step's samples and finish the gradients; weights stay.
+
+        `flags` of this rank come back summed over all ranks.
 
         Ranks: collective over the world.
         """
         self.updates.clear()
         if inputs.plan.num_labels == 0:
             # No label in the whole step: every rank knows, none runs it.
-            return StepTotals(0.0, {m.name: 0.0 for m in self.layout.modules}, 0.0)
+            self.where.enter(Phase.REDUCING)
+            return reduce_totals(self.layout, {}, torch.zeros((), device=self.device), flags)
+        self.where.enter(Phase.PROGRAM)
         result = self.executor.run(self.program, inputs)
+        self.where.enter(Phase.REDUCING)
         for name, module in self.modules.items():
             sum_partial_gradients(self.declared(name), module.context.tp)
         tied = self.grids.tied()
         if tied is not None and not self.layout.language.frozen:
             sum_tied_gradients(self.declared(self.layout.language.name), tied)
-        return reduce_totals(self.layout, self.modules, result.loss)
+        return reduce_totals(self.layout, self.modules, result.loss, flags)
 
     def update(self, step: int, totals: StepTotals) -> None:
         """Clip and apply the gradients of `gradients`."""
+        self.where.enter(Phase.UPDATING)
         clip_gradients(self.modules, totals.norm, self.spec.optimizer.clip)
         self.updates.apply(step)
 

@@ -61,6 +61,7 @@ def shrink(spec: Spec) -> Spec:
             ),
             "train": small.train.model_copy(update={"precision": "fp64", "steps": NUM_STEPS}),
             "eval": None,
+            "checkpoint": None,
         }
     )
     batch = small.batch.model_copy(
@@ -91,7 +92,9 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
         )
     else:
         small = _shrink_decoder(model, tp, layers)
-    return module.model_copy(update={"model": small, "optimizer": optimizer})
+    return module.model_copy(
+        update={"model": small, "optimizer": optimizer, "init_from": None, "init_partial": False}
+    )
 
 
 def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
-from mimo_launch.layout.checks import batch, data, effects, ranks, schedules, support, widths
+from mimo_launch.layout.checks import batch, data, effects, ranks, saved, schedules, support, widths
 from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.model import MissingPartError, Spec
@@ -69,9 +69,9 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.encoder_microbatches_used),
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
-    SpecRule(support.checkpoint_supported),
     ModuleRule(support.backend_supported),
-    ModuleRule(support.init_supported),
+    ModuleRule(saved.init_from_is_checkpoint),
+    ModuleRule(saved.init_partial_used),
 )
 
 

@@ -10,30 +10,12 @@ from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.spec.model import Spec
 
 
-def checkpoint_supported(spec: Spec) -> Findings:
-    """Nothing is saved yet."""
-    if spec.checkpoint is not None:
-        yield _later(
-            ("checkpoint",), "saving and resuming", "delete the `checkpoint` section", at_key=True
-        )
-
-
 def backend_supported(spec: Spec, name: str) -> Findings:
     """The layers are torch's."""
     backend = spec.modules[name].backend
     if backend != "torch":
         yield _later(
             ("modules", name, "backend"), f"`{name}`: backend {backend}", "write `backend: torch`"
-        )
-
-
-def init_supported(spec: Spec, name: str) -> Findings:
-    """Weights start from the seed."""
-    if spec.modules[name].init_from is not None:
-        yield _later(
-            ("modules", name, "init_from"),
-            f"`{name}`: starting from saved weights",
-            "delete `init_from`; weights are drawn from `train.seed`",
         )
 
 

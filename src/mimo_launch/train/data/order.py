@@ -17,10 +17,11 @@ from mimo_launch.train.data.draws import Purpose, Split, generator, order_of, sp
 
 
 class GlobalOrder:
-    """Sample ids of each step: permutations by (seed, epoch), one after the other.
+    """Sample ids in the order of training: permutations by (seed, epoch), one after the other.
 
-    The step number is the whole state, so a run resumes from it alone, on any layout. A step may
-    reach into the next epoch (or several): no sample is dropped at the end of one.
+    The number of samples taken so far is the whole state, so a run resumes from it alone, on any
+    layout and with any batch. A step may reach into the next epoch (or several): no sample is
+    dropped at the end of one.
     """
 
     def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
@@ -42,14 +43,21 @@ class GlobalOrder:
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
 
     def ids(self, step: int) -> tuple[int, ...]:
-        """Ids of the samples of a step (counted from 0), in global order.
+        """Ids of the samples of a step (counted from 0) of a run with one batch size throughout.
 
         Raises:
             ValueError: `step` is negative.
         """
-        if step < 0:
-            raise ValueError(f"there is no step {step}")
-        first = step * self._global_batch
+        return self.take(step * self._global_batch)
+
+    def take(self, first: int) -> tuple[int, ...]:
+        """Ids of the samples of the step that starts when `first` samples have been taken.
+
+        Raises:
+            ValueError: `first` is negative.
+        """
+        if first < 0:
+            raise ValueError(f"there is no sample {first}")
         end = first + self._global_batch
         ids: list[int] = []
         while first < end:

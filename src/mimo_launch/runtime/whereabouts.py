@@ -1,0 +1,91 @@
+"""Where this rank is, in cells that its parent can read while it hangs or after it was killed.
+
+Decides: the phases of a worker and what is noted of each.
+Relies on: a few integers of shared memory; a plain list where nobody looks.
+Leaves: judging progress and naming the rank at fault to `launcher`.
+
+A write costs a clock call and three stores, so every action of a step is noted.
+"""
+
+import time
+from collections.abc import MutableSequence
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """What a worker is doing, in the order of a run."""
+
+    STARTING = 0
+    CONNECTING = 1
+    CREATING_GROUPS = 2
+    BUILDING = 3
+    LOADING = 4
+    READING = 5
+    AGREEING = 6
+    PROGRAM = 7
+    REDUCING = 8
+    UPDATING = 9
+    EVALUATING = 10
+    SAVING = 11
+    FINISHED = 12
+
+    @property
+    def words(self) -> str:
+        """What the rank is doing, as in "rank 3 was ...ing"."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Phase.STARTING: "starting",
+    Phase.CONNECTING: "connecting to the other ranks",
+    Phase.CREATING_GROUPS: "creating process groups",
+    Phase.BUILDING: "building its modules",
+    Phase.LOADING: "loading a checkpoint",
+    Phase.READING: "reading samples",
+    Phase.AGREEING: "agreeing on the samples of the step",
+    Phase.PROGRAM: "running its program",
+    Phase.REDUCING: "summing gradients and norms",
+    Phase.UPDATING: "updating its weights",
+    Phase.EVALUATING: "evaluating",
+    Phase.SAVING: "waiting for a checkpoint",
+    Phase.FINISHED: "finished",
+}
+
+
+class Cell(IntEnum):
+    """Cells of one rank. Times are of the host's monotonic clock, in nanoseconds; 0 is never."""
+
+    PID = 0
+    PHASE = 1
+    STEP = 2
+    POSITION = 3
+    CHANGED = 4
+    FAILED = 5
+
+
+class Whereabouts:
+    """This rank's cells; `step` counts from 1, `position` is an index into the rank's program."""
+
+    def __init__(self, cells: MutableSequence[int] | None = None) -> None:
+        self._cells: MutableSequence[int] = [0] * len(Cell) if cells is None else cells
+
+    def enter(self, phase: Phase, step: int | None = None) -> None:
+        """Note the start of a phase, and of a step if one is given."""
+        self._cells[Cell.PHASE] = phase
+        self._cells[Cell.POSITION] = 0
+        if step is not None:
+            self._cells[Cell.STEP] = step
+        self._cells[Cell.CHANGED] = time.monotonic_ns()
+
+    def at(self, position: int) -> None:
+        """Note which slot of the program is running."""
+        self._cells[Cell.POSITION] = position
+        self._cells[Cell.CHANGED] = time.monotonic_ns()
+
+    def beat(self) -> None:
+        """Note progress inside a long phase."""
+        self._cells[Cell.CHANGED] = time.monotonic_ns()
+
+    def failed(self) -> None:
+        """Note that this rank has met an error, before it lets go of its peers."""
+        self._cells[Cell.FAILED] = time.monotonic_ns()

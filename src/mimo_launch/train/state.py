@@ -1,0 +1,19 @@
+"""Where a run stands, as far as it is neither weights nor optimizer.
+
+Decides: what a checkpoint must hold for a resumed run to go on exactly.
+Relies on: data order and random numbers being pure functions of (seed, position).
+Leaves: weights and moments to `checkpoint`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RunState:
+    """Counts since the start of the run: steps done, samples taken from the order, and what of
+    them was skipped or could not be read."""  # noqa: D205, D209
+
+    step: int = 0
+    samples: int = 0
+    skipped: int = 0
+    bad_samples: int = 0
