@@ -18,6 +18,7 @@ from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.metrics import MetricsFile
 from mimo_launch.train.profile import Profile
 from mimo_launch.train.session import RankSession
+from mimo_launch.train.start import start_run
 
 
 def run_worker(
@@ -42,7 +43,8 @@ def run_worker(
         with RankSession(spec) as session:
             folder = run_dir / "profile"
             profile = Profile(session, folder, profile_steps) if profile_steps else None
-            train(session, emit, Hooks(profile=profile))
+            state, saver = start_run(session, run_dir, emit)
+            train(session, emit, Hooks(saver=saver, profile=profile), state)
     finally:
         if metrics is not None:
             metrics.close()

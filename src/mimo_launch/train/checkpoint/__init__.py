@@ -1,0 +1,1 @@
+"""Saves and loads the state of a run, independent of its layout."""

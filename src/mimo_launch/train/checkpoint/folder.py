@@ -1,0 +1,131 @@
+"""The folders of checkpoints on disk: their names, and the file that completes one.
+
+Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
+other file with its size and CRC-32; a folder without it is incomplete, one that differs is damaged.
+Relies on: the standard library only, so that the command line can look before torch is imported.
+Leaves: tensors to `storage`.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.layout.checks.saved import MARKER
+
+CHECKPOINTS = "checkpoints"
+PARTIAL = ".partial"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+_BLOCK = 1 << 22
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What `checkpoint.json` says.
+
+    `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
+    `spec` the resolved spec, `plan` its hash, `updates` the optimizer updates of each module.
+    """
+
+    format: int
+    counts: dict[str, int]
+    plan: str
+    spec: dict[str, Any]
+    updates: dict[str, int]
+    torch: str
+    files: dict[str, tuple[int, int]]
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
+def all_checkpoints(run: Path) -> list[Path]:
+    """Return the folders under `run/checkpoints`, complete or not, the newest first."""
+    found = [(_NAME.match(path.name), path) for path in (run / CHECKPOINTS).glob("step-*")]
+    steps = [(int(match[1]), path) for match, path in found if match and path.is_dir()]
+    return [path for _, path in sorted(steps, reverse=True)]
+
+
+def is_complete(path: Path) -> bool:
+    """Return whether a folder has been completed (it may be damaged since)."""
+    return not path.name.endswith(PARTIAL) and (path / MARKER).is_file()
+
+
+def read_marker(path: Path) -> Marker:
+    """Return what a checkpoint says of itself; sizes of its files are checked, contents are not.
+
+    Raises: DamagedCheckpoint.
+    """
+    if not is_complete(path):
+        raise DamagedCheckpoint(f"it was not completed: there is no {MARKER}")
+    try:
+        raw = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
+        marker = Marker(**{field.name: raw[field.name] for field in fields(Marker)})
+        sizes = {name: size for name, (size, _) in marker.files.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{MARKER} cannot be read: {error!r}") from error
+    for name, size in sizes.items():
+        file = path / Path(name).name
+        if not file.is_file():
+            raise DamagedCheckpoint(f"{name} is missing")
+        if file.stat().st_size != size:
+            raise DamagedCheckpoint(f"{name} has {file.stat().st_size} bytes instead of {size}")
+    return marker
+
+
+def crc_of(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def sync_folder(path: Path) -> None:
+    """Make sure that names in a folder survive a crash of the machine."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
+    """Write the marker of a folder whose files are on disk, and give the folder its name."""
+    with (partial / MARKER).open("w", encoding="utf-8") as file:
+        json.dump(marker, file)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(partial)
+    if final.exists():
+        # The same step saved again, after a resume from an older one.
+        shutil.rmtree(final)
+    partial.rename(final)
+    sync_folder(final.parent)
+
+
+def delete_old(run: Path, keep: int) -> None:
+    """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps."""
+    found = all_checkpoints(run)
+    kept = [path for path in found if is_complete(path)][:keep]
+    for path in found:
+        if kept and path not in kept and path.name < kept[0].name:
+            # First its name: a deletion that is cut short must not look like a checkpoint.
+            doomed = path.with_name(path.name.removesuffix(PARTIAL) + PARTIAL)
+            if path != doomed:
+                path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
