@@ -7,7 +7,7 @@ Leaves: the update to `build`.
 Every reduction is a sum: the loss was divided by the step's number of labels, nothing else is.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,15 +25,15 @@ TIED_NAME = "language.embedding.weight"
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
-    """The rows of one segment's gradient that this rank holds after sharding over dp x cp.
+    """The rows of one segment that this rank holds after sharding over dp x cp.
 
-    `grad` is a view into the local gradient; `first_row` is its first row within the part of the
+    `local` is a view into the local tensor; `first_row` is its first row within the part of the
     segment that this tp rank holds.
     """
 
     name: str
     segment: Segment
-    grad: Tensor
+    local: Tensor
     first_row: int
 
 
@@ -53,12 +53,21 @@ def shard_rows(parameter: Tensor) -> range:
     return range(start, min(rows, start + size))
 
 
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter, if it has one."""
+    return parameter.grad
+
+
 def local_segments(
-    declared: Iterable[DeclaredParameter], *, gradients: bool = True
+    declared: Iterable[DeclaredParameter],
+    tensor_of: Callable[[Tensor], Tensor | None] = gradient_of,
 ) -> Iterator[LocalSegment]:
-    """Yield the segments of this rank's shards, with views of gradients (or of the weights)."""
+    """Yield the segments of this rank's shards with views of a tensor that is sharded like them.
+
+    `tensor_of` returns it for a parameter: its gradient, itself, or a moment; None leaves it out.
+    """
     for item in declared:
-        source = item.parameter.grad if gradients else item.parameter.detach()
+        source = tensor_of(item.parameter)
         if source is None:
             continue
         local, rows = local_tensor(source), shard_rows(item.parameter)
@@ -80,17 +89,17 @@ def sum_partial_gradients(declared: Sequence[DeclaredParameter], tp: Group) -> N
     partial = [s for s in local_segments(declared) if s.segment.tp_grad == "partial"]
     if not partial:
         return
-    slots = [_num_slots(s.segment) * s.grad.numel() for s in partial]
-    buffer = partial[0].grad.new_zeros(sum(slots))
+    slots = [_num_slots(s.segment) * s.local.numel() for s in partial]
+    buffer = partial[0].local.new_zeros(sum(slots))
     views = [
         part.view(_num_slots(s.segment), -1)[_slot(s.segment)]
         for s, part in zip(partial, torch.split(buffer, slots), strict=True)
     ]
     for segment, view in zip(partial, views, strict=True):
-        view.copy_(segment.grad.flatten())
+        view.copy_(segment.local.flatten())
     dist.all_reduce(buffer, group=tp.handle)
     for segment, view in zip(partial, views, strict=True):
-        segment.grad.copy_(view.view_as(segment.grad))
+        segment.local.copy_(view.view_as(segment.local))
 
 
 def sum_tied_gradients(declared: Sequence[DeclaredParameter], group: Group) -> None:
@@ -100,7 +109,7 @@ def sum_tied_gradients(declared: Sequence[DeclaredParameter], group: Group) -> N
     """
     for segment in local_segments(declared):
         if segment.name == TIED_NAME:
-            dist.all_reduce(segment.grad, group=group.handle)
+            dist.all_reduce(segment.local, group=group.handle)
 
 
 def _num_slots(segment: Segment) -> int:
@@ -148,7 +157,7 @@ def reduce_totals(
         if module.name in modules:
             for item in local_segments(modules[module.name].declared()):
                 if item.segment.counted:
-                    slots[index] += item.grad.double().square().sum()
+                    slots[index] += item.local.double().square().sum()
     slots[num_modules] = loss
     slots[num_modules + 1 :] = torch.tensor(flags, dtype=torch.float64)
     if dist.is_initialized() and dist.get_world_size() > 1:
