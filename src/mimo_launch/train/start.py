@@ -1,21 +1,64 @@
 """What happens between building the modules and the first step: weights and state of earlier runs.
 
-Decides: that a run goes on from its newest usable checkpoint.
+Decides: that a run goes on from its newest usable checkpoint, and otherwise takes the weights that
+`init_from` names.
 Relies on: `checkpoint`.
 Leaves: whether a run may go on at all to the command line, which empties or keeps its folder.
 """
 
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from mimo_launch.train.events import Listener
-from mimo_launch.train.loop import Saver
+import torch.distributed as dist
+
+from mimo_launch.runtime.whereabouts import Phase
+from mimo_launch.train.checkpoint.folder import CHECKPOINTS
+from mimo_launch.train.checkpoint.loading import load_state, load_weights, newest_usable
+from mimo_launch.train.checkpoint.saver import CheckpointSaver
+from mimo_launch.train.checkpoint.storage import CheckpointError
+from mimo_launch.train.events import Listener, RunResumed
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
 
 
-def start_run(session: RankSession, run: Path, emit: Listener) -> tuple[RunState, Saver | None]:
+def start_run(
+    session: RankSession, run: Path, emit: Listener
+) -> tuple[RunState, CheckpointSaver | None]:
     """Load what the run folder and `init_from` offer; return where the run stands, and its saver.
 
-    Ranks: collective over the world.
+    Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit.
     """
-    return RunState(), None
+    spec = session.spec
+    starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
+    found = (run / CHECKPOINTS).is_dir()
+    if spec.checkpoint is None and not starts and not found:
+        return RunState(), None
+    session.where.enter(Phase.LOADING)
+    # Its own group: saves run beside training, and what travels are host objects.
+    timeout = timedelta(seconds=spec.train.timeout)
+    group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
+    saver = None if spec.checkpoint is None else CheckpointSaver(session, run, group)
+    usable = newest_usable(run, group, emit, own=True) if found else None
+    if usable is not None:
+        state = load_state(session, usable, group)
+        new = spec.model_dump(mode="json", by_alias=True)
+        changes = tuple(_changes(usable.marker.spec, new, ""))
+        emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
+        return state, saver
+    for name, start in starts.items():
+        usable = newest_usable(start, group, emit, own=False)
+        if usable is None:
+            raise CheckpointError(f"`init_from` of `{name}`: {start} has no usable checkpoint")
+        emit(load_weights(session, name, usable, group))
+    return RunState(), saver
+
+
+def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    """Yield the settings that differ, as `path: old -> new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from _changes(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield f"{path}: {old} -> {new}"

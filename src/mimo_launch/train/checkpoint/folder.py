@@ -2,6 +2,7 @@
 
 Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
 other file with its size and CRC-32; a folder without it is incomplete, one that differs is damaged.
+An incomplete one ends in `.partial`, a damaged one is renamed to end in `.damaged`.
 Relies on: the standard library only, so that the command line can look before torch is imported.
 Leaves: tensors to `storage`.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from mimo_launch.layout.checks.saved import MARKER
 
 CHECKPOINTS = "checkpoints"
-PARTIAL = ".partial"
+PARTIAL, DAMAGED = ".partial", ".damaged"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
 _BLOCK = 1 << 22
@@ -33,14 +34,13 @@ class Marker:
     """What `checkpoint.json` says.
 
     `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
-    `spec` the resolved spec, `plan` its hash, `updates` the optimizer updates of each module.
+    `spec` the resolved spec and `plan` its hash.
     """
 
     format: int
     counts: dict[str, int]
     plan: str
     spec: dict[str, Any]
-    updates: dict[str, int]
     torch: str
     files: dict[str, tuple[int, int]]
 
@@ -59,7 +59,7 @@ def all_checkpoints(run: Path) -> list[Path]:
 
 def is_complete(path: Path) -> bool:
     """Return whether a folder has been completed (it may be damaged since)."""
-    return not path.name.endswith(PARTIAL) and (path / MARKER).is_file()
+    return path.suffix not in (PARTIAL, DAMAGED) and (path / MARKER).is_file()
 
 
 def read_marker(path: Path) -> Marker:
@@ -118,6 +118,13 @@ def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
     sync_folder(final.parent)
 
 
+def set_aside(path: Path) -> None:
+    """Rename a damaged checkpoint, so that it neither counts as one nor gets in the way."""
+    aside = path.with_name(path.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
 def delete_old(run: Path, keep: int) -> None:
     """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps."""
     found = all_checkpoints(run)
@@ -125,7 +132,7 @@ def delete_old(run: Path, keep: int) -> None:
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:
             # First its name: a deletion that is cut short must not look like a checkpoint.
-            doomed = path.with_name(path.name.removesuffix(PARTIAL) + PARTIAL)
+            doomed = path if path.suffix else path.with_name(path.name + PARTIAL)
             if path != doomed:
                 path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

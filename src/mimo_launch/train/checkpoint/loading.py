@@ -1,0 +1,209 @@
+"""Takes the state of a run, or the weights of a module, from a checkpoint of any layout.
+
+Decides: which checkpoint is usable, and what a tensor that does not fit means: an error when a run
+goes on; in `init_from` an error, too, unless the spec allows it.
+Relies on: `folder` for completeness, `storage` for tensors.
+Leaves: when to load to `train.start`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mimo_launch.train.checkpoint.chunks import (
+    WEIGHTS,
+    Chunk,
+    set_update_count,
+    state_chunks,
+    weight_chunks,
+)
+from mimo_launch.train.checkpoint.folder import (
+    DAMAGED,
+    DamagedCheckpoint,
+    Marker,
+    all_checkpoints,
+    crc_of,
+    is_complete,
+    read_marker,
+    set_aside,
+)
+from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks, saved_shapes
+from mimo_launch.train.events import CheckpointPassedOver, Listener, WeightsLoaded
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.state import RunState
+
+NAMES_SHOWN = 8
+
+
+class WeightsDoNotFit(Exception):
+    """Names or shapes in a checkpoint are not those of the model; the message lists them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """A checkpoint whose files are all there and as they were written."""
+
+    path: Path
+    marker: Marker
+
+
+def newest_usable(
+    start: Path, group: dist.ProcessGroup, emit: Listener, *, own: bool
+) -> Usable | None:
+    """Return the newest usable checkpoint of a run folder (or `start`, if it is one itself).
+
+    Each one that is passed over is told to `emit`, and renamed if the folder is the run's `own`.
+    Every file is read once, by one of the ranks. Returns None if there never was a complete one.
+
+    Ranks: collective over `group`. Raises: CheckpointError if complete ones exist, all damaged.
+    """
+    any_complete = False
+    for path in _from_first(_candidates(start), group):
+        any_complete |= is_complete(path)
+        marker, reason = _from_first(_read(path), group)
+        if marker is not None:
+            reason = _first_damage(path, marker, group)
+        if marker is not None and not reason:
+            return Usable(path, marker)
+        emit(CheckpointPassedOver(checkpoint=str(path), reason=reason))
+        if own and is_complete(path) and dist.get_rank(group) == 0:
+            set_aside(path)
+    if any_complete:
+        raise CheckpointError(f"every checkpoint of {start} is damaged; `--no-resume` starts anew")
+    return None
+
+
+def _read(path: Path) -> tuple[Marker | None, str]:
+    try:
+        return read_marker(path), ""
+    except DamagedCheckpoint as error:
+        return None, str(error)
+
+
+def load_state(session: RankSession, usable: Usable, group: dist.ProcessGroup) -> RunState:
+    """Fill weights and optimizers; return where the run stood.
+
+    Ranks: collective over the world. Raises: WeightsDoNotFit if a tensor is missing or has another
+    shape; CheckpointError if a file cannot be read.
+    """
+    chunks = list(state_chunks(session.modules, session.updates))
+    fits, missing, misfits, _ = _compare(usable.path, chunks, group)
+    if missing or misfits:
+        raise WeightsDoNotFit(
+            f"{usable.path} is of another model, so the run cannot go on from it: "
+            + _differences(missing, misfits)
+            + "; train under another `name`, with `init_from` for weights that do fit"
+        )
+    read_chunks(usable.path, fits, group)
+    state = RunState(**usable.marker.counts)
+    set_update_count(session.updates, state.step - state.skipped)
+    return state
+
+
+def load_weights(
+    session: RankSession, name: str, usable: Usable, group: dist.ProcessGroup
+) -> WeightsLoaded:
+    """Fill the weights of one module with those that fit.
+
+    Ranks: collective over the world. Raises: WeightsDoNotFit if any does not fit and the spec does
+    not say `init_partial`, or if none fits; CheckpointError if a file cannot be read.
+    """
+    module = session.modules.get(name)
+    chunks = [] if module is None else list(weight_chunks(module))
+    fits, missing, misfits, unused = _compare(usable.path, chunks, group, f"{WEIGHTS}/{name}.")
+    num_loaded = len({n for names in _gather([c.name for c in fits], group) for n in names})
+    if num_loaded == 0 or ((missing or misfits) and not session.spec.modules[name].init_partial):
+        raise WeightsDoNotFit(
+            f"`init_from` of `{name}`: {usable.path} does not fit: "
+            + _differences(missing, misfits)
+            + ("" if num_loaded == 0 else "; `init_partial: true` loads what fits")
+        )
+    read_chunks(usable.path, fits, group)
+    return WeightsLoaded(
+        module=name,
+        checkpoint=str(usable.path),
+        num_loaded=num_loaded,
+        missing=missing,
+        misfits=misfits,
+        unused=unused,
+    )
+
+
+def _candidates(start: Path) -> list[Path]:
+    own = [path for path in all_checkpoints(start) if path.suffix != DAMAGED]
+    return own or ([start] if start.is_dir() else [])
+
+
+def _first_damage(path: Path, marker: Marker, group: dist.ProcessGroup) -> str:
+    """Return what is wrong with a file, if anything; the ranks share the files."""
+    rank, found = dist.get_rank(group), ""
+    for name in sorted(marker.files)[rank :: dist.get_world_size(group)]:
+        try:
+            if crc_of(path / Path(name).name) != marker.files[name][1]:
+                found = f"{name} is damaged: its checksum is another"
+        except OSError as error:
+            found = f"{name} cannot be read: {error}"
+    return next((reason for reason in _gather(found, group) if reason), "")
+
+
+def _compare(
+    path: Path, chunks: Sequence[Chunk], group: dist.ProcessGroup, prefix: str = ""
+) -> tuple[list[Chunk], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return this rank's chunks that fit, and names over all ranks: missing, misfitting, unused.
+
+    `prefix` restricts which saved names count as unused.
+    """
+    saved = saved_shapes(path)
+    fits = [chunk for chunk in chunks if saved.get(chunk.name) == chunk.shape]
+    missing = {chunk.name for chunk in chunks if chunk.name not in saved}
+    misfits = {
+        f"{_plain(chunk.name)} ({_size(saved[chunk.name])} there, {_size(chunk.shape)} here)"
+        for chunk in chunks
+        if chunk.name in saved and saved[chunk.name] != chunk.shape
+    }
+    known = {chunk.name for chunk in chunks}
+    parts = _gather((missing, misfits, known), group)
+    missing, misfits, known = (set[str]().union(*part) for part in zip(*parts, strict=True))
+    unused = {name for name in saved if name.startswith(prefix)} - known
+    return fits, _sorted(missing), tuple(sorted(misfits)), _sorted(unused)
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(_plain(name) for name in names))
+
+
+def _plain(name: str) -> str:
+    """Return the name as users know it: weights without their prefix."""
+    return name.removeprefix(f"{WEIGHTS}/")
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _differences(missing: Sequence[str], misfits: Sequence[str]) -> str:
+    """Return the names that do not fit, the first few of them spelled out."""
+
+    def some(names: Sequence[str]) -> str:
+        more = len(names) - NAMES_SHOWN
+        return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+    parts = [("missing there", missing), ("of another shape", misfits)]
+    return "; ".join(f"{len(names)} {words}: {some(names)}" for words, names in parts if names)
+
+
+def _from_first(value: Any, group: dist.ProcessGroup) -> Any:
+    """Return what the first rank passed in: ranks must not act on different views of a folder."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
+
+
+def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Return what every rank passed in."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values

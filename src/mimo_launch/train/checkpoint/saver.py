@@ -1,0 +1,180 @@
+"""Saves a run while it goes on: copy the state, write it in the background, complete it, prune.
+
+Decides: the order that keeps a crash from losing more than the save under way: tensors and index,
+synced, in a folder with another name; then the marker; then the name; then old ones go.
+Relies on: `storage` for tensors; a gloo group of its own, since a thread uses it beside training.
+Leaves: when to save to the loop.
+"""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.plan.identity import plan_hash
+from mimo_launch.train.checkpoint.chunks import Chunk, state_chunks
+from mimo_launch.train.checkpoint.folder import (
+    CHECKPOINTS,
+    FORMAT,
+    PARTIAL,
+    complete,
+    crc_of,
+    delete_old,
+    folder_name,
+)
+from mimo_launch.train.checkpoint.storage import TENSORS, CheckpointError, write_chunks
+from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.state import RunState
+
+Outcome = CheckpointSaved | CheckpointFailed
+
+
+class CheckpointSaver:
+    """Keeps the checkpoints of a run; every method is called on all ranks alike."""
+
+    def __init__(self, session: RankSession, run: Path, group: dist.ProcessGroup) -> None:
+        """Save under `run/checkpoints`; `group` holds all ranks and is used by nothing else.
+
+        Raises: ValueError if the spec has no `checkpoint` section.
+        """
+        if session.spec.checkpoint is None:
+            raise ValueError("the spec has no checkpoint section")
+        self._settings, self._session, self._run = session.spec.checkpoint, session, run
+        self._group = group
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Outcome] | None = None
+        self._outcomes: list[Outcome] = []
+        self._newest: Outcome | None = None
+        self._buffers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+
+    @property
+    def error(self) -> str | None:
+        """Why the newest save failed, if it did."""
+        return self._newest.reason if isinstance(self._newest, CheckpointFailed) else None
+
+    def save(self, state: RunState) -> None:
+        """Save weights, optimizer and `state`; returns when training may go on.
+
+        Ranks: collective over the world. A save that is still being written is waited for first.
+        """
+        started = time.perf_counter()
+        self._collect()
+        session = self._session
+        chunks = [c for c in state_chunks(session.modules, session.updates) if c.counted]
+        counts = asdict(state)
+        if not self._settings.asynchronous:
+            self._note(self._write(chunks, counts, started, None))
+            return
+        copies = self._copy(chunks)
+        stall = time.perf_counter() - started
+        self._pending = self._writer.submit(self._write, copies, counts, started, stall)
+
+    def poll(self) -> list[Event]:
+        """Return what became of saves since the last call: the same on all ranks, but not at the
+        same time."""  # noqa: D205, D209
+        if self._pending is not None and self._pending.done():
+            self._collect()
+        outcomes, self._outcomes = self._outcomes, []
+        return list(outcomes)
+
+    def finish(self) -> None:
+        """Wait for the save under way."""
+        self._collect()
+
+    def _collect(self) -> None:
+        if self._pending is not None:
+            self._note(self._pending.result())
+            self._pending = None
+
+    def _note(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._newest = outcome
+
+    def _copy(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Return the chunks with copies in host memory, which is kept for the next save."""
+        copies = []
+        for chunk in chunks:
+            key = (chunk.name, chunk.offsets)
+            if key not in self._buffers:
+                pinned = chunk.tensor.is_cuda
+                self._buffers[key] = torch.empty_like(chunk.tensor, device="cpu", pin_memory=pinned)
+            self._buffers[key].copy_(chunk.tensor, non_blocking=True)
+            copies.append(replace(chunk, tensor=self._buffers[key]))
+        if self._session.device.type == "cuda":
+            torch.cuda.synchronize()
+        return copies
+
+    def _write(
+        self, chunks: list[Chunk], counts: dict[str, int], started: float, stall: float | None
+    ) -> Outcome:
+        """Write one checkpoint and complete it; the outcome is the same on all ranks."""
+        step = counts["step"]
+        final = self._run / CHECKPOINTS / folder_name(step)
+        partial = final.with_name(final.name + PARTIAL)
+        try:
+            write_chunks(partial, chunks, self._group)
+            files = self._files(partial)
+            self._complete(partial, final, counts, files)
+        except CheckpointError as error:
+            return CheckpointFailed(step=step, reason=str(error))
+        seconds = time.perf_counter() - started
+        return CheckpointSaved(
+            step=step,
+            checkpoint=str(final),
+            num_bytes=sum(size for size, _ in files.values()),
+            stall_s=seconds if stall is None else stall,
+            seconds=seconds,
+        )
+
+    def _files(self, partial: Path) -> dict[str, tuple[int, int]]:
+        """Return size and checksum of every file, as it can be read back, on all ranks.
+
+        Raises: CheckpointError on all ranks alike.
+        """
+        rank = dist.get_rank(self._group)
+        mine = [*partial.glob(f"__{rank}_*"), *(partial.glob(TENSORS) if rank == 0 else ())]
+        sums, failed = {}, ""
+        try:
+            sums = {path.name: (path.stat().st_size, crc_of(path)) for path in mine}
+        except OSError as error:
+            failed = f"rank {rank}: {error}"
+        everyone = self._gather((sums, failed))
+        if reasons := [reason for _, reason in everyone if reason]:
+            raise CheckpointError(reasons[0])
+        return {name: entry for part, _ in everyone for name, entry in part.items()}
+
+    def _complete(
+        self, partial: Path, final: Path, counts: dict[str, int], files: dict[str, tuple[int, int]]
+    ) -> None:
+        """Complete the folder on the first rank. Raises: CheckpointError on all ranks alike."""
+        failed = ""
+        if dist.get_rank(self._group) == 0:
+            spec = self._session.spec
+            marker = {
+                "format": FORMAT,
+                "counts": counts,
+                "plan": plan_hash(spec),
+                "spec": spec.model_dump(mode="json", by_alias=True),
+                "torch": torch.__version__,
+                "files": files,
+            }
+            try:
+                complete(partial, final, marker)
+                delete_old(self._run, self._settings.keep)
+            except OSError as error:
+                failed = f"{type(error).__name__}: {error}"
+        if reasons := [reason for reason in self._gather(failed) if reason]:
+            raise CheckpointError(reasons[0])
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Return what every rank passed in."""
+        values: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(values, value, group=self._group)
+        return values

@@ -1,0 +1,328 @@
+"""A checkpoint of any layout, loaded on any other, goes on as if nothing had happened."""
+
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint import loading
+from mimo_launch.train.checkpoint.chunks import weight_chunks
+from mimo_launch.train.checkpoint.folder import all_checkpoints, crc_of, is_complete
+from mimo_launch.train.events import (
+    CheckpointPassedOver,
+    CheckpointSaved,
+    RunResumed,
+    StepFinished,
+    WeightsLoaded,
+)
+from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.start import start_run
+
+VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
+LANGUAGE = {
+    "kind": "decoder", "layers": 4, "hidden": 24, "heads": 6, "kv_heads": 6, "head_dim": 4,
+    "mlp": 48, "vocab": "digits", "vocab_multiple": 48, "qk_norm": True,
+}  # fmt: skip
+SP, FULL = {"sequence_parallel": True}, {"sharding": "full"}
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {"vision": ("0", {}), "language": ("0", {})},
+    "colocated dp4": {"vision": ("0-3", {"dp": 4}), "language": ("0-3", {"dp": 4})},
+    "colocated dp4, tp2 dp2": {
+        "vision": ("0-3", {"dp": 4}), "language": ("0-3", {"tp": 2, "dp": 2}),
+    },
+    "disjoint dp2, tp2": {"vision": ("0-1", {"dp": 2}), "language": ("2-3", {"tp": 2})},
+    "disjoint dp4, tp2 dp2": {
+        "vision": ("0-3", {"dp": 4}), "language": ("4-7", {"tp": 2, "dp": 2}),
+    },
+    "disjoint dp2, tp3": {"vision": ("0-1", {"dp": 2}), "language": ("2-4", {"tp": 3})},
+    "tp3 and pp2": {"vision": ("0-2", {"tp": 3}), "language": ("3-4", {"pp": 2})},
+    "pp2": {"vision": ("0-1", {"dp": 2}), "language": ("2-5", {"pp": 2, "dp": 2})},
+    "interleaved": {"vision": ("0", {}), "language": ("1-2", {"pp": 2}), "virtual": 2},
+    "encoder pp2": {"vision": ("0-1", {"pp": 2}), "language": ("2-3", {"dp": 2})},
+    "cp2": {"vision": ("0", {}), "language": ("1-2", {"cp": 2})},
+    "cp2 tp2 sp": {"vision": ("0-1", {"tp": 2}, SP), "language": ("2-5", {"tp": 2, "cp": 2}, SP)},
+    "fully sharded dp4": {
+        "vision": ("0-1", {"dp": 2}, FULL), "language": ("0-3", {"dp": 4}, FULL),
+    },
+    "overlap": {"vision": ("0-3", {"dp": 4}), "language": ("2-5", {"tp": 2, "dp": 2})},
+    "language first": {"vision": ("2-3", {"dp": 2}), "language": ("0-1", {"tp": 2})},
+}  # fmt: skip
+
+PAIRS = [
+    ("colocated dp4, tp2 dp2", "disjoint dp4, tp2 dp2"),
+    ("disjoint dp4, tp2 dp2", "colocated dp4"),
+    ("pp2", "disjoint dp2, tp2"),
+    ("disjoint dp2, tp2", "pp2"),
+    ("disjoint dp2, tp2", "disjoint dp2, tp3"),
+    ("tp3 and pp2", "colocated dp4, tp2 dp2"),
+    ("colocated dp4", "one rank"),
+    ("one rank", "fully sharded dp4"),
+    ("fully sharded dp4", "cp2 tp2 sp"),
+    ("cp2", "disjoint dp2, tp2"),
+    ("cp2 tp2 sp", "one rank"),
+    ("disjoint dp4, tp2 dp2", "disjoint dp2, tp3"),
+    ("interleaved", "pp2"),
+    ("encoder pp2", "overlap"),
+    ("overlap", "interleaved"),
+    ("disjoint dp2, tp2", "language first"),
+]
+
+
+def make_spec(layout: str, steps: int, **sections: Any) -> Spec:
+    chosen = LAYOUTS[layout]
+    modules = {}
+    for name, model in (("vision", VISION), ("language", LANGUAGE)):
+        ranks, grid, *more = chosen[name]
+        modules[name] = {"model": model, "ranks": ranks, "grid": grid, **(more[0] if more else {})}
+    for path, value in sections.pop("modules", {}).items():
+        modules[path[0]] = {**modules[path[0]], path[1]: value}
+    virtual = chosen.get("virtual", 1)
+    kind = "interleaved" if virtual > 1 else "1f1b"
+    return Spec.model_validate(
+        {
+            "version": 1,
+            "name": "saved",
+            "modules": modules,
+            "schedule": {"kind": kind, "microbatches": 2, "virtual_stages": virtual},
+            "batch": {"global": 8, "seq": 40},
+            "data": {"kind": "digits"},
+            "optimizer": {"kind": "adamw", "lr": 5e-3, "weight_decay": 0.1, "clip": 1.0},
+            "train": {"steps": steps, "seed": 3, "precision": "fp64"},
+            "checkpoint": {"every": 3, "keep": 2},
+            **sections,
+        }
+    )
+
+
+def run_on_rank(spec: Spec, folder: Path) -> list[Any]:
+    events: list[Any] = []
+    with RankSession(spec) as session:
+        state, saver = start_run(session, folder, events.append)
+        train(session, events.append, Hooks(saver=saver), state)
+    return events
+
+
+def run(spec: Spec, folder: Path) -> list[Any]:
+    """Train in a run folder; return the events of rank 0."""
+    assert not [d for d in check(spec) if d.is_error]
+    return run_ranks(run_on_rank, spec, folder, world_size=world_size(spec))[0]
+
+
+def numbers(events: list[Any]) -> dict[int, dict[str, float]]:
+    """Loss and norms by step."""
+    return {
+        e.step: {"loss": e.loss, "norm": e.grad_norm, **e.grad_norms}
+        for e in events
+        if isinstance(e, StepFinished)
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs of six steps per source layout, whose newest checkpoint is the one after step 3."""
+    runs: dict[str, tuple[Path, dict[int, dict[str, float]]]] = {}
+
+    def get(layout: str) -> tuple[Path, dict[int, dict[str, float]]]:
+        if layout not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            events = run(make_spec(layout, 6), folder)
+            newest = all_checkpoints(folder)[0]
+            assert newest.name == "step-00000006"
+            newest.rename(folder / "end")
+            runs[layout] = folder, numbers(events)
+        return runs[layout]
+
+    return get
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_run_goes_on_on_another_layout(
+    source: str, target: str, saved: Any, tmp_path: Path
+) -> None:
+    """AdamW, float64: the three steps after the checkpoint equal those of the source layout."""
+    folder, uninterrupted = saved(source)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000003").symlink_to(folder / "checkpoints/step-00000003")
+    events = run(make_spec(target, 6), tmp_path)
+    [resumed] = [e for e in events if isinstance(e, RunResumed)]
+    assert resumed.step == 3
+    found = numbers(events)
+    assert sorted(found) == [4, 5, 6]
+    for step, values in found.items():
+        assert values == pytest.approx(uninterrupted[step], rel=1e-9), step
+
+
+def exact(events: list[Any]) -> dict[int, Any]:
+    """Everything in a step's record that is not a time."""
+    return {e.step: replace(e, tokens_per_s=0.0) for e in events if isinstance(e, StepFinished)}
+
+
+@pytest.mark.parametrize("layout", ["disjoint dp4, tp2 dp2", "pp2", "fully sharded dp4"])
+def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path) -> None:
+    """With an evaluation before the save, whose gathered weights must not get in the way."""
+    sections = {"eval": {"every": 3, "samples": 8}}
+    events = run(make_spec(layout, 6, **sections), tmp_path)
+    all_checkpoints(tmp_path)[0].rename(tmp_path / "end")
+    again = run(make_spec(layout, 6, **sections), tmp_path)
+    assert {step: exact(events)[step] for step in (4, 5, 6)} == exact(again)
+
+
+@pytest.mark.parametrize("forgotten", ["set_update_count", "state_chunks"])
+def test_forgetting_a_part_of_the_state_shows(
+    forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted bugs: AdamW's step count, or its moments, are not loaded."""
+    events = run(make_spec("colocated dp4", 6), tmp_path)
+    all_checkpoints(tmp_path)[0].rename(tmp_path / "end")
+
+    def weights_only(modules: Any, _: Any) -> Any:
+        return [chunk for module in modules.values() for chunk in weight_chunks(module)]
+
+    planted = {"set_update_count": lambda *_: None, "state_chunks": weights_only}
+    monkeypatch.setattr(loading, forgotten, planted[forgotten])
+    again = numbers(run(make_spec("colocated dp4", 6), tmp_path))
+    assert again[6]["loss"] != pytest.approx(numbers(events)[6]["loss"], rel=1e-6)
+
+
+def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
+    """Of three, `keep: 2` leaves two; with a flipped bit in the newest the older one is taken."""
+    spec = make_spec("disjoint dp2, tp2", 9)
+    events = run(spec, tmp_path)
+    saves = [e for e in events if isinstance(e, CheckpointSaved)]
+    assert [e.step for e in saves] == [3, 6, 9]
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["step-00000009", "step-00000006"]
+    newest = all_checkpoints(tmp_path)[0]
+    assert sum(f.stat().st_size for f in newest.iterdir()) >= saves[-1].num_bytes > 10_000
+    (tmp_path / "checkpoints" / "step-00000012.partial").mkdir()
+    file = newest / "__1_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    again = run(spec, tmp_path)
+    passed = [e for e in again if isinstance(e, CheckpointPassedOver)]
+    assert [Path(e.checkpoint).name for e in passed] == ["step-00000012.partial", "step-00000009"]
+    assert "not completed" in passed[0].reason
+    assert "__1_0.distcp is damaged" in passed[1].reason
+    assert exact(again) == {step: exact(events)[step] for step in (7, 8, 9)}
+    complete = [path.name for path in all_checkpoints(tmp_path) if is_complete(path)]
+    assert complete == ["step-00000009", "step-00000006"]
+
+
+def test_if_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:
+    spec = make_spec("one rank", 3)
+    run(spec, tmp_path)
+    marker = all_checkpoints(tmp_path)[0] / "checkpoint.json"
+    marker.write_text(marker.read_text()[:-10])
+    with pytest.raises(RankError, match=r"every checkpoint of .* is damaged"):
+        run(spec, tmp_path)
+
+
+def test_another_model_is_refused_with_the_names_that_differ(tmp_path: Path) -> None:
+    run(make_spec("one rank", 3), tmp_path)
+    wider = make_spec("one rank", 3, modules={("vision", "model"): {**VISION, "mlp": 48}})
+    with pytest.raises(RankError, match=r"vision\.layers\.0\.mlp\S* \(96x24 there, 48x24 here\)"):
+        run(wider, tmp_path)
+
+
+def test_a_module_starts_from_the_weights_of_another_run(tmp_path: Path) -> None:
+    """Vision alone, on another layout: its weights, not its moments; language from the seed."""
+    run(make_spec("colocated dp4, tp2 dp2", 3), tmp_path / "old")
+    spec = make_spec(
+        "tp3 and pp2", 1, modules={("vision", "init_from"): str(tmp_path / "old")},
+        optimizer={"kind": "sgd", "lr": 0.0}, checkpoint={"every": 1},
+    )  # fmt: skip
+    events = run(spec, tmp_path / "new")
+    [loaded] = [e for e in events if isinstance(e, WeightsLoaded)]
+    assert (loaded.missing, loaded.misfits, loaded.unused) == ((), (), ())
+    old, new = (tensors(tmp_path / name) for name in ("old", "new"))
+    assert loaded.num_loaded == sum(name.startswith("weights/vision.") for name in new)
+    for name, tensor in new.items():
+        assert torch.equal(tensor, old[name]) == name.startswith("weights/vision."), name
+
+
+def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
+    run(make_spec("one rank", 3), tmp_path / "old")
+    start = {("vision", "init_from"): str(tmp_path / "old")}
+    other = {**VISION, "layers": 3, "mlp": 48}
+    with pytest.raises(RankError, match=r"does not fit: .*missing there: vision\.layers\.2"):
+        run(make_spec("one rank", 3, modules={**start, ("vision", "model"): other}), tmp_path / "a")
+    start[("vision", "init_partial")] = True
+    spec = make_spec("one rank", 3, modules={**start, ("vision", "model"): other})
+    [loaded] = [e for e in run(spec, tmp_path / "b") if isinstance(e, WeightsLoaded)]
+    assert all(name.startswith("vision.layers.2.") for name in loaded.missing)
+    assert {name.split(" ")[0].rpartition(".mlp.")[0] for name in loaded.misfits} == {
+        "vision.layers.0", "vision.layers.1",
+    }  # fmt: skip
+
+
+def test_resuming_tells_which_settings_changed(tmp_path: Path) -> None:
+    run(make_spec("one rank", 3), tmp_path)
+    slower = {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip": 1.0}
+    events = run(make_spec("colocated dp4", 4, optimizer=slower), tmp_path)
+    [resumed] = [e for e in events if isinstance(e, RunResumed)]
+    assert "optimizer.lr: 0.005 -> 0.001" in resumed.changes
+    assert "modules.vision.grid.dp: 1 -> 4" in resumed.changes
+
+
+def test_a_checkpoint_holds_no_pickle_of_ours(tmp_path: Path) -> None:
+    """A file whose pickle would run code is refused by `weights_only`, and nothing runs."""
+    spec = make_spec("one rank", 3)
+    run(spec, tmp_path)
+    [checkpoint] = all_checkpoints(tmp_path)
+    assert {f.name for f in checkpoint.iterdir()} == {
+        "__0_0.distcp", "tensors.json", "checkpoint.json",
+    }  # fmt: skip
+    index = json.loads((checkpoint / "tensors.json").read_text())
+    evil = io.BytesIO()
+    torch.save(Evil(tmp_path / "ran"), evil)
+    for entry in index.values():
+        for chunk in entry["chunks"]:
+            chunk[2:] = ["../step-00000003/evil", 0, len(evil.getvalue())]
+    (checkpoint / "evil").write_bytes(evil.getvalue())
+    (checkpoint / "tensors.json").write_text(json.dumps(index))
+    marker = json.loads((checkpoint / "checkpoint.json").read_text())
+    marker["files"] = {
+        f.name: [f.stat().st_size, crc_of(f)]
+        for f in checkpoint.iterdir()
+        if f.name != "checkpoint.json"
+    }
+    (checkpoint / "checkpoint.json").write_text(json.dumps(marker))
+    with pytest.raises(RankError, match=r"(?i)weights.only"):
+        run(spec, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+class Evil:
+    """Its pickle makes a folder when loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self.path),))
+
+
+def tensors(run_folder: Path) -> dict[str, torch.Tensor]:
+    """Read the newest checkpoint whole, in this process."""
+    folder = all_checkpoints(run_folder)[0]
+    index = json.loads((folder / "tensors.json").read_text())
+    found = {}
+    for name, entry in index.items():
+        full = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+        for offsets, sizes, file, offset, length in entry["chunks"]:
+            raw = (folder / file).read_bytes()[offset : offset + length]
+            box = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+            full[box] = torch.load(io.BytesIO(raw), weights_only=True)
+        found[name] = full
+    return found
