@@ -89,8 +89,8 @@ def norm_over_one_grid() -> None:
     """The norm that clips every module is that of language alone."""
     correct = session.reduce_totals
 
-    def partial_norm(*args: Any) -> Any:
-        totals = correct(*args)
+    def partial_norm(*args: Any, **options: Any) -> Any:
+        totals = correct(*args, **options)
         return replace(totals, norm=totals.norms["language"])
 
     session.reduce_totals = partial_norm

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from mimo_launch.grids.grid_set import Group
 
@@ -52,6 +53,14 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
     _reduce_scatter(out, x.contiguous(), group=group.handle)
     return out
+
+
+def reduce_scatter_into(
+    out: Tensor, x: Tensor, group: ProcessGroup, op: ReduceOp.RedOpType, *, async_op: bool
+) -> Work | None:
+    """Reduce x into this rank's shard `out`, both flat, as FSDP2 asks for it."""
+    work: Work | None = _reduce_scatter(out, x, group=group, op=op, async_op=async_op)
+    return work
 
 
 def broadcast(x: Tensor, source: int, group: Group) -> Tensor:

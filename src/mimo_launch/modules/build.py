@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from mimo_launch.comm.finite import FiniteFlag, watch
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
@@ -31,12 +32,18 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat
 
 @dataclass(frozen=True, slots=True)
 class RankModule:
-    """One module on this rank: its layout, its context and its wrapped stages by index."""
+    """One module on this rank: its layout, its context and its wrapped stages by index.
+
+    Per stage a flag sees this rank's gradients before they are summed over dp x cp; `terms` sees
+    what is then summed over tp or between tied stages.
+    """
 
     layout: ModuleLayout
     context: ParallelContext
     stages: dict[int, nn.Module]
     sharding: str
+    flags: dict[int, FiniteFlag]
+    terms: FiniteFlag
 
     @property
     def name(self) -> str:
@@ -87,14 +94,19 @@ def build_modules(
         )
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
+        flags: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
             network = build_network(spec, stage, context)
             init_parameters(module.name, network, spec.train.seed, randomise=randomise)
             network.to(context.device)
             _freeze(network, spec.modules[module.name].frozen)
+            flags[stage.index] = FiniteFlag(context.device)
             _shard(network, grids, module.name, sharding, spec.train.precision)
+            for unit in fsdp_modules(network):
+                watch(unit, grids.group(module.name, "dp", "cp").size, flags[stage.index])
             stages[stage.index] = network
-        modules[module.name] = RankModule(module, context, stages, sharding)
+        terms = FiniteFlag(context.device)
+        modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)
     return modules
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mimo_launch.comm.finite import FiniteFlag
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import Layout
 from mimo_launch.modules.build import RankModule
@@ -78,11 +79,14 @@ def local_segments(
                 yield LocalSegment(placed.name, placed.segment, view, first - placed.first_row)
 
 
-def sum_partial_gradients(declared: Sequence[DeclaredParameter], tp: Group) -> None:
+def sum_partial_gradients(
+    declared: Sequence[DeclaredParameter], tp: Group, terms: FiniteFlag
+) -> None:
     """Sum over tp, in one all-reduce, the gradients that tp ranks hold terms of.
 
-    Ranks: collective over `tp`. Ranks that hold different parts of a segment (key/value heads fewer
-    than tp ranks) each get a slot, so that a sum over all of tp adds only what belongs together.
+    `terms` is shown those of this rank. Ranks: collective over `tp`. Ranks that hold different
+    parts of a segment (key/value heads fewer than tp ranks) each get a slot, so that a sum over all
+    of tp adds only what belongs together.
     """
     if tp.handle is None:
         return
@@ -97,18 +101,23 @@ def sum_partial_gradients(declared: Sequence[DeclaredParameter], tp: Group) -> N
     ]
     for segment, view in zip(partial, views, strict=True):
         view.copy_(segment.local.flatten())
+    terms.show(buffer)
     dist.all_reduce(buffer, group=tp.handle)
     for segment, view in zip(partial, views, strict=True):
         segment.local.copy_(view.view_as(segment.local))
 
 
-def sum_tied_gradients(declared: Sequence[DeclaredParameter], group: Group) -> None:
+def sum_tied_gradients(
+    declared: Sequence[DeclaredParameter], group: Group, terms: FiniteFlag
+) -> None:
     """Sum the gradients of a tied embedding over the first and the last stage.
 
-    Ranks: collective over `group`, the two ranks that hold the same part of it.
+    `terms` is shown those of this rank. Ranks: collective over `group`, the two ranks that hold the
+    same part of it.
     """
     for segment in local_segments(declared):
         if segment.name == TIED_NAME:
+            terms.show(segment.local)
             dist.all_reduce(segment.local, group=group.handle)
 
 
@@ -126,13 +135,15 @@ class StepTotals:
     """What all ranks know after the one reduction of a step.
 
     `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
-    step's labels; `flags` are sums over ranks of what each passed in.
+    step's labels; `flags` are sums over ranks of what each passed in; `zeros` counts per module the
+    gradients that are exactly zero, None where nobody asked.
     """
 
     loss: float
     norms: dict[str, float]
     norm: float
     flags: tuple[int, ...]
+    zeros: dict[str, int] | None
 
     @property
     def finite(self) -> bool:
@@ -141,7 +152,12 @@ class StepTotals:
 
 
 def reduce_totals(
-    layout: Layout, modules: dict[str, RankModule], loss: Tensor, flags: Sequence[int] = ()
+    layout: Layout,
+    modules: dict[str, RankModule],
+    loss: Tensor,
+    flags: Sequence[int] = (),
+    *,
+    count_zeros: bool = False,
 ) -> StepTotals:
     """Return loss and gradient norms, equal on all ranks.
 
@@ -151,23 +167,46 @@ def reduce_totals(
     Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of what
     it alone owns; a NaN anywhere reaches every rank through the sum.
     """
-    num_modules = len(layout.modules)
-    slots = torch.zeros(num_modules + 1 + len(flags), dtype=torch.float64, device=loss.device)
-    for index, module in enumerate(layout.modules):
-        if module.name in modules:
-            for item in local_segments(modules[module.name].declared()):
-                if item.segment.counted:
-                    slots[index] += item.local.double().square().sum()
-    slots[num_modules] = loss
-    slots[num_modules + 1 :] = torch.tensor(flags, dtype=torch.float64)
+    names = [module.name for module in layout.modules]
+    owned = {name: _owned(modules[name]) if name in modules else [] for name in names}
+    numbers = [loss.double(), *(sum_of_squares(owned[name], loss.device) for name in names)]
+    if count_zeros:
+        numbers += [_num_zeros(owned[name], loss.device) for name in names]
+    noted = torch.tensor(flags, dtype=torch.float64, device=loss.device)
+    slots = torch.cat([torch.stack(numbers), noted])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(slots)
-    numbers = slots.tolist()
-    squares, total_loss = numbers[:num_modules], numbers[num_modules]
-    names = [module.name for module in layout.modules]
-    norms = {name: square**0.5 for name, square in zip(names, squares, strict=True)}
-    total_flags = tuple(int(flag) for flag in numbers[num_modules + 1 :])
-    return StepTotals(total_loss, norms, sum(squares) ** 0.5, total_flags)
+    total_loss, *rest = slots.tolist()
+    squares, rest = rest[: len(names)], rest[len(names) :]
+    zeros, rest = (rest[: len(names)], rest[len(names) :]) if count_zeros else ([], rest)
+    return StepTotals(
+        loss=total_loss,
+        norms={name: square**0.5 for name, square in zip(names, squares, strict=True)},
+        norm=sum(squares) ** 0.5,
+        flags=tuple(int(flag) for flag in rest),
+        zeros={n: int(z) for n, z in zip(names, zeros, strict=True)} if count_zeros else None,
+    )
+
+
+def sum_of_squares(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of all squares, in float64, on the device."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient in gradients:
+        total += gradient.double().square().sum()
+    return total
+
+
+def _num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return how many elements are exactly zero; float64 counts exactly up to 2^53."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient in gradients:
+        total += (gradient == 0).sum()
+    return total
+
+
+def _owned(module: RankModule) -> list[Tensor]:
+    """Return the gradients of a module that this rank counts, each being counted on one rank."""
+    return [item.local for item in local_segments(module.declared()) if item.segment.counted]
 
 
 def clip_gradients(modules: dict[str, RankModule], norm: float, clip: float | None) -> None:

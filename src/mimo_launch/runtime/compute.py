@@ -42,6 +42,8 @@ class StepState:
     inputs: StepInputs
     loss: Tensor
     losses: dict[int, Tensor] = field(default_factory=dict)
+    # The same without their graphs, kept until somebody asks which microbatch went wrong.
+    seen_losses: dict[int, Tensor] = field(default_factory=dict)
     # Where greedy answers are wanted: tokens so far [B, all positions] and the choices made.
     tokens: dict[int, Tensor] | None = None
     choices: dict[int, Tensor] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Stages:
         else:
             # Scale at the loss, sum everywhere: N is the whole step's number of labels.
             loss = out / max(1, step.plan.num_labels)
-            step.losses[action.index] = loss
+            step.losses[action.index], step.seen_losses[action.index] = loss, loss.detach()
             if module.context.tp.index == 0:
                 step.loss += loss.detach()
 

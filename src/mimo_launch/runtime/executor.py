@@ -84,7 +84,9 @@ class Executor:
             (a.module, a.stage): i for i, (a, *_) in enumerate(program) if a.kind is Kind.BACKWARD
         }
         for module in self.modules.values():
+            module.terms.clear()
             for stage in module.stages:
+                module.flags[stage].clear()
                 _set_gradient_sync(module, stage, sync=False)
         for position, slot in enumerate(program):
             self.where.at(position)

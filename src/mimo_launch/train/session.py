@@ -79,6 +79,8 @@ class RankSession:
             where=self.where,
         )
         self.updates = Updates(spec, self.modules)
+        # This rank's losses of the last step by microbatch, for `numbers` to look at if it is bad.
+        self.losses: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> "RankSession":
         return self
@@ -103,19 +105,24 @@ class RankSession:
         Ranks: collective over the world.
         """
         self.updates.clear()
+        count_zeros = self.spec.train.count_zero_grads
         if inputs.plan.num_labels == 0:
             # No label in the whole step: every rank knows, none runs it.
             self.where.enter(Phase.REDUCING)
-            return reduce_totals(self.layout, {}, torch.zeros((), device=self.device), flags)
+            zero = torch.zeros((), device=self.device)
+            return reduce_totals(self.layout, {}, zero, flags, count_zeros=count_zeros)
         self.where.enter(Phase.PROGRAM)
         result = self.executor.run(self.program, inputs)
+        self.losses = result.seen_losses
         self.where.enter(Phase.REDUCING)
         for name, module in self.modules.items():
-            sum_partial_gradients(self.declared(name), module.context.tp)
+            sum_partial_gradients(self.declared(name), module.context.tp, module.terms)
         tied = self.grids.tied()
         if tied is not None and not self.layout.language.frozen:
-            sum_tied_gradients(self.declared(self.layout.language.name), tied)
-        return reduce_totals(self.layout, self.modules, result.loss, flags)
+            language = self.modules[self.layout.language.name]
+            sum_tied_gradients(self.declared(language.name), tied, language.terms)
+        loss = result.loss
+        return reduce_totals(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
 
     def update(self, step: int, totals: StepTotals) -> None:
         """Clip and apply the gradients of `gradients`."""

@@ -1,0 +1,190 @@
+"""What happens when a loss or a gradient is not finite: who it came from, and when it ends the run.
+
+Decides: which rank is named, by causality, and how many bad steps a run may have.
+Relies on: flags that each rank keeps of its own losses and gradients, before any sum mixes them.
+Leaves: skipping the step to `step`.
+
+Causality: a loss comes before every gradient; gradients flow from the loss to earlier stages of
+language and on to the encoders. FSDP's sums carry a NaN to all replicas, so only what a rank had
+before them tells where it arose. A rank whose part of a sum is bad although every term was finite
+is named last: its numbers come from all samples of the step.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch.distributed as dist
+
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
+from mimo_launch.layout.shards import encoder_samples
+from mimo_launch.modules.build import RankModule
+from mimo_launch.optimizer.gradients import local_segments, sum_of_squares
+from mimo_launch.train.events import NonFinite
+from mimo_launch.train.session import RankSession
+
+
+class NonFiniteRun(Exception):
+    """Too many steps had a loss or a gradient that is not finite; all ranks raise it alike."""
+
+    restartable = False
+
+
+class NoUpdate(Exception):
+    """Every step of a run was skipped, though its numbers were finite."""
+
+    restartable = False
+
+
+_ADVICE = (
+    "Look at these samples. If others are named each time, try a lower `optimizer.lr`, a longer "
+    "warm-up, `optimizer.clip` or `train.precision: fp32`. `train.max_skipped` allows more."
+)
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one rank saw of a bad step.
+
+    `losses` are the microbatches with a bad loss, `gradients` the (module, stage) with a bad
+    gradient of its own, `squares` per module the sum of squares of its part of the summed ones.
+    """
+
+    losses: tuple[int, ...] = ()
+    gradients: tuple[tuple[str, int], ...] = ()
+    squares: dict[str, float] = field(default_factory=dict)
+
+
+def own_evidence(session: RankSession) -> Evidence:
+    """Return what this rank saw of the last step. Waits for the device."""
+    return Evidence(
+        losses=tuple(m for m, loss in session.losses.items() if not loss.isfinite()),
+        gradients=tuple(
+            (name, stage)
+            for name, module in session.modules.items()
+            for stage, flag in module.flags.items()
+            if not flag.is_finite()
+        ),
+        squares={name: _squares(module) for name, module in session.modules.items()},
+    )
+
+
+def _squares(module: RankModule) -> float:
+    """Return the sum of squares of what this rank alone had before sums over tp."""
+    if not module.terms.is_finite():
+        return math.inf
+    # What was summed over tp is the same on all tp ranks: `terms` saw it before.
+    alone = [
+        segment.local
+        for segment in local_segments(module.declared())
+        if module.context.tp.size == 1 or segment.segment.tp_grad != "partial"
+    ]
+    return float(sum_of_squares(alone, module.context.device))
+
+
+def find_origin(session: RankSession, plan: DataPlan) -> NonFinite:
+    """Return where the numbers of a bad step came from, the same on all ranks.
+
+    Ranks: collective over the world; only after a step that all ranks know to be bad.
+    """
+    found: list[Evidence] = [Evidence()] * session.world_size
+    dist.all_gather_object(found, own_evidence(session))
+    return blame(session.layout, plan, found)
+
+
+def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
+    """Return the rank that was first, given the evidence of all ranks."""
+    losses = [(rank, seen.losses) for rank, seen in enumerate(ranks) if seen.losses]
+    if losses:
+        rank, microbatches = losses[0]
+        replica = layout.language.grid.index("dp", rank)
+        positions = [s for m in microbatches for s in layout.samples.language(replica, m)]
+        return _origin("loss", rank, LANGUAGE, plan, positions)
+    order = [LANGUAGE, *(module.name for module in layout.encoders)]
+    gradients = [
+        (order.index(name), -stage, rank)
+        for rank, seen in enumerate(ranks)
+        for name, stage in seen.gradients
+    ]
+    if gradients:
+        number, _, rank = min(gradients)
+        module = layout[order[number]]
+        return _origin("gradient", rank, module.name, plan, _samples_of(layout, module, rank))
+    # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
+    _, rank, name = max(
+        (square if math.isfinite(square) else math.inf, -rank, name)
+        for rank, seen in enumerate(ranks)
+        for name, square in seen.squares.items()
+    )
+    return _origin("gradient", -rank, name, plan, range(len(plan.samples)))
+
+
+def _samples_of(layout: Layout, module: ModuleLayout, rank: int) -> list[int]:
+    """Return the positions in the step of the samples of a rank's replica of a module."""
+    replica, microbatches = module.grid.index("dp", rank), layout.samples.microbatches
+    if module.is_language:
+        groups = (tuple(layout.samples.language(replica, m)) for m in range(microbatches))
+    else:
+        num_groups = microbatches // module.group_size
+        groups = (encoder_samples(layout, module, replica, g) for g in range(num_groups))
+    return sorted(position for group in groups for position in group)
+
+
+def _origin(
+    what: Literal["loss", "gradient"],
+    rank: int,
+    module: str,
+    plan: DataPlan,
+    positions: Iterable[int],
+) -> NonFinite:
+    samples = (plan.samples[position] for position in positions)
+    # A sample that could not be read has no tokens, and no part in this.
+    ids = tuple(sample.id for sample in samples if sample.num_tokens)
+    return NonFinite(step=plan.step + 1, what=what, rank=rank, module=module, samples=ids)
+
+
+class NumberWatch:
+    """Counts bad steps in a row, and ends a run that has too many of them."""
+
+    def __init__(self, max_skipped: int) -> None:
+        self._max, self._in_a_row = max_skipped, 0
+        self._last: NonFinite | None = None
+
+    def good(self) -> None:
+        """Note a step that changed the weights. One without labels is neither good nor bad."""
+        self._in_a_row = 0
+
+    def bad(self, origin: NonFinite) -> None:
+        """Note a bad step. Raises: NonFiniteRun if there are too many in a row."""
+        self._in_a_row, self._last = self._in_a_row + 1, origin
+        if self._in_a_row >= self._max:
+            raise _failure(f"{self._in_a_row} steps in a row were skipped", origin)
+
+    def finish(self, steps: int, skipped: int) -> None:
+        """Judge a whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
+        if skipped < steps:
+            return
+        if self._last is None:
+            raise NoUpdate(
+                f"all {steps} steps were skipped, so no weight has changed: none of them had a "
+                "label. `bad_samples` in metrics.jsonl counts samples that could not be read."
+            )
+        raise _failure(f"all {steps} steps were skipped, {self._in_a_row} of them", self._last)
+
+
+def _failure(what: str, last: NonFinite) -> NonFiniteRun:
+    return NonFiniteRun(
+        f"{what} because a loss or a gradient was not finite\n"
+        f"the last one: step {last.step}, {last.what} of {last.module} on rank {last.rank}, "
+        f"samples {listed(last.samples)}\n{_ADVICE}"
+    )
+
+
+def listed(samples: tuple[int, ...]) -> str:
+    """Return ids as text, the first few of many."""
+    text = ", ".join(str(sample) for sample in samples[:_MOST_LISTED])
+    more = len(samples) - _MOST_LISTED
+    return f"{text} and {more} more" if more > 0 else text

@@ -1,0 +1,69 @@
+"""Numbers that are not finite, planted at one place of one rank's step.
+
+Each function arms a session: from then on the step `POISONED_STEP` goes wrong at that place, and
+only there; what spreads from it is the product's own doing.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mimo_launch.optimizer.gradients import local_tensor
+from mimo_launch.train.session import RankSession
+
+POISONED_STEP = 1
+NAN = float("nan")
+
+
+class PoisonedImages:
+    """A data set in which the images of some samples are NaN."""
+
+    def __init__(self, dataset: Any, samples: set[int]) -> None:
+        self._dataset, self._samples = dataset, samples
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def images(self, split: str, index: int, encoder: str) -> list[np.ndarray]:
+        found: list[np.ndarray] = self._dataset.images(split, index, encoder)
+        return [image * np.float32(NAN) for image in found] if index in self._samples else found
+
+
+def poison_backward(session: RankSession, module: str, stage: int, rank: int) -> None:
+    """What a stage's backward starts from is NaN in its first microbatch or group, on one rank."""
+    stages = session.executor.stages
+    correct = stages.backward
+
+    def poisoned(action: Any, step: Any) -> None:
+        here = (action.module, action.stage, action.index) == (module, stage, 0)
+        if here and session.rank == rank and step.plan.step == POISONED_STEP:
+            if not stages.modules[module].layout.stages[stage].is_last:
+                stages.edges[module].gradients[stage, 0].fill_(NAN)
+            elif module == "language":
+                step.losses[0] = step.losses[0] * NAN
+            else:
+                stages.bridges[module].group(0).rows_grad.fill_(NAN)
+        correct(action, step)
+
+    stages.backward = poisoned  # type: ignore[method-assign]
+
+
+def poison_shard(session: RankSession, module: str, rank: int, *, tp_grad: str) -> None:
+    """One element of a rank's shard is NaN once gradients are summed over dp x cp."""
+    correct = session.executor.run
+
+    def poisoned(program: Any, inputs: Any) -> Any:
+        result = correct(program, inputs)
+        if session.rank == rank and inputs.plan.step == POISONED_STEP:
+            gradient = next(
+                item.parameter.grad
+                for item in session.declared(module)
+                if item.placed[0].segment.tp_grad == tp_grad
+                and local_tensor(item.parameter.grad).numel()
+            )
+            with torch.no_grad():
+                local_tensor(gradient).view(-1)[0] = NAN
+        return result
+
+    session.executor.run = poisoned  # type: ignore[method-assign]
