@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,26 @@ MARK = b"# <- here"
 
 
 def arguments(raw: bytes) -> argparse.Namespace:
-    """Read the command line of a fixture from a first line `# args: ...`."""
+    """Read the command line of a fixture from a first line `# args: ...`.
+
+    `--without PACKAGE`, which only this test knows, hides an installed package from Python.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--nproc", type=int)
+    parser.add_argument("--without", action="append", default=[])
     first = raw.partition(b"\n")[0].decode()
     return parser.parse_args(shlex.split(first.partition("# args:")[2]))
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_fixture_has_its_code_at_the_marked_line(path: Path) -> None:
+def test_fixture_has_its_code_at_the_marked_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = path.read_bytes() if path.is_file() else b""
     args = arguments(raw)
+    for package in args.without:
+        monkeypatch.setitem(sys.modules, package, None)
     checked = load_and_check(path, args.set, args.nproc)
     code = CODES[path.name.split(".")[0]]
     assert [item.code for item in checked.diagnostics] == [code.name]

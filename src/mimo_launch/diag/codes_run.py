@@ -17,4 +17,13 @@ RUN_CODES = (
         "init_from: runs/pretraining/metrics.jsonl",
         "init_from: runs/pretraining",
     ),
+    Code(
+        "missing-package",
+        "A setting needs a package that is not installed.",
+        "TensorBoard and Weights & Biases are packages of their own, so that an installation "
+        "without them stays small. A run that could not log as its spec says is not started. Where "
+        "nothing is to be trained (`plan` on a laptop), leave the setting out with `--set`.",
+        "log: {tensorboard: true}       # no package `tensorboard`",
+        "log: {tensorboard: true}       # after: pip install tensorboard",
+    ),
 )

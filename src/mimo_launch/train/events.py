@@ -159,6 +159,15 @@ class WriteFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerFailed:
+    """TensorBoard or Weights & Biases could not be written; `effect` says what that means."""
+
+    listener: str
+    reason: str
+    effect: str
+
+
 Event = (
     RunStarted
     | StepFinished
@@ -173,6 +182,7 @@ Event = (
     | NonFinite
     | BadSamples
     | WriteFailed
+    | ListenerFailed
 )
 Listener = Callable[[Event], None]
 

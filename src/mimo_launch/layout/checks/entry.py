@@ -11,7 +11,17 @@ from pathlib import Path
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
-from mimo_launch.layout.checks import batch, data, effects, ranks, saved, schedules, support, widths
+from mimo_launch.layout.checks import (
+    batch,
+    data,
+    effects,
+    packages,
+    ranks,
+    saved,
+    schedules,
+    support,
+    widths,
+)
 from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.model import MissingPartError, Spec
@@ -72,6 +82,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(support.backend_supported),
     ModuleRule(saved.init_from_is_checkpoint),
     ModuleRule(saved.init_partial_used),
+    SpecRule(packages.log_packages_installed),
 )
 
 

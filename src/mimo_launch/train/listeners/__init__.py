@@ -1,0 +1,1 @@
+"""Other places that metrics go to, as the spec's `log` section says."""
