@@ -59,6 +59,13 @@ def sweep(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Break runs in every way we know, at random moments; prints the seed and a table."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", "tests/faults", "-m", "faults", "-s", *session.posargs)
+
+
+@nox.session(default=False)
 def gpu(session: nox.Session) -> None:
     """Run the GPU tests; needs CUDA devices."""
     session.install("-e", ".", *group("test"))
