@@ -219,6 +219,30 @@ def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> 
     assert complete == ["step-00000009", "step-00000006"]
 
 
+def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[Any]:
+    events: list[Any] = []
+    with RankSession(spec) as session:
+        run_program = session.executor.run
+
+        def poisoned(program: Any, inputs: Any) -> Any:
+            result = run_program(program, inputs)
+            if inputs.plan.step + 1 in bad:
+                result.loss.fill_(float("nan"))
+            return result
+
+        session.executor.run = poisoned  # type: ignore[method-assign]
+        state, saver = start_run(session, folder, events.append)
+        train(session, events.append, Hooks(saver=saver), state)
+    return events
+
+
+def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
+    """A save is due after step 3, in the middle of two bad steps: it follows the next good one."""
+    spec = make_spec("one rank", 6)
+    [events] = run_ranks(run_with_bad_steps, spec, tmp_path, (3, 4), world_size=1)
+    assert [e.step for e in events if isinstance(e, CheckpointSaved)] == [5, 6]
+
+
 def test_if_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:
     spec = make_spec("one rank", 3)
     run(spec, tmp_path)

@@ -93,7 +93,7 @@ def train(
         )
     )
     steps = StepRunner(session, dataset, emit, hooks.profile)
-    begin, stopped = time.perf_counter(), 0
+    begin, stopped, due = time.perf_counter(), 0, False
     while state.step < spec.train.steps and not stopped:
         totals = steps.run(state, order.take(state.samples), _flags(hooks, spec))
         stopped = _stop_signal(totals)
@@ -102,7 +102,15 @@ def train(
         if spec.eval is not None and not stopped and _is_due(spec, state.step, spec.eval.every):
             session.where.enter(Phase.EVALUATING)
             emit(evaluate(session, dataset, spec.eval.samples, state.step))
-        _save(session, emit, hooks.saver, state, stopped=stopped)
+        if hooks.saver is not None and spec.checkpoint is not None:
+            due = due or _is_due(spec, state.step, spec.checkpoint.every)
+            # Nothing is saved while numbers are bad: a run that they end goes on from before them.
+            if stopped or (due and (totals.finite or state.step == spec.train.steps)):
+                session.where.enter(Phase.SAVING)
+                hooks.saver.save(state)
+                due = False
+            for event in hooks.saver.poll():
+                emit(event)
     _finish(session, emit, hooks.saver, steps, state, stopped=stopped, begin=begin)
     return stopped
 
@@ -127,18 +135,6 @@ def _stop_signal(totals: StepTotals) -> int:
 def _is_due(spec: Spec, step: int, every: int | None) -> bool:
     """Return whether something is due after `step` steps; always after the last."""
     return step == spec.train.steps or (every is not None and step % every == 0)
-
-
-def _save(
-    session: RankSession, emit: Listener, saver: Saver | None, state: RunState, *, stopped: int
-) -> None:
-    if saver is None or session.spec.checkpoint is None:
-        return
-    if stopped or _is_due(session.spec, state.step, session.spec.checkpoint.every):
-        session.where.enter(Phase.SAVING)
-        saver.save(state)
-    for event in saver.poll():
-        emit(event)
 
 
 def _finish(
