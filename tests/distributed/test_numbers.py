@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import build_layout, world_size
 from mimo_launch.spec.model import Spec
-from mimo_launch.train import loop, step
+from mimo_launch.train import loop, reading
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import NonFinite, RunFinished, StepFinished
@@ -206,14 +206,14 @@ def test_a_run_whose_every_step_was_bad_does_not_end_well() -> None:
 
 def no_labels() -> None:
     """Make every sample one without a label."""
-    correct = step.step_inputs
+    correct = reading.step_inputs
 
     def without(*args: Any) -> Any:
         inputs = correct(*args)
         samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
         return replace(inputs, plan=replace(inputs.plan, samples=samples))
 
-    step.step_inputs = without
+    reading.step_inputs = without
 
 
 def test_steps_without_labels_are_no_bad_numbers_yet_no_training_either() -> None:

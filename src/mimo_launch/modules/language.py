@@ -36,15 +36,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LanguageInput:
-    """One microbatch as this rank sees it.
+    """One microbatch of `num_sequences` B as this rank sees it.
 
-    tokens and labels [B, S]: the S positions [S] that this cp rank holds of each sequence; labels
-    are None where greedy answers are wanted instead of a loss. documents [B, all positions] numbers
-    the packed documents, None where every sample is one. rows[encoder] [r, D] are the rows
-    this rank received, on the first stage only.
+    tokens, on the first stage, and labels, on the last, [B, S]: the S positions [S] that this cp
+    rank holds of each sequence; without labels the last stage gives greedy answers. documents
+    [B, all positions] numbers the packed documents, None where every sample is one. rows[encoder]
+    [r, D] are the rows this rank received, on the first stage only.
     """
 
-    tokens: Tensor
+    num_sequences: int
+    tokens: Tensor | None
     positions: Tensor
     documents: Tensor | None
     labels: Tensor | None
@@ -100,7 +101,7 @@ class LanguageStage(nn.Module):
         """
         x_nD = self._embed(batch) if hidden is None else hidden
         mask = causal_mask(
-            batch.tokens.shape[0],
+            batch.num_sequences,
             batch.positions,
             self.model.head_size,
             self.model.rope_theta,
@@ -114,7 +115,7 @@ class LanguageStage(nn.Module):
         x_ND = self.context.enter(self.norm(x_nD))
         logits, part = self._logits(x_ND)
         if batch.labels is None:
-            return greedy_choice(logits, part, self.context.tp).view(batch.tokens.shape)
+            return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
         labels = batch.labels.flatten()
         return vocab_cross_entropy(logits, labels, part, self.context.tp).sum()
 
@@ -128,6 +129,8 @@ class LanguageStage(nn.Module):
 
     def _embed(self, batch: LanguageInput) -> Tensor:
         """Return token embeddings in which rows stand at their placeholders."""
+        if batch.tokens is None:
+            raise ValueError("the first stage of language needs tokens")
         x_nD: Tensor = self.embedding(batch.tokens.flatten())
         for encoder, received in batch.rows.items():
             placement = batch.placements[encoder]

@@ -20,57 +20,56 @@ from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, Mlp, blocks
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, RowLinear
-from mimo_launch.parallel.masks import ImageMask, image_mask
+from mimo_launch.parallel.masks import ImageMask
 from mimo_launch.parallel.segments import SegmentedModule, replicated
 from mimo_launch.spec.model import VitModel
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """The patches of one group that this rank holds: pixels [N, P], their (y, x) in their image
-    [N, 2], which attend to which, and how many rows each tp rank owns in the end.
+class Patches:
+    """Pixels [N, P] and (y, x) in their image [N, 2].
 
     Patches that only pad the list to what cp and tp need give no rows.
+    """
+
+    pixels: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """The patches of one group that this rank holds: which attend to which, how many rows each tp
+    rank owns in the end and, on the first stage, the patches themselves.
     """  # noqa: D205
 
-    patches: Tensor
-    positions: Tensor
     mask: ImageMask
     sizes: tuple[int, ...]
+    patches: Patches | None
 
 
 def pack_images(
-    images: Sequence[np.ndarray],
-    model: VitModel,
-    context: ParallelContext,
-    *,
-    local_size: int,
-    sizes: tuple[int, ...],
-) -> EncoderInput:
+    images: Sequence[np.ndarray], model: VitModel, context: ParallelContext, held: range
+) -> Patches:
     """Cut images [channels, height, width] into patches in row-major order, one after another.
 
-    Of that list each cp rank keeps `local_size` patches, padding at the end included.
+    Of that list, padded at the end, this rank keeps `held`.
     """
     side = model.patch
-    patches, positions, lengths = [], [], []
+    patches, positions = [], []
     for image in images:
         channels, height, width = image.shape
         rows, columns = height // side, width // side
         cut = image.reshape(channels, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
         patches.append(cut.reshape(rows * columns, channels * side * side))
         positions.append(np.indices((rows, columns)).reshape(2, -1).T)
-        lengths.append(rows * columns)
-    padding = local_size * context.cp.size - sum(lengths)
-    patches.append(np.zeros((padding, model.channels * side * side)))
+    padding = max(0, held.stop - sum(len(part) for part in patches))
+    patches.append(np.zeros((padding, model.channels * side * side), dtype=np.float32))
     positions.append(np.zeros((padding, 2), dtype=np.int64))
-    held = range(context.cp.index * local_size, (context.cp.index + 1) * local_size)
     mine = slice(held.start, held.stop)
     pixels = np.concatenate(patches)[mine]
-    return EncoderInput(
+    return Patches(
         torch.as_tensor(pixels, dtype=context.compute_dtype, device=context.device),
         torch.as_tensor(np.concatenate(positions)[mine], device=context.device),
-        image_mask(lengths, held, context.device),
-        sizes,
     )
 
 
@@ -171,7 +170,7 @@ class VisionStage(nn.Module):
 
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
-        x_nD = self._embed(packed) if hidden is None else hidden
+        x_nD = self._embed(packed.patches) if hidden is None else hidden
         for layer in self.layers.values():
             x_nD = layer(x_nD, packed.mask)
         if not self.stage.is_last:
@@ -185,8 +184,10 @@ class VisionStage(nn.Module):
             rows = rows[:held].clone()
         return split_rows(rows, packed.sizes, self.context.tp)
 
-    def _embed(self, packed: EncoderInput) -> Tensor:
-        patches, positions = packed.patches, packed.positions
+    def _embed(self, given: Patches | None) -> Tensor:
+        if given is None:
+            raise ValueError("the first stage of an encoder needs pixels")
+        patches, positions = given.pixels, given.positions
         if self.context.sequence_parallel:
             # Each tp rank embeds its own tokens only; attention and MLP regions gather them.
             share = patches.shape[0] // self.context.tp.size

@@ -20,12 +20,13 @@ from mimo_launch.layout.shards import local_patches
 from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.language import LanguageInput
 from mimo_launch.modules.vision import EncoderInput, pack_images
-from mimo_launch.parallel.masks import zigzag_positions
+from mimo_launch.parallel.masks import image_mask, zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.inputs import (
     StepInputs,
     group_images,
+    image_lengths,
     num_rows,
     owned_rows,
     read_documents,
@@ -78,7 +79,7 @@ class Stages:
         if action.module == LANGUAGE:
             out = network(hidden, self._language_input(stage, action.index, step))
         else:
-            out = network(hidden, self._encoder_input(module, action.index, step))
+            out = network(hidden, self._encoder_input(module, stage, action.index, step))
         if not module.layout.stages[stage].is_last:
             edges.outputs[key] = out
         elif action.module != LANGUAGE:
@@ -123,37 +124,40 @@ class Stages:
             )
         return tokens // (module.grid.size("tp") if module.sequence_parallel else 1), width
 
-    def _encoder_input(self, module: RankModule, group: int, step: StepState) -> EncoderInput:
-        """Return the packed images of a group."""
+    def _encoder_input(
+        self, module: RankModule, stage: int, group: int, step: StepState
+    ) -> EncoderInput:
+        """Return the packed images of a group; later stages need their sizes only."""
         model = self.spec.modules[module.name].model
         if not isinstance(model, VitModel):
             raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
         layout = module.layout
         replica = layout.grid.index("dp", self.rank)
         total = num_rows(self.layout, step.plan, layout, self.rank, group)
-        return pack_images(
-            group_images(self.layout, step.inputs, layout, replica, group),
-            model,
-            module.context,
-            local_size=local_patches(layout, total),
-            sizes=owned_rows(layout, total, self.rank),
-        )
+        size, cp = local_patches(layout, total), module.context.cp.index
+        held, patches = range(cp * size, (cp + 1) * size), None
+        if layout.stages[stage].is_first:
+            images = group_images(self.layout, step.inputs, layout, replica, group)
+            patches = pack_images(images, model, module.context, held)
+        lengths = image_lengths(self.layout, step.plan, layout, replica, group)
+        mask = image_mask(lengths, held, module.context.device)
+        return EncoderInput(mask, owned_rows(layout, total, self.rank), patches)
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
         module = self.modules[LANGUAGE]
-        grid, cp = module.layout.grid, module.context.cp
-        replica = grid.index("dp", self.rank)
-        labels = None
-        if step.tokens is None:
+        cp, here = module.context.cp, module.layout.stages[stage]
+        replica = module.layout.grid.index("dp", self.rank)
+        tokens = labels = None
+        if step.tokens is not None:
+            tokens = step.tokens[microbatch]
+        elif here.is_first or here.is_last:
             text = read_text(self.layout, step.inputs, replica, microbatch, self.grids.device)
             tokens, labels = text.tokens, text.labels
-        else:
-            tokens = step.tokens[microbatch]
         positions = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
-        first = stage == 0
-        bridges = self.bridges.items() if first else ()
+        bridges = self.bridges.items() if here.is_first else ()
         return LanguageInput(
-            tokens=tokens[:, positions],
+            num_sequences=self.layout.samples.microbatch_size,
+            tokens=None if tokens is None else tokens[:, positions],
             positions=positions,
             documents=read_documents(
                 self.layout, step.inputs, replica, microbatch, self.grids.device

@@ -1,8 +1,8 @@
 """What the runtime asks of a loader, and the tensors it makes of the answers.
 
-Decides: which samples a rank reads, and when (when the action that needs them runs).
+Decides: which samples go into which action.
 Relies on: the sample map and the DataPlan.
-Leaves: reading and decoding to `train.data`.
+Leaves: reading and decoding to `train`, which asks `layout.reads` who reads what.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from mimo_launch.parallel.context import ParallelContext
 
 
 class StepInputs(Protocol):
-    """The samples of one step by their position in it; only what is asked for is read."""
+    """The samples of one step by their position in it; a rank asks only for what it needs."""
 
     @property
     def plan(self) -> DataPlan:
@@ -72,6 +72,17 @@ def group_images(
         image
         for sample in encoder_samples(layout, module, replica, group)
         for image in inputs.images(sample, module.name)
+    ]
+
+
+def image_lengths(
+    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+) -> list[int]:
+    """Return the rows of each image that one encoder replica encodes for one group, in order."""
+    return [
+        span.rows
+        for sample in encoder_samples(layout, module, replica, group)
+        for span in plan.samples[sample].spans.get(module.name, ())
     ]
 
 

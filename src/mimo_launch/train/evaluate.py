@@ -7,56 +7,62 @@ Relies on: the forward program, then repeated language forwards on the rows it l
 Leaves: when to evaluate to `loop`.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo_launch.layout.reads import is_scorer
 from mimo_launch.layout.tokens import EOS, IGNORE_LABEL, PAD
 from mimo_launch.runtime.compute import StepState
 from mimo_launch.runtime.inputs import read_text
 from mimo_launch.schedule.generate import generate_forward
-from mimo_launch.train.data.dataset import Dataset
 from mimo_launch.train.data.order import heldout_batches
 from mimo_launch.train.events import EvalFinished
-from mimo_launch.train.loader import DatasetInputs, step_inputs
+from mimo_launch.train.loader import ReadInputs
+from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 
 
-def evaluate(session: RankSession, dataset: Dataset, samples: int, step: int) -> EvalFinished:
-    """Return held-out loss and digit accuracy, equal on all ranks.
+def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) -> EvalFinished:
+    """Return held-out loss and digit accuracy after `step` steps, equal on all ranks.
 
-    `samples` is rounded up to whole global batches. Ranks: collective over the world.
+    `samples` is rounded up to whole global batches; those that cannot be read are left out. Ranks:
+    collective over the world. Raises, on all ranks alike: TooManyBadSamples.
     """
     program = generate_forward(session.layout)[session.rank]
     batch = session.spec.batch.global_
-    # Summed token losses, labels, right digits, digits.
-    sums = torch.zeros(4, dtype=torch.float64, device=session.device)
+    # Summed token losses, right digits, digits.
+    sums = torch.zeros(3, dtype=torch.float64, device=session.device)
     labels = seen = 0
-    for ids in heldout_batches(samples, batch, dataset.num_samples("heldout")):
-        inputs = step_inputs(dataset, "heldout", ids, step)
+    for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
+        inputs = reader.read("heldout", ids, step - 1)
         result = session.executor.run_forward(program, inputs)
-        sums[0] += result.loss * inputs.plan.num_labels
-        labels += inputs.plan.num_labels
-        seen += len(ids)
+        own = torch.zeros_like(sums)
+        own[0] = result.loss * inputs.plan.num_labels
         if session.spec.data.kind == "digits":
             for right, total in _decode(session, result, inputs):
-                sums[2] += right
-                sums[3] += total
-    dist.all_reduce(sums)
-    loss, _, right, total = sums.tolist()
+                own[1] += right
+                own[2] += total
+        # Once a batch: ranks without language wait here while the others decode, and a whole
+        # evaluation may take longer than a collective may.
+        dist.all_reduce(own)
+        sums += own
+        session.where.beat()
+        labels += inputs.plan.num_labels
+        seen += len(ids) - len(inputs.left_out)
+    loss, right, total = sums.tolist()
     return EvalFinished(
         step=step,
-        eval_loss=loss / max(1, labels),
+        eval_loss=loss / labels if labels else math.nan,
         digit_accuracy=right / total if total else None,
         samples=seen,
     )
 
 
-def _decode(
-    session: RankSession, step: StepState, inputs: DatasetInputs
-) -> Iterator[tuple[int, int]]:
+def _decode(session: RankSession, step: StepState, inputs: ReadInputs) -> Iterator[tuple[int, int]]:
     """Yield (right digits, digits) of each sample of this rank's language replica.
 
     Only the first rank of a replica yields, so that a sum over the world counts each sample once.
@@ -81,7 +87,7 @@ def _decode(
         for microbatch, choices in session.executor.choose(program, step, tokens).items():
             at = (starts[microbatch] + position)[:, None]
             tokens[microbatch].scatter_(1, at + 1, choices.gather(1, at))
-    if any(language.grid.index(axis, session.rank) for axis in ("tp", "cp", "pp")):
+    if not is_scorer(language, session.rank):
         return
     for microbatch, start in starts.items():
         rows = tokens[microbatch].tolist()

@@ -144,11 +144,15 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSamples:
-    """Samples that could not be read, by id, with the reason; `total` counts the whole run."""
+    """Samples that could not be read, by id in their split, with the reason.
+
+    `total` counts the whole run; a held-out sample counts once, however often it is evaluated.
+    """
 
     step: int
     reasons: dict[int, str]
     total: int
+    split: Literal["train", "heldout"] = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

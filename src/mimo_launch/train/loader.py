@@ -1,23 +1,34 @@
-"""The samples of a step, read when an action asks for them.
+"""The samples of a step, read when they are asked for or ahead of the step.
 
-Decides: nothing about order; it binds a data set to the ids of one step.
+Decides: what stands in the place of a sample that cannot be read: nothing but padding.
 Relies on: `data.order` for the ids.
-Leaves: decoding to the data set.
+Leaves: decoding to the data set, agreeing on what cannot be read to `reading`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import setitem
+from typing import Any
 
 import numpy as np
 
-from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.train.data.dataset import Dataset
+from mimo_launch.layout.data_plan import DataPlan, SamplePlan
+from mimo_launch.layout.reads import Reads
+from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
+from mimo_launch.spec.model import Spec, VitModel
+from mimo_launch.train.data.dataset import BadSample, Dataset
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import make_data_plan
+
+# What damage looks like in decoders that know nothing of BadSample. Other errors are bugs.
+BAD = (BadSample, OSError, EOFError, ValueError)
+MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetInputs:
-    """The samples of one step by their position in it."""
+    """The samples of one step by their position in it, each read when it is asked for."""
 
     dataset: Dataset
     split: Split
@@ -43,3 +54,108 @@ class DatasetInputs:
 def step_inputs(dataset: Dataset, split: Split, ids: tuple[int, ...], step: int) -> DatasetInputs:
     """Return the inputs of one step made of the given samples."""
     return DatasetInputs(dataset, split, make_data_plan(dataset, split, ids, step))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInputs:
+    """What one rank has read of a step: the answers of `DatasetInputs`, from memory.
+
+    The samples `left_out` are empty in `plan`: padding, no label, no image, no answer.
+    """
+
+    plan: DataPlan
+    seq: int
+    texts: dict[int, tuple[np.ndarray, np.ndarray]]
+    document_rows: dict[int, np.ndarray]
+    pixels: dict[tuple[int, str], list[np.ndarray]]
+    answers: dict[int, tuple[int, ...]]
+    left_out: frozenset[int] = frozenset()
+
+    def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and labels, int64 [seq] each."""
+        if sample in self.left_out:
+            return np.full(self.seq, PAD), np.full(self.seq, IGNORE_LABEL)
+        return self.texts[sample]
+
+    def documents(self, sample: int) -> np.ndarray:
+        """Return the document of each position, int64 [seq]."""
+        if sample in self.left_out:
+            return np.zeros(self.seq, dtype=np.int64)
+        return self.document_rows[sample]
+
+    def images(self, sample: int, encoder: str) -> list[np.ndarray]:
+        """Return the images of a sample for one encoder."""
+        return [] if sample in self.left_out else self.pixels[sample, encoder]
+
+    def answer(self, sample: int) -> tuple[int, ...]:
+        """Return the tokens of the true answer, without the end token."""
+        return () if sample in self.left_out else self.answers[sample]
+
+    def without(self, bad: Collection[int]) -> "ReadInputs":
+        """Return the step with some samples left out of it, at these positions."""
+        samples = tuple(
+            SamplePlan(sample.id, num_tokens=0, num_labels=0) if position in bad else sample
+            for position, sample in enumerate(self.plan.samples)
+        )
+        return replace(self, plan=replace(self.plan, samples=samples), left_out=frozenset(bad))
+
+
+def read_ahead(
+    source: DatasetInputs, reads: Reads, spec: Spec, beat: Callable[[], None]
+) -> tuple[ReadInputs, dict[int, str]]:
+    """Read what one rank needs of a step; return it, and by position why a sample is bad.
+
+    `beat` is called for every record. Raises: what a data set raises that is no sign of damage.
+    """
+    made = ReadInputs(source.plan, spec.batch.seq, {}, {}, {}, {})
+    reasons: dict[int, str] = {}
+    for position, read, keep in _records(source, reads, spec, made):
+        beat()
+        if position not in reasons:
+            try:
+                keep(read())
+            except BAD as error:
+                reasons[position] = _reason(error)
+    return made, reasons
+
+
+Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
+
+
+def _records(source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs) -> Iterator[Record]:
+    """Yield what to read: the position of the sample, how to read it, how to keep it."""
+    for position in reads.texts:
+        yield position, partial(source.text, position), partial(setitem, into.texts, position)
+    for position in reads.documents:
+        keep = partial(setitem, into.document_rows, position)
+        yield position, partial(source.documents, position), keep
+    for position in reads.answers:
+        yield position, partial(source.answer, position), partial(setitem, into.answers, position)
+    for encoder, positions in reads.images.items():
+        model = spec.modules[encoder].model
+        patch = model.patch if isinstance(model, VitModel) else None
+        for position in positions:
+            read = partial(_read_images, source, position, encoder, patch)
+            yield position, read, partial(setitem, into.pixels, (position, encoder))
+
+
+def _read_images(
+    source: DatasetInputs, position: int, encoder: str, patch: int | None
+) -> list[np.ndarray]:
+    """Return the images of a sample. Raises: BadSample if they are not those of the index."""
+    images = source.images(position, encoder)
+    spans = source.plan.samples[position].spans.get(encoder, ())
+    if len(images) != len(spans):
+        raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
+    for image, span in zip(images, spans, strict=True):
+        size = image.shape[1:] if patch is None else (span.height * patch, span.width * patch)
+        if image.shape[1:] != size:
+            raise BadSample(f"pixels {image.shape[1:]} for {encoder}, the index has {size}")
+    return images
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a sample cannot be read, in one line of bounded length."""
+    words = " ".join(str(error).split())
+    text = words if isinstance(error, BadSample) else f"{type(error).__name__}: {words}"
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."

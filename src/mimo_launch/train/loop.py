@@ -28,6 +28,7 @@ from mimo_launch.train.events import (
     RunStopped,
 )
 from mimo_launch.train.profile import Profile
+from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
 from mimo_launch.train.step import StepRunner
@@ -76,7 +77,8 @@ def train(
     `emit` is called on every rank with the same events. `state` is advanced in place.
 
     Ranks: collective over the world. Raises, on all ranks: CheckpointNotWritten, after the last
-    step or, by `train.on_write_error`, at once; NonFiniteRun; NoUpdate.
+    step or, by `train.on_write_error`, at once; NonFiniteRun; NoUpdate;
+    TooManyBadSamples.
     """
     spec, hooks, state = session.spec, hooks or Hooks(), state or RunState()
     dataset = build_dataset(spec)
@@ -92,7 +94,8 @@ def train(
             first_step=state.step,
         )
     )
-    steps = StepRunner(session, dataset, emit, hooks.profile)
+    reader = StepReader(session, dataset, state, emit)
+    steps = StepRunner(session, reader, emit, hooks.profile)
     begin, stopped, due = time.perf_counter(), 0, False
     while state.step < spec.train.steps and not stopped:
         totals = steps.run(state, order.take(state.samples), _flags(hooks, spec))
@@ -101,7 +104,7 @@ def train(
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and not stopped and _is_due(spec, state.step, spec.eval.every):
             session.where.enter(Phase.EVALUATING)
-            emit(evaluate(session, dataset, spec.eval.samples, state.step))
+            emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None and spec.checkpoint is not None:
             due = due or _is_due(spec, state.step, spec.checkpoint.every)
             # Nothing is saved while numbers are bad: a run that they end goes on from before them.

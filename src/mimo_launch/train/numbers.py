@@ -18,8 +18,8 @@ from typing import Literal
 import torch.distributed as dist
 
 from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
-from mimo_launch.layout.shards import encoder_samples
+from mimo_launch.layout.layout import LANGUAGE, Layout
+from mimo_launch.layout.reads import samples_of
 from mimo_launch.modules.build import RankModule
 from mimo_launch.optimizer.gradients import local_segments, sum_of_squares
 from mimo_launch.train.events import NonFinite
@@ -112,7 +112,7 @@ def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
     if gradients:
         number, _, rank = min(gradients)
         module = layout[order[number]]
-        return _origin("gradient", rank, module.name, plan, _samples_of(layout, module, rank))
+        return _origin("gradient", rank, module.name, plan, samples_of(layout, module, rank))
     # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
     _, rank, name = max(
         (square if math.isfinite(square) else math.inf, -rank, name)
@@ -120,17 +120,6 @@ def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
         for name, square in seen.squares.items()
     )
     return _origin("gradient", -rank, name, plan, range(len(plan.samples)))
-
-
-def _samples_of(layout: Layout, module: ModuleLayout, rank: int) -> list[int]:
-    """Return the positions in the step of the samples of a rank's replica of a module."""
-    replica, microbatches = module.grid.index("dp", rank), layout.samples.microbatches
-    if module.is_language:
-        groups = (tuple(layout.samples.language(replica, m)) for m in range(microbatches))
-    else:
-        num_groups = microbatches // module.group_size
-        groups = (encoder_samples(layout, module, replica, g) for g in range(num_groups))
-    return sorted(position for group in groups for position in group)
 
 
 def _origin(

@@ -1,7 +1,7 @@
 """One step of a run: read, compute, update or skip, and say what happened.
 
 Decides: when a step is skipped, and what is told of it.
-Relies on: `session` for computing, `numbers` for judging.
+Relies on: `reading` for samples, `session` for computing, `numbers` for judging.
 Leaves: which samples a step takes, evaluating and saving to `loop`.
 """
 
@@ -9,13 +9,12 @@ import time
 
 from mimo_launch.optimizer.gradients import StepTotals
 from mimo_launch.optimizer.lr import learning_rate
-from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import Dataset
 from mimo_launch.train.events import Listener, StepFinished
-from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.numbers import NumberWatch, find_origin
 from mimo_launch.train.profile import Profile
+from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
 
@@ -24,21 +23,21 @@ class StepRunner:
     """Runs steps, one after another, and advances the state of the run by each."""
 
     def __init__(
-        self, session: RankSession, dataset: Dataset, emit: Listener, profile: Profile | None
+        self, session: RankSession, reader: StepReader, emit: Listener, profile: Profile | None
     ) -> None:
-        self._session, self._dataset, self._emit = session, dataset, emit
+        self._session, self._reader, self._emit = session, reader, emit
         self._profile = profile
         self._numbers = NumberWatch(session.spec.train.max_skipped)
 
     def run(self, state: RunState, ids: tuple[int, ...], flags: tuple[int, ...]) -> StepTotals:
         """Run the next step on the samples `ids`; `flags` come back summed over all ranks.
 
-        Ranks: collective over the world. Raises, on all ranks alike: NonFiniteRun.
+        Ranks: collective over the world. Raises, on all ranks alike: NonFiniteRun,
+        TooManyBadSamples.
         """
         session, spec = self._session, self._session.spec
-        session.where.enter(Phase.READING, state.step + 1)
         started = time.perf_counter()
-        inputs = step_inputs(self._dataset, "train", ids, state.step)
+        inputs = self._reader.read("train", ids, state.step)
         if self._profile is not None:
             self._profile.begin(state.step)
         totals = session.gradients(inputs, flags)
@@ -52,9 +51,8 @@ class StepRunner:
             self._emit(origin)
         if not skip:
             session.update(state.step, totals)
-        tokens = sum(sample.num_tokens for sample in inputs.plan.samples)
         seconds = time.perf_counter() - started
-        self._emit(_finished(spec, state.step, totals, tokens=tokens, seconds=seconds, skip=skip))
+        self._emit(_finished(spec, inputs, totals, seconds=seconds, skip=skip))
         state.step += 1
         state.samples += len(ids)
         state.skipped += skip
@@ -70,9 +68,10 @@ class StepRunner:
 
 
 def _finished(
-    spec: Spec, step: int, totals: StepTotals, *, tokens: int, seconds: float, skip: bool
+    spec: Spec, inputs: ReadInputs, totals: StepTotals, *, seconds: float, skip: bool
 ) -> StepFinished:
-    schedule, steps = spec.optimizer.schedule, spec.train.steps
+    schedule, steps, step = spec.optimizer.schedule, spec.train.steps, inputs.plan.step
+    tokens = sum(sample.num_tokens for sample in inputs.plan.samples)
 
     def rate(peak: float | None, warmup: int | None) -> float:
         return learning_rate(
@@ -97,5 +96,6 @@ def _finished(
         tokens=tokens,
         tokens_per_s=tokens / seconds,
         skipped=skip,
+        bad_samples=len(inputs.left_out),
         zero_grads=totals.zeros,
     )

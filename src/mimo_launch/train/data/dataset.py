@@ -21,10 +21,19 @@ Tokens = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.float32]
 
 
+class BadSample(Exception):
+    """A sample whose record or image cannot be read; the message says why.
+
+    A data set raises it for what it knows to be damaged, and wraps the errors of its decoders in
+    it. `plan` never does: it answers from the index, alike on all ranks.
+    """
+
+
 class Dataset(Protocol):
     """Samples by index; every answer is a pure function of (spec, split, index).
 
-    Every method that takes an index raises IndexError when it is not in [0, num_samples).
+    Every method that takes an index raises IndexError when it is not in [0, num_samples). Those
+    that read a record raise BadSample; an OSError, EOFError or ValueError counts as one.
     """
 
     def num_samples(self, split: Split) -> int:

@@ -1,0 +1,75 @@
+"""Evaluation leaves training as it was, and may take longer than one collective may."""
+
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from tests.distributed.test_topologies import load, run_steps
+from tests.support.specs import box, spec
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.evaluate import evaluate
+from mimo_launch.train.events import EvalFinished, StepFinished
+from mimo_launch.train.reading import StepReader
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.state import RunState
+
+
+def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:
+    """Train; return per rank what was said of steps, times left out, and held-out losses."""
+    results = []
+    for events in run_ranks(run_steps, made, world_size=world_size(made)):
+        steps = [asdict(event) for event in events if isinstance(event, StepFinished)]
+        for step in steps:
+            del step["tokens_per_s"]
+        results.append((steps, [e.eval_loss for e in events if isinstance(e, EvalFinished)]))
+    return results
+
+
+@pytest.mark.parametrize("name", ["colocated_fan_in", "disjoint_pp2", "full_sharding"])
+def test_training_is_the_same_to_the_last_bit_with_and_without_evaluation(name: str) -> None:
+    """Exact equality of every number of every step, on every rank, in the spec's own precision."""
+    path, steps = Path(f"topologies/{name}.yaml"), "train.steps=4"
+    without = numbers(load(path, steps, "train.count_zero_grads=true", "eval=null"))
+    evaluated = ["eval.every=1", "eval.samples=16"]
+    with_eval = numbers(load(path, steps, "train.count_zero_grads=true", *evaluated))
+    assert [steps for steps, _ in with_eval] == [steps for steps, _ in without]
+    assert len(without[0][0]) == len(with_eval[0][1]) == 4
+
+
+def slow_evaluation(made: Spec) -> float:
+    """Evaluate with answers that take longer, in all, than a collective may."""
+    timeout = timedelta(seconds=2)
+    dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    with RankSession(made) as session:
+        choose = session.executor.choose
+
+        def slowly(*args: Any) -> Any:
+            time.sleep(0.15)
+            return choose(*args)
+
+        session.executor.choose = slowly  # type: ignore[method-assign]
+        reader = StepReader(session, build_dataset(made), RunState(), lambda event: None)
+        begin = time.monotonic()
+        evaluate(session, reader, 5 * made.batch.global_, 1)
+        return time.monotonic() - begin
+
+
+def test_ranks_without_language_do_not_time_out_while_others_decode() -> None:
+    """Five batches of four passes at 0.15 s each on rank 0; a collective may take 2 s on rank 1."""
+    model = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": "digits"}
+    made = spec(
+        {"language": box(0, model=model)},
+        batch={"global": 2, "seq": 12},
+        data={"kind": "digits", "min_digits": 3, "max_digits": 3},
+        idle_ranks="1",
+    )
+    taken = run_ranks(slow_evaluation, made, world_size=2)
+    assert min(taken) > 2.5
