@@ -1,60 +1,218 @@
-"""Which of several failed ranks is blamed."""
+"""Which of several ranks is to blame, and what is known of each."""
 
+import os
+import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
+import pytest
+import torch.distributed as dist
+
+from mimo_launch.launcher.board import Board, Seat
+from mimo_launch.launcher.errors import cause_of, read_error, write_error
 from mimo_launch.launcher.exits import Exit, ExitWatch
-from mimo_launch.launcher.local import _failure, _Pump
-from mimo_launch.train.events import StepFinished, as_record
+from mimo_launch.launcher.failure import from_json, to_json
+from mimo_launch.launcher.judge import Kind, RankState, judge
+from mimo_launch.launcher.pump import Pump
+from mimo_launch.launcher.stacks import Frame, parse_stack, process_state
+from mimo_launch.runtime.whereabouts import Cause, Phase
 
-LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3"
+WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
+BUSY = (Frame("/home/me/data.py", 3, "read"), *WAITING)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """As torch elastic reports one."""
+def state(rank: int, **known: object) -> RankState:
+    """A rank that waits in a collective of step 5."""
+    usual = RankState(
+        rank=rank, phase=Phase.PROGRAM, step=5, position=3, size=10, process="S", frames=WAITING
+    )
+    return replace(usual, **known)
 
-    exitcode: int
-    message: str
-    timestamp: int
+
+def failed(rank: int, cause: Cause, at: float) -> RankState:
+    return state(rank, cause=cause, failed=at, message="an error")
+
+
+def killed(rank: int, at: float) -> RankState:
+    return state(rank, end=Exit(9, "SIGKILL", 0), ended=at, process="")
 
 
 def test_a_killed_rank_is_blamed_before_the_peers_that_lost_it() -> None:
-    """The agent saw only a peer's error; the kernel says who ended first."""
-    failures = {0: Failure(1, LOST, 10)}
-    exits = [Exit(1, 9, "SIGKILL"), Exit(0, 1, "")]
-    found = _failure(failures, exits, Path("logs"))
-    assert (found.rank, found.message) == (1, "killed by SIGKILL")
+    """Though they reported it first."""
+    states = [failed(0, Cause.LOST, 9.0), killed(1, 10.0), failed(2, Cause.TIMEOUT, 9.5)]
+    assert judge(states).rank == 1
+    assert judge(states).kind is Kind.DIED
 
 
-def test_the_first_to_leave_is_blamed_with_its_own_words() -> None:
-    failures = {0: Failure(1, LOST, 10), 3: Failure(1, "ValueError: no such sample", 11)}
-    found = _failure(failures, [Exit(3, 1, ""), Exit(0, 1, "")], Path("logs"))
-    assert (found.rank, found.message) == (3, "ValueError: no such sample")
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_earliest_of_several_failures_is_blamed(order: int) -> None:
+    states = [failed(0, Cause.OWN, 12.0), killed(1, 10.0), failed(2, Cause.OWN, 11.0)]
+    assert judge(states[::order]).rank == 1
 
 
-def test_without_an_account_of_exits_time_decides() -> None:
-    failures = {0: Failure(1, "ValueError: b", 11), 2: Failure(1, "ValueError: a", 10)}
-    assert _failure(failures, [], Path("logs")).rank == 2
+def test_a_rank_that_leaves_early_with_status_0_has_failed() -> None:
+    left = state(3, end=Exit(0, "", 0), ended=10.0, process="")
+    assert judge([failed(0, Cause.LOST, 9.0), left]).rank == 3
+    finished = replace(left, phase=Phase.FINISHED)
+    assert judge([failed(0, Cause.OWN, 11.0), finished]).rank == 0
+
+
+def test_a_stopped_process_is_blamed_before_one_that_computes() -> None:
+    states = [failed(0, Cause.TIMEOUT, 9.0), state(1, frames=BUSY), state(2, process="T")]
+    verdict = judge(states)
+    assert (verdict.rank, verdict.kind) == (2, Kind.STOPPED)
+
+
+def test_the_rank_outside_of_communication_is_stuck() -> None:
+    """Though another one is further behind."""
+    states = [failed(0, Cause.TIMEOUT, 9.0), state(1, step=4), state(2, frames=BUSY)]
+    verdict = judge(states)
+    assert (verdict.rank, verdict.kind) == (2, Kind.STUCK)
+
+
+def test_of_several_busy_ranks_the_one_furthest_behind_is_stuck() -> None:
+    ahead = state(0, frames=BUSY, position=9)
+    slower = state(1, frames=BUSY, position=9, size=20)
+    earlier = state(2, frames=BUSY, phase=Phase.READING, position=0)
+    assert judge([ahead, slower]).rank == 1
+    assert judge([ahead, slower, earlier]).rank == 2
+
+
+def test_when_all_wait_the_one_furthest_behind_is_named() -> None:
+    verdict = judge([state(0), state(1, step=4), state(2)])
+    assert (verdict.rank, verdict.kind) == (1, Kind.BEHIND)
+
+
+def test_a_rank_that_never_began_is_stuck() -> None:
+    verdict = judge([state(0), state(1, phase=Phase.STARTING, step=0, frames=())])
+    assert (verdict.rank, verdict.kind) == (1, Kind.STUCK)
+
+
+def test_a_broken_connection_between_living_ranks_blames_none_of_the_others() -> None:
+    states = [state(0, frames=BUSY), failed(1, Cause.LOST, 9.0), failed(2, Cause.LOST, 8.0)]
+    verdict = judge(states)
+    assert (verdict.rank, verdict.kind) == (2, Kind.LOST)
+
+
+def test_a_host_that_does_not_answer_is_blamed_for_lost_peers_only() -> None:
+    lost = failed(0, Cause.LOST, 9.0)
+    assert judge([lost], absent=[4, 5]).kind is Kind.ABSENT
+    assert judge([lost, failed(1, Cause.OWN, 8.0)], absent=[4, 5]).rank == 1
+
+
+def test_an_end_on_purpose_is_final() -> None:
+    assert judge([failed(0, Cause.FINAL, 9.0)]).final
+    assert not judge([failed(0, Cause.OWN, 9.0)]).final
+
+
+class Deliberate(Exception):
+    """An end on purpose."""
+
+    restartable = False
+
+
+def chained(cause: BaseException) -> Exception:
+    error = ValueError("the step failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ValueError("no such sample"), Cause.OWN),
+        (RuntimeError("shapes do not fit"), Cause.OWN),
+        (MemoryError(), Cause.OWN),
+        (OSError("Connection reset by peer"), Cause.OWN),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection closed by peer"), Cause.LOST),
+        (RuntimeError("[x] Timed out waiting 4000ms for recv operation"), Cause.TIMEOUT),
+        (dist.DistNetworkError("The client socket has failed to connect"), Cause.LOST),
+        (dist.DistStoreError("wait timeout after 5000ms, keys: /x"), Cause.TIMEOUT),
+        (chained(dist.DistBackendError("broken")), Cause.LOST),
+        (Deliberate("enough"), Cause.FINAL),
+        (chained(Deliberate("enough")), Cause.FINAL),
+    ],
+)
+def test_errors_that_peers_explain_are_told_from_others(error: BaseException, cause: Cause) -> None:
+    assert cause_of(error) is cause
+
+
+def test_an_error_file_is_read_back_and_a_missing_one_is_empty(tmp_path: Path) -> None:
+    write_error(ValueError("no such sample"), tmp_path / "error.json")
+    assert read_error(tmp_path / "error.json") == "ValueError: no such sample"
+    assert read_error(tmp_path / "none.json") == ""
+    (tmp_path / "half.json").write_text('{"mess')
+    assert read_error(tmp_path / "half.json") == ""
+
+
+DUMP = """Thread 0x00007f0000000002 (most recent call first):
+  File "/lib/threading.py", line 324 in wait
+  File "/lib/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "/home/me/data.py", line 12 in read
+  File "/site/torch/distributed/x.py", line 2 in outer
+"""
+
+
+def test_the_stack_of_the_main_thread_is_taken() -> None:
+    frames = parse_stack(DUMP, head="main thread 0x00007f0000000001\n")
+    assert [str(frame) for frame in frames] == ["read (data.py:12)", "outer (x.py:2)"]
+    assert parse_stack(DUMP) == frames
+    other = parse_stack(DUMP, head="main thread 0x00007f0000000002\n")
+    assert [frame.function for frame in other] == ["wait", "_bootstrap"]
+    assert parse_stack("") == ()
+
+
+def test_states_survive_the_way_to_another_host() -> None:
+    states = [killed(1, 10.0), failed(2, Cause.OWN, 11.0), state(3)]
+    assert from_json(to_json(states)) == states
+
+
+def test_a_worker_writes_what_its_launcher_reads() -> None:
+    board = Board(2)
+    seat = Seat(board.cells, 1)
+    seat.where.enter(Phase.PROGRAM, 7)
+    seat.where.at(4)
+    seen = board.read(1)
+    assert (seen.phase, seen.step, seen.position, seen.failed) == (Phase.PROGRAM, 7, 4, 0)
+    assert board.read(0).phase is Phase.STARTING
+    seat.where.failed(Cause.LOST)
+    assert board.read(1).failed >= seen.changed > 0
+    assert board.read(1).cause is Cause.LOST
+    assert seat.stop() == 0
+    board.ask_to_stop(15)
+    assert seat.stop() == 15
 
 
 def test_the_watch_notes_who_ended_first_and_how() -> None:
     """Real processes: one leaves with a status, then one is killed, one ends well."""
     commands = ["sleep 0.3; exit 3", "sleep 30", "exit 0"]
     processes = [subprocess.Popen(["sh", "-c", command]) for command in commands]
-    with ExitWatch([process.pid for process in processes]) as watch:
+    with ExitWatch({rank: process.pid for rank, process in enumerate(processes)}) as watch:
         deadline = time.monotonic() + 10
-        while not watch.failures and time.monotonic() < deadline:
+        while len(watch.exits) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         processes[1].kill()
-        while len(watch.failures) < 2 and time.monotonic() < deadline:
+        while len(watch.exits) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     for process in processes:
         process.wait()
-    assert watch.failures == [Exit(0, 3, ""), Exit(1, 9, "SIGKILL")]
+    ends = [(rank, end.status, end.killed_by) for rank, end in watch.exits.items()]
+    assert ends == [(2, 0, ""), (0, 3, ""), (1, 9, "SIGKILL")]
+
+
+def test_a_stopped_process_is_seen() -> None:
+    process = subprocess.Popen(["sleep", "30"])
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert process_state(process.pid) == "T"
+    process.kill()
+    process.wait()
+    assert process_state(process.pid) == ""
 
 
 def test_a_listener_that_fails_does_not_stop_the_pipe() -> None:
@@ -64,28 +222,11 @@ def test_a_listener_that_fails_does_not_stop_the_pipe() -> None:
         raise SystemExit(1)
 
     reader, writer = Pipe(duplex=False)
-    pump = _Pump(reader, broken)
+    pump = Pump(reader, broken)
     pump.start()
     for _ in range(5000):
         writer.send("an event of some length")
-    writer.send(None)
+    writer.close()
     pump.join(timeout=10)
     assert not pump.is_alive()
     assert isinstance(pump.error, SystemExit)
-
-
-def test_a_number_that_is_not_finite_is_null_in_the_metrics() -> None:
-    event = StepFinished(
-        step=1,
-        loss=float("nan"),
-        grad_norm=float("inf"),
-        grad_norms={"vision": float("nan"), "language": 1.0},
-        lr=0.1,
-        lrs={},
-        tokens=3,
-        tokens_per_s=2.0,
-        skipped=True,
-    )
-    record = as_record(event)
-    assert (record["loss"], record["grad_norm"]) == (None, None)
-    assert record["grad_norms"] == {"vision": None, "language": 1.0}

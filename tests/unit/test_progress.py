@@ -1,11 +1,29 @@
 """What a person sees of a run."""
 
+from dataclasses import replace
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from mimo_launch.cli.progress import LiveProgress, PlainProgress, progress_for
-from mimo_launch.train.events import EvalFinished, Event, RunFinished, RunStarted, StepFinished
+from mimo_launch.train.events import (
+    BadSamples,
+    CheckpointFailed,
+    CheckpointPassedOver,
+    CheckpointSaved,
+    EvalFinished,
+    Event,
+    ListenerFailed,
+    NonFinite,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    RunStopped,
+    StepFinished,
+    WeightsLoaded,
+    WriteFailed,
+)
 
 
 def events(steps: int = 5, log_every: int = 2) -> list[Event]:
@@ -39,11 +57,11 @@ def events(steps: int = 5, log_every: int = 2) -> list[Event]:
     return [*made, RunFinished(steps=steps, seconds=12.5, skipped=1)]
 
 
-def shown(*, terminal: bool) -> str:
+def shown(*, terminal: bool, given: list[Event] | None = None) -> str:
     console = Console(file=StringIO(), force_terminal=terminal, width=100, no_color=True)
     with progress_for(console) as progress:
         assert isinstance(progress, LiveProgress if terminal else PlainProgress)
-        for event in events():
+        for event in events() if given is None else given:
             progress(event)
     return console.file.getvalue()
 
@@ -69,3 +87,97 @@ def test_a_terminal_gets_a_bar_and_a_row_per_module() -> None:
     assert "vision" in text
     assert "grad norm 3" in text
     assert "digit accuracy 87.5%" in text
+
+
+OTHERS: list[tuple[Event, str]] = [
+    (
+        RunResumed(step=4, checkpoint="c/step-4", changes=("optimizer.lr: 0.1 -> 0.2",)),
+        "resumed after step 4 from c/step-4\n  changed since: optimizer.lr: 0.1 -> 0.2",
+    ),
+    (
+        RunStopped(step=7, signal=15, checkpoint="c/step-7"),
+        "stopped by SIGTERM after step 7; c/step-7",
+    ),
+    (
+        RunStopped(step=7, signal=2, checkpoint=None),
+        "stopped by SIGINT after step 7; no checkpoint was saved",
+    ),
+    (
+        CheckpointSaved(step=4, checkpoint="c/4", num_bytes=2_340_000, stall_s=0.1, seconds=2.0),
+        "saved     4  c/4  2.3 MB, stalled 0.10 s, written in 2.00 s",
+    ),
+    (
+        CheckpointFailed(step=4, reason="No space left"),
+        "warning: no checkpoint of step 4: No space left",
+    ),
+    (
+        CheckpointPassedOver(checkpoint="c/4", reason="it was not completed"),
+        "warning: passed over c/4: it was not completed",
+    ),
+    (
+        WeightsLoaded(
+            module="vision",
+            checkpoint="c/4",
+            num_loaded=9,
+            missing=tuple(f"a.{i}" for i in range(7)),
+            misfits=("b",),
+            unused=(),
+        ),
+        "vision: 9 weights from c/4\n"
+        "  7 not in it, so initial values: a.0, a.1, a.2, a.3, a.4, and 2 more\n"
+        "  1 of another shape, so initial values: b",
+    ),
+    (
+        NonFinite(step=3, what="loss", rank=5, module="language", samples=(8, 9)),
+        "warning: step 3 is skipped, its loss is not finite; first on rank 5 in language; "
+        "samples 8, 9",
+    ),
+    (
+        BadSamples(step=3, reasons={8: "cut off", 9: "empty"}, total=4),
+        "warning: step 3 leaves out samples that cannot be read: 8, 9 (8: cut off); 4 so far",
+    ),
+    (
+        WriteFailed(file="m.jsonl", reason="No space left"),
+        "warning: m.jsonl cannot be written, kept for later: No space left",
+    ),
+    (
+        ListenerFailed(listener="TensorBoard", reason="broken", effect="training goes on"),
+        "warning: TensorBoard: broken; training goes on",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), OTHERS, ids=lambda value: type(value).__name__)
+def test_everything_else_is_said_when_it_comes(event: Event, text: str) -> None:
+    assert shown(terminal=False, given=[event]).rstrip() == text
+    on_terminal = shown(terminal=True, given=[event])
+    assert text.partition("\n")[0][:40] in on_terminal
+
+
+def test_a_run_that_goes_on_starts_where_it_was() -> None:
+    """The first step of this start is shown; bad samples and zeros are counted."""
+    started, *steps = events(steps=9, log_every=4)[:-2]
+    given: list[Event] = [replace(started, first_step=5), *steps[5:]]
+    lines = shown(terminal=False, given=given).splitlines()
+    assert lines[0] == "8 ranks ready, 9 steps, 5 of them done before"
+    assert [line.split()[1] for line in lines[1:]] == ["6", "8", "9"]
+    assert "6/9" in shown(terminal=True, given=given[:2])
+
+
+def test_bad_samples_and_zero_gradients_are_counted() -> None:
+    first = events()[1]
+    assert isinstance(first, StepFinished)
+    counted = replace(first, bad_samples=2, zero_grads={"vision": 3, "language": 4})
+    end = RunFinished(steps=5, seconds=1.0, skipped=0)
+    given: list[Event] = [
+        events()[0],
+        BadSamples(step=1, reasons={8: "cut off"}, total=2),
+        counted,
+        end,
+    ]
+    plain = shown(terminal=False, given=given)
+    assert "2 bad samples  7 zero grads" in plain
+    assert "done: 5 steps, 2 bad samples left out in 1.0 s" in plain
+    terminal = shown(terminal=True, given=given)
+    assert "4 zero grads" in terminal
+    assert "bad samples" in terminal

@@ -12,28 +12,15 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mimo_launch.train.events import EvalFinished, Event, RunFinished, RunStarted, StepFinished
-
-
-def step_line(event: StepFinished) -> str:
-    """Return one step as a line of text."""
-    norms = " ".join(f"{name} {norm:.3g}" for name, norm in event.grad_norms.items())
-    skipped = "  SKIPPED" if event.skipped else ""
-    return (
-        f"step {event.step:>6}  loss {event.loss:.4f}  grad norm {event.grad_norm:.3g} ({norms})  "
-        f"lr {event.lr:.2e}  {event.tokens_per_s:,.0f} tokens/s{skipped}"
-    )
-
-
-def eval_line(event: EvalFinished) -> str:
-    """Return one evaluation as a line of text."""
-    accuracy = (
-        "" if event.digit_accuracy is None else f"  digit accuracy {event.digit_accuracy:.1%}"
-    )
-    return (
-        f"eval {event.step:>6}  loss {event.eval_loss:.4f}{accuracy}  "
-        f"({event.samples} held-out samples)"
-    )
+from mimo_launch.cli.lines import eval_line, finish_line, other_lines, start_line, step_line
+from mimo_launch.train.events import (
+    BadSamples,
+    EvalFinished,
+    Event,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+)
 
 
 class PlainProgress:
@@ -42,6 +29,7 @@ class PlainProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._log_every = self._steps = 1
+        self._first = self._bad_samples = 0
 
     def __enter__(self) -> "PlainProgress":
         return self
@@ -59,25 +47,25 @@ class PlainProgress:
         match event:
             case RunStarted():
                 self._log_every, self._steps = event.log_every, event.steps
-                ranks = f"{event.world_size} rank" + "s" * (event.world_size != 1)
-                self._say(f"{ranks} ready, {event.steps} steps")
+                self._first = event.first_step + 1
+                self._say(start_line(event))
             case StepFinished():
-                due = event.step % self._log_every == 0 or event.step in (1, self._steps)
+                ends = (self._first, self._steps)
+                due = event.step % self._log_every == 0 or event.step in ends
                 if due or event.skipped:
                     self._say(step_line(event))
             case EvalFinished():
                 self._say(eval_line(event))
             case RunFinished():
-                self._say(finish_line(event))
+                self._say(finish_line(event, bad_samples=self._bad_samples))
+            case _:
+                if isinstance(event, BadSamples):
+                    self._bad_samples = event.total
+                for line in other_lines(event):
+                    self._say(line)
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def finish_line(event: RunFinished) -> str:
-    """Return the end of a run as a line of text."""
-    skipped = f", {event.skipped} skipped" if event.skipped else ""
-    return f"done: {event.steps} steps{skipped} in {event.seconds:.1f} s"
 
 
 class LiveProgress:
@@ -94,6 +82,7 @@ class LiveProgress:
         )
         self._task = self._bar.add_task("steps", total=None)
         self._modules: tuple[str, ...] = ()
+        self._bad_samples = self._skipped = 0
         self._live = Live(self._bar, console=console, refresh_per_second=8)
 
     def __enter__(self) -> "LiveProgress":
@@ -112,22 +101,34 @@ class LiveProgress:
         """Draw an event."""
         match event:
             case RunStarted():
-                self._bar.update(self._task, total=event.steps)
+                self._bar.update(self._task, total=event.steps, completed=event.first_step)
                 self._modules = event.modules
             case StepFinished():
+                self._skipped += event.skipped
                 self._bar.update(self._task, completed=event.step)
                 self._live.update(Group(self._table(event), self._bar))
             case EvalFinished():
-                self._console.print(eval_line(event), highlight=False)
+                self._say(eval_line(event))
             case RunFinished():
-                self._console.print(finish_line(event), highlight=False)
+                self._say(finish_line(event, bad_samples=self._bad_samples))
+            case _:
+                if isinstance(event, BadSamples):
+                    self._bad_samples = event.total
+                for line in other_lines(event):
+                    self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False)
 
     def _table(self, event: StepFinished) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_row("loss", f"{event.loss:.4f}", "tokens/s", f"{event.tokens_per_s:,.0f}")
         for name in self._modules:
             rate = f"lr {event.lrs[name]:.2e}" if name in event.lrs else "frozen"
-            table.add_row(name, f"grad norm {event.grad_norms[name]:.3g}", rate)
+            zeros = "" if event.zero_grads is None else f"{event.zero_grads[name]:,} zero grads"
+            table.add_row(name, f"grad norm {event.grad_norms[name]:.3g}", rate, zeros)
+        if self._skipped or self._bad_samples:
+            table.add_row("skipped", str(self._skipped), "bad samples", str(self._bad_samples))
         return table
 
 

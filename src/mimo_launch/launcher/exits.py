@@ -1,41 +1,50 @@
 """Notes in which order worker processes end, and how.
 
-Decides: which rank failed first, by the kernel's account rather than by what peers report.
-Relies on: pidfds (Linux 5.3); each worker writing its pid where its parent can read it.
-Leaves: stopping the others to torch elastic.
+Decides: which rank left first, by the kernel's account rather than by what peers report.
+Relies on: pidfds (Linux 5.3).
+Leaves: reaping the processes to torch elastic, whether an end is a failure to `judge`.
 
-A killed worker says nothing, its peers report a lost connection at once, and the agent sees only
-one of them when it looks. The order of the exits themselves tells the cause.
+A killed worker says nothing, and its peers report a lost connection at once. The order of the exits
+themselves tells the cause.
 """
 
 import os
 import select
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """One worker's end: `killed_by` names a signal, or is empty if it left with `status`."""
+    """One worker's end at a time of the monotonic clock, in nanoseconds.
 
-    rank: int
+    `killed_by` names a signal, or is empty if the worker left with `status`.
+    """
+
     status: int
     killed_by: str
+    at: int
 
 
 class ExitWatch:
-    """Watches the workers whose pids appear in `pids`, by rank; 0 means not started yet."""
+    """Watches workers, given as pids by rank; `exits` has those that ended, the first one first."""
 
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._pids = pids
+    def __init__(self, pids: Mapping[int, int]) -> None:
         self._stop = threading.Event()
+        self._watched: dict[int, int] = {}  # Rank by pidfd.
+        self._poll = select.poll()
+        for rank, pid in pids.items():
+            fd = os.pidfd_open(pid)
+            self._watched[fd] = rank
+            self._poll.register(fd, select.POLLIN)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.failures: list[Exit] = []
+        self.exits: dict[int, Exit] = {}
 
     def __enter__(self) -> "ExitWatch":
         self._thread.start()
@@ -49,36 +58,28 @@ class ExitWatch:
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        watched: dict[int, int] = {}  # Rank by pidfd.
-        seen: set[int] = set()
-        poll = select.poll()
-        while not self._stop.is_set():
-            for rank, pid in enumerate(self._pids):
-                if pid and rank not in seen:
-                    seen.add(rank)
-                    try:
-                        fd = os.pidfd_open(pid)
-                    except ProcessLookupError:
-                        continue
-                    watched[fd] = rank
-                    poll.register(fd, select.POLLIN)
-            for fd, _ in poll.poll(int(POLL_SECONDS * 1000)):
-                self._note(watched[fd], fd)
-                poll.unregister(fd)
-            self._stop.wait(0 if watched else POLL_SECONDS)
-        for fd in watched:
+        for fd in self._watched:
             os.close(fd)
 
+    def _run(self) -> None:
+        while not self._stop.is_set() and len(self.exits) < len(self._watched):
+            for fd, _ in self._poll.poll(int(POLL_SECONDS * 1000)):
+                self._note(self._watched[fd], fd)
+                self._poll.unregister(fd)
+
     def _note(self, rank: int, fd: int) -> None:
-        try:
-            # Without reaping: that is left to torch elastic, whose child the worker is.
-            result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if result is None or result.si_status == 0:
-            return
-        killed = result.si_code != os.CLD_EXITED
-        name = signal.Signals(result.si_status).name if killed else ""
-        self.failures.append(Exit(rank, result.si_status, name))
+        now = time.monotonic_ns()
+        # Without reaping: that is left to torch elastic, whose child the worker is.
+        result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
+        if result is not None:
+            killed = result.si_code != os.CLD_EXITED
+            self.exits[rank] = Exit(
+                result.si_status, _signal_name(result.si_status) if killed else "", now
+            )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # A real-time signal.
+        return f"signal {number}"

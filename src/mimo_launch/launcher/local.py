@@ -1,152 +1,142 @@
-"""Starts the workers of one host through torch elastic, inside this process.
+"""Starts the workers of one host through torch elastic, and sees one attempt to its end.
 
 Decides: fork from a parent that has imported what workers need (8 ranks start in about a second),
-one pipe for the events of rank 0, one log folder.
-Relies on: torch elastic to watch the workers and to stop all when one fails.
-Leaves: the work to `worker`, showing events and failures to `cli`.
+one pipe for the events of rank 0, when workers are killed.
+Relies on: torch elastic to start processes and redirect their output; `watch` to see what they do,
+`hosts` for the other machines of the job.
+Leaves: the work of a worker to `entry`, showing events and failures to `cli`.
 """
 
-import json
 import logging
 import os
-import threading
-from collections.abc import MutableSequence, Sequence
-from dataclasses import dataclass
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.sharedctypes import RawArray
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.launcher.exits import Exit, ExitWatch
+from mimo_launch.launcher.board import Board
+from mimo_launch.launcher.entry import Job, worker_main
+from mimo_launch.launcher.exits import ExitWatch
+from mimo_launch.launcher.hosts import Hosts, Meeting
+from mimo_launch.launcher.logs import log_files, prefixes, rank_folder
+from mimo_launch.launcher.memory import oom_kills
 from mimo_launch.launcher.preload import import_for_workers
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.events import Event, Listener
+from mimo_launch.launcher.pump import Pump
+from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.watch import Local, Watch
+from mimo_launch.train.events import Listener
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.multiprocessing import PContext
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailure(Exception):
-    """The first worker that failed, in words."""
-
-    rank: int
-    message: str
-    logs: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted(Exception):
-    """A signal stopped the launcher; its workers are gone."""
-
-    signal: int
+POLL_SECONDS = 0.05
+KILL_SECONDS = 5
 
 
 def launch(
-    spec: Spec, run_dir: Path, nproc: int, listener: Listener, *, profile_steps: int = 0
-) -> None:
-    """Train on `nproc` forked workers and call `listener` with each event of rank 0.
+    job: Job, hosts: Hosts, listener: Listener, stop: StopRequest, note: Callable[[str], None]
+) -> int:
+    """Train once on this host's workers; return the signal that ended the run, or 0.
 
-    Raises: WorkerFailure when a worker raises, dies or hangs past its timeout; Interrupted when
-    this process gets SIGINT or SIGTERM.
+    `listener` is called with each event of rank 0, `note` with remarks.
+
+    Raises: RunFailed when a worker of any host raises, dies or hangs; Interrupted on a second
+    signal. No worker is left in either case.
     """
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import_for_workers()
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # The agent logs each failure with a traceback of its own; we report it once, in our words.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logs = run_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        run_id=spec.name,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="fork",
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
-    )
+    meeting = hosts.meet(stop)
+    board, killed_before = Board(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
-    pump = _Pump(reader, listener)
-    # Shared with the forked workers, each of which writes its own entry.
-    pids = RawArray("i", nproc)
-    pump.start()
+    pump = Pump(reader, listener)
     try:
-        with ExitWatch(pids) as exits:
-            elastic_launch(config, _worker)(spec, run_dir, writer, profile_steps, pids)
-    except ChildFailedError as error:
-        raise _failure(error.failures, exits.failures, logs) from error
-    except SignalException as stop:
-        raise Interrupted(int(stop.sigval)) from None
+        with _workers(job, hosts, meeting, board, writer) as watch:
+            # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
+            writer.close()
+            pump.start()
+            while not (watch.done() and hosts.all_done()):
+                time.sleep(POLL_SECONDS)
+                _obey(stop, board, hosts, note)
+                if watch.alarm() or hosts.alarm():
+                    raise hosts.diagnose(
+                        job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
+                    )
+            ended_by = watch.ended_by()
     finally:
-        writer.send(None)
-        pump.join(timeout=5)
+        if pump.is_alive():
+            pump.join(timeout=KILL_SECONDS)
     if pump.error is not None:
         raise pump.error
+    return ended_by
 
 
-def _worker(
-    spec: Spec, run_dir: Path, events: Connection, profile_steps: int, pids: MutableSequence[int]
-) -> None:
-    from mimo_launch.launcher.worker import run_worker
-
-    pids[int(os.environ["RANK"])] = os.getpid()
-    run_worker(spec, run_dir, (events.send,), profile_steps=profile_steps)
-
-
-class _Pump(threading.Thread):
-    """Hands events from rank 0 to the listener until the launcher says that no more will come.
-
-    A listener that fails (a closed terminal) hears no more, but the pipe is still emptied: rank 0
-    would block in it, and all others would wait for rank 0.
-    """
-
-    def __init__(self, reader: Connection, listener: Listener) -> None:
-        super().__init__(daemon=True)
-        self._reader, self._listener = reader, listener
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Pass events on."""
-        while True:
-            event: Event | None = self._reader.recv()
-            if event is None:
-                return
-            if self.error is None:
-                try:
-                    self._listener(event)
-                except BaseException as error:
-                    self.error = error
+def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], None]) -> None:
+    """Pass a stop signal on to the workers; the second ends everything."""
+    if stop.at_once:
+        hosts.interrupted(stop.signal)
+        raise Interrupted(stop.signal)
+    if stop.signal and not board.asked_to_stop:
+        board.ask_to_stop(stop.signal)
+        name = signal.Signals(stop.signal).name
+        note(f"{name}: stopping after this step; another one stops at once")
 
 
-def _failure(
-    failures: "dict[int, ProcessFailure]", exits: Sequence[Exit], logs: Path
-) -> WorkerFailure:
-    """Return the failure of the rank that failed by itself, not for want of a peer."""
-    rank = exits[0].rank if exits else min(failures, key=lambda r: failures[r].timestamp)
-    if rank in failures:
-        return WorkerFailure(rank, _message(failures[rank].message), logs)
-    if exits[0].killed_by:
-        return WorkerFailure(rank, f"killed by {exits[0].killed_by}", logs)
-    said = next(logs.glob(f"*/attempt_0/{rank}/error.json"), None)
-    message = f"left with status {exits[0].status}"
-    return WorkerFailure(
-        rank, message if said is None else _message(json.loads(said.read_text())), logs
+@contextmanager
+def _workers(
+    job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
+) -> Iterator[Watch]:
+    """Start the workers; kill those that are left."""
+    context = _start(job, hosts, meeting, board, events)
+    try:
+        pids = context.pids()
+        workers = tuple(
+            Local(
+                rank=rank,
+                local_rank=local_rank,
+                pid=pids[local_rank],
+                folder=rank_folder(job.run, meeting.attempt, rank),
+            )
+            for local_rank, rank in enumerate(hosts.ranks)
+        )
+        with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
+            yield Watch(board, workers, exits, host=hosts.node, timeout=job.spec.train.timeout)
+    finally:
+        # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.
+        context.close(signal.SIGKILL, timeout=KILL_SECONDS)
+
+
+def _start(
+    job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
+) -> "PContext":
+    from torch.distributed.elastic.multiprocessing import start_processes
+
+    # It would log each failure with a traceback of its own, and handle signals in its own way.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
+    ranks = dict(enumerate(hosts.ranks))
+    environments = {
+        local_rank: {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(hosts.world_size),
+            "LOCAL_WORLD_SIZE": str(len(ranks)),
+            "GROUP_RANK": str(hosts.node),
+            # The store of this attempt runs in a launcher; workers are its clients.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            **meeting.environment,
+        }
+        for local_rank, rank in ranks.items()
+    }
+    return start_processes(
+        name="worker",
+        entrypoint=worker_main,
+        args={local_rank: (job, board.cells, events, os.getpid()) for local_rank in ranks},
+        envs=environments,
+        logs_specs=log_files(job.run, meeting.attempt, job.shown),
+        log_line_prefixes=prefixes(ranks),
+        start_method="fork",
     )
-
-
-def _message(message: object) -> str:
-    """Return the error that a worker left behind, without its envelope."""
-    if isinstance(message, dict):
-        message = message.get("message", message)
-    if isinstance(message, dict):
-        message = message.get("message", message)
-    return str(message)

@@ -52,15 +52,26 @@ _WORDS = {
 }
 
 
+class Cause(IntEnum):
+    """Why a worker failed: what another rank may have done to it counts less than its own error."""
+
+    NONE = 0
+    OWN = 1
+    LOST = 2
+    TIMEOUT = 3
+    FINAL = 4
+
+
 class Cell(IntEnum):
     """Cells of one rank. Times are of the host's monotonic clock, in nanoseconds; 0 is never."""
 
-    PID = 0
-    PHASE = 1
-    STEP = 2
-    POSITION = 3
-    CHANGED = 4
-    FAILED = 5
+    PHASE = 0
+    STEP = 1
+    POSITION = 2
+    CHANGED = 3
+    FAILED = 4
+    CAUSE = 5
+    SIGNAL = 6
 
 
 class Whereabouts:
@@ -86,6 +97,12 @@ class Whereabouts:
         """Note progress inside a long phase."""
         self._cells[Cell.CHANGED] = time.monotonic_ns()
 
-    def failed(self) -> None:
+    def failed(self, cause: Cause) -> None:
         """Note that this rank has met an error, before it lets go of its peers."""
+        self._cells[Cell.CAUSE] = cause
         self._cells[Cell.FAILED] = time.monotonic_ns()
+
+    def finished(self, ended_by: int) -> None:
+        """Note that this rank has done all it had to; `ended_by` is the signal it obeyed, or 0."""
+        self._cells[Cell.SIGNAL] = ended_by
+        self.enter(Phase.FINISHED)

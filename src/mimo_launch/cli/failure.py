@@ -1,0 +1,46 @@
+"""Shows the report of a failed attempt, and keeps it in the run folder.
+
+Decides: stderr and `failure.txt`; which command goes on with the run.
+Relies on: `launcher.report` for the text.
+Leaves: exit codes to `attempts`.
+"""
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimo_launch.cli.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.launcher.failure import Failure
+    from mimo_launch.spec.model import Spec
+
+
+def show_failure(failure: "Failure", spec: "Spec", run: Path, console: Console) -> None:
+    """Write the report to stderr, and add it to `failure.txt`."""
+    from mimo_launch.launcher.report import report_lines
+    from mimo_launch.launcher.run_folder import FAILURE, newest_checkpoint
+
+    saved = newest_checkpoint(run)
+    lines = report_lines(
+        failure,
+        spec,
+        run,
+        command=resume_command(sys.argv[1:]),
+        checkpoint=None if saved is None else f"step {saved.step} ({saved.path})",
+    )
+    console.note("\n".join(lines))
+    try:
+        with (run / FAILURE).open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} attempt {failure.attempt}\n")
+            file.write("\n".join(lines) + "\n\n")
+    except OSError as error:
+        console.note(f"warning: the report could not be written to {run / FAILURE}: {error}")
+
+
+def resume_command(arguments: list[str]) -> str:
+    """Return the command that goes on with a run that `arguments` started."""
+    kept = [argument for argument in arguments if argument != "--no-resume"]
+    return shlex.join(["mimo-launch", *kept])

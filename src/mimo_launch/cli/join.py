@@ -1,0 +1,55 @@
+"""Being a rank that torchrun or srun started: there is no launcher of ours around it.
+
+Decides: what is printed of an error, and the exit code.
+Relies on: `launcher.worker` for the run.
+Leaves: the end of the other ranks to whoever started them.
+"""
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimo_launch.cli.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.spec.model import Spec
+
+# A rank that only lost its peers leaves so much later than the one that failed by itself, which the
+# starter then sees first.
+STAY_SECONDS = 2.0
+
+
+def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> int:
+    """Be one of the ranks that something else started; return the exit code."""
+    from rich.console import Console as RichConsole
+
+    from mimo_launch.cli.progress import PlainProgress
+    from mimo_launch.launcher.errors import cause_of, write_error
+    from mimo_launch.launcher.signals import JoinedStop
+    from mimo_launch.launcher.worker import Links, run_worker
+    from mimo_launch.runtime.whereabouts import Cause, Whereabouts
+
+    def failed(error: BaseException) -> None:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:
+            write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+        if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
+            time.sleep(STAY_SECONDS)
+
+    stop = JoinedStop()
+    stop.install()
+    links = Links(where=Whereabouts(), stop=stop, failed=failed)
+    listeners = (PlainProgress(RichConsole()),)
+    try:
+        ended_by = run_worker(spec, folder, listeners, profile_steps=profile_steps, links=links)
+    except Exception:
+        console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
+        ended_by, status = 0, 1
+    else:
+        status = 128 + ended_by if ended_by else 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    os._exit(status)

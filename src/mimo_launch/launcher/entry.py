@@ -1,0 +1,78 @@
+"""The first and last lines of a worker that our launcher has forked.
+
+Decides: how a worker takes its seat at the board, what it does with an error, how it leaves.
+Relies on: the environment and the cells that `local` passes.
+Leaves: the run to `worker`.
+"""
+
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mimo_launch.launcher.board import Seat
+from mimo_launch.launcher.errors import cause_of, write_error
+from mimo_launch.launcher.logs import STACK
+from mimo_launch.launcher.signals import leave_signals_to
+from mimo_launch.launcher.stacks import write_stacks_on_signal
+from mimo_launch.spec.model import Spec
+
+# A worker that has failed stays for so long, unless the launcher has killed it before.
+STAY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to run: a spec, its folder, and the ranks whose output is shown."""
+
+    spec: Spec
+    run: Path
+    profile_steps: int = 0
+    shown: frozenset[int] = field(default_factory=frozenset)
+
+
+def worker_main(job: Job, cells: Any, events: Connection, launcher: int) -> NoReturn:
+    """Be one worker of the process `launcher`; events of rank 0 go into a pipe."""
+    from mimo_launch.launcher.worker import Links, run_worker
+
+    leave_signals_to(launcher)
+    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+    write_stacks_on_signal(error_file.with_name(STACK))
+    seat = Seat(cells, int(os.environ["LOCAL_RANK"]))
+    listeners = [events.send]
+    if os.environ["RANK"] != "0":
+        events.close()
+        listeners = []
+
+    told = []
+
+    def failed(error: BaseException) -> None:
+        told.append(error)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        write_error(error, error_file)
+        seat.where.failed(cause_of(error))
+        # Peers that lose this rank now would fail as well, and hide what they were doing.
+        time.sleep(STAY_SECONDS)
+
+    status = 0
+    try:
+        run_worker(
+            job.spec,
+            job.run,
+            listeners,
+            profile_steps=job.profile_steps,
+            links=Links(where=seat.where, stop=seat.stop, failed=failed),
+        )
+    except BaseException as error:
+        status = 1
+        if not told:
+            failed(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    os._exit(status)

@@ -1,0 +1,117 @@
+"""A failed attempt as a value: the verdict, and all that is known of every rank.
+
+Decides: what launchers of several hosts tell each other about a failure, and its form on the wire.
+Relies on: `judge` for the verdict.
+Leaves: words to `report`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mimo_launch.launcher.exits import Exit
+from mimo_launch.launcher.judge import Kind, RankState, Verdict, judge
+from mimo_launch.launcher.stacks import Frame
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.runtime.whereabouts import Cause, Phase
+from mimo_launch.schedule.generate import generate
+from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine of a job: its number, its name, its ranks."""
+
+    node: int
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt ended.
+
+    `absent` are hosts that did not answer, `actions` what each rank's program had at its position,
+    `oom_killed` says that the kernel ended processes for want of memory meanwhile.
+    """
+
+    verdict: Verdict
+    states: tuple[RankState, ...]
+    attempt: int
+    timeout: int
+    hosts: tuple[Host, ...]
+    absent: tuple[Host, ...]
+    actions: dict[int, str]
+    oom_killed: bool
+
+    @property
+    def restartable(self) -> bool:
+        """Whether another attempt makes sense: nobody ended the run on purpose, no host is gone."""
+        return not self.verdict.final and self.verdict.kind is not Kind.ABSENT and not self.absent
+
+    def of(self, rank: int) -> RankState | None:
+        """Return what is known of a rank."""
+        return next((state for state in self.states if state.rank == rank), None)
+
+
+class RunFailed(Exception):
+    """An attempt failed; this is the whole account of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.verdict)
+        self.failure = failure
+
+
+def diagnose(
+    spec: Spec,
+    states: Iterable[RankState],
+    *,
+    attempt: int,
+    hosts: tuple[Host, ...],
+    absent: tuple[Host, ...] = (),
+    oom_killed: bool = False,
+) -> Failure:
+    """Judge the ranks of all hosts that answered."""
+    programs = generate(build_layout(spec))
+    known = tuple(
+        replace(state, size=len(programs[state.rank]))
+        for state in sorted(states, key=lambda state: state.rank)
+    )
+    actions = {
+        state.rank: " + ".join(str(action) for action in programs[state.rank][state.position])
+        for state in known
+        if state.phase is Phase.PROGRAM and state.position < state.size
+    }
+    return Failure(
+        verdict=judge(known, [rank for host in absent for rank in host.ranks]),
+        states=known,
+        attempt=attempt,
+        timeout=spec.train.timeout,
+        hosts=hosts,
+        absent=absent,
+        actions=actions,
+        oom_killed=oom_killed,
+    )
+
+
+def to_json(states: Iterable[RankState]) -> str:
+    """Return states as text for another host."""
+    return json.dumps([asdict(state) for state in states])
+
+
+def from_json(text: str) -> list[RankState]:
+    """Return the states that `to_json` wrote."""
+    return [_state(raw) for raw in json.loads(text)]
+
+
+def _state(raw: dict[str, Any]) -> RankState:
+    return RankState(
+        **{
+            **raw,
+            "phase": Phase(raw["phase"]),
+            "cause": Cause(raw["cause"]),
+            "end": None if raw["end"] is None else Exit(**raw["end"]),
+            "frames": tuple(Frame(**frame) for frame in raw["frames"]),
+        }
+    )

@@ -1,0 +1,105 @@
+"""The hosts of a job, as one launcher sees them.
+
+Decides: what launchers tell each other: that they are there, that something is wrong, and what
+they know.
+Relies on: nothing on one host.
+Leaves: workers to `local`, several hosts to `many_hosts`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mimo_launch.launcher.failure import Host, RunFailed, diagnose
+from mimo_launch.launcher.judge import RankState
+from mimo_launch.launcher.logs import next_attempt
+from mimo_launch.launcher.signals import StopRequest
+from mimo_launch.spec.model import Spec
+
+Examine = Callable[[], list[RankState]]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What all hosts of an attempt agree on: its number, and where its workers meet."""
+
+    attempt: int
+    environment: dict[str, str]
+
+
+class Hosts(Protocol):
+    """All hosts of a job, seen from number `node`, whose workers are `ranks`."""
+
+    node: int
+    ranks: range
+    world_size: int
+
+    def meet(self, stop: StopRequest) -> Meeting:
+        """Wait until all hosts are ready for an attempt, and open the store of its workers."""
+
+    def alarm(self) -> bool:
+        """Return whether another host has an alarm, or does not answer."""
+
+    def all_done(self) -> bool:
+        """Say that the workers of this host are done; return whether those of all hosts are."""
+
+    def interrupted(self, signal: int) -> None:
+        """Say that this host ends at once."""
+
+    def diagnose(
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool]
+    ) -> RunFailed:
+        """Return the account of a failure, from what all hosts know."""
+
+
+class OneHost:
+    """A job on this machine alone."""
+
+    def __init__(self, world_size: int, run: Path) -> None:
+        self.node, self.ranks, self.world_size = 0, range(world_size), world_size
+        self._run = run
+        self._attempt = 0
+        self._store: Any = None
+
+    def meet(self, stop: StopRequest) -> Meeting:
+        """Open a store that no earlier attempt has used."""
+        self._attempt = next_attempt(self._run)
+        self._store, environment = worker_store("localhost")
+        return Meeting(self._attempt, environment)
+
+    def alarm(self) -> bool:
+        """Return that nobody else has one."""
+        return False
+
+    def all_done(self) -> bool:
+        """Return that there is nobody to wait for."""
+        return True
+
+    def interrupted(self, signal: int) -> None:
+        """Tell nobody."""
+
+    def diagnose(
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool]
+    ) -> RunFailed:
+        """Judge the workers of this host."""
+        host = Host(node=0, name="localhost", ranks=tuple(self.ranks))
+        return RunFailed(
+            diagnose(
+                spec,
+                examine(),
+                attempt=self._attempt,
+                hosts=(host,),
+                oom_killed=oom_killed(),
+            )
+        )
+
+
+def worker_store(address: str) -> tuple[Any, dict[str, str]]:
+    """Open a store at a free port; return it, and how workers find it."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address, 0, is_master=True, wait_for_workers=False
+    )
+    return store, {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}

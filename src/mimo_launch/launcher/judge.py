@@ -1,0 +1,126 @@
+"""Which rank ended a run, from what is known of all of them.
+
+Decides: errors that a lost or late peer explains count only if no rank has another kind of failure;
+among the others the earliest counts. Without any, the rank that the others wait for is to blame.
+Relies on: nothing but its arguments; no process, no clock.
+Leaves: gathering the facts to `watch` and `hosts`, words to `report`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mimo_launch.launcher.exits import Exit
+from mimo_launch.launcher.stacks import Frame
+from mimo_launch.runtime.whereabouts import Cause, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What is known of one rank when a run has to end. Times are seconds since the epoch.
+
+    `process` is the kernel's letter for its state, empty if it has ended. `size` is the length of
+    its program.
+    """
+
+    rank: int
+    host: int = 0
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    position: int = 0
+    size: int = 1
+    changed: float = 0.0
+    failed: float = 0.0
+    cause: Cause = Cause.NONE
+    message: str = ""
+    end: Exit | None = None
+    ended: float = 0.0
+    process: str = ""
+    frames: tuple[Frame, ...] = field(default=())
+
+    @property
+    def progress(self) -> tuple[int, int, float]:
+        """How far this rank has come: step, phase, share of its program."""
+        return self.step, self.phase, self.position / max(1, self.size)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is stopped, by a signal or a debugger."""
+        return self.process in ("T", "t")
+
+    @property
+    def waits(self) -> bool:
+        """Whether this rank is inside communication with others."""
+        return bool(self.frames) and self.frames[0].communicates
+
+    @property
+    def died(self) -> bool:
+        """Whether the process has ended before its time without saying why."""
+        if self.end is None or self.failed:
+            return False
+        clean = self.end.status == 0 and not self.end.killed_by
+        return not (clean and self.phase is Phase.FINISHED)
+
+    @property
+    def failed_at(self) -> float:
+        """When this rank failed, or 0."""
+        return self.failed or (self.ended if self.died else 0.0)
+
+    @property
+    def blames_others(self) -> bool:
+        """Whether all that is wrong with this rank is that a peer was lost or late."""
+        return self.cause in (Cause.LOST, Cause.TIMEOUT)
+
+
+class Kind(StrEnum):
+    """How the rank to blame ended the run."""
+
+    RAISED = "raised"
+    DIED = "died"
+    STOPPED = "stopped"
+    STUCK = "stuck"
+    BEHIND = "behind"
+    LOST = "lost"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which rank is to blame (the lowest one of an absent host), and how it ended the run."""
+
+    rank: int
+    kind: Kind
+    final: bool = False
+
+
+def judge(states: Sequence[RankState], absent: Sequence[int] = ()) -> Verdict:
+    """Return the verdict on ranks of which at least one failed, or none has moved for too long.
+
+    `absent` are ranks whose host does not answer.
+    """
+    own = [s for s in states if s.failed_at and not s.blames_others]
+    if own:
+        first = min(own, key=lambda s: (s.failed_at, s.rank))
+        kind = Kind.DIED if first.died else Kind.RAISED
+        return Verdict(first.rank, kind, final=any(s.cause is Cause.FINAL for s in own))
+    if absent:
+        return Verdict(min(absent), Kind.ABSENT)
+    running = [s for s in states if not s.failed and s.phase is not Phase.FINISHED]
+    stopped = [s for s in running if s.stopped]
+    if stopped:
+        return Verdict(_furthest_behind(stopped).rank, Kind.STOPPED)
+    lost = [s for s in states if s.cause is Cause.LOST]
+    late = [s for s in states if s.cause is Cause.TIMEOUT]
+    if lost and not late:
+        # Nobody died, nobody was late: the connection itself broke.
+        first = min(lost, key=lambda s: (s.failed, s.rank))
+        return Verdict(first.rank, Kind.LOST)
+    busy = [s for s in running if not s.waits and s.phase > Phase.STARTING]
+    starting = [s for s in running if s.phase is Phase.STARTING]
+    if busy or starting:
+        return Verdict(_furthest_behind(starting or busy).rank, Kind.STUCK)
+    return Verdict(_furthest_behind(running or states).rank, Kind.BEHIND)
+
+
+def _furthest_behind(states: Iterable[RankState]) -> RankState:
+    return min(states, key=lambda s: (s.progress, s.changed, s.rank))

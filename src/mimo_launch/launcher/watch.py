@@ -1,0 +1,113 @@
+"""Watches the workers of this host, and looks closely at each when something is wrong.
+
+Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds.
+Progress is what workers write on the board; a thread that says "alive" would do so in a hung
+process as well.
+Relies on: `board`, `exits`, `stacks`, and the files that workers write their errors to.
+Leaves: the verdict to `judge`, killing and restarting to `local`.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch.launcher.board import Board, Seen
+from mimo_launch.launcher.errors import read_error
+from mimo_launch.launcher.exits import Exit, ExitWatch
+from mimo_launch.launcher.judge import RankState
+from mimo_launch.launcher.logs import ERROR, STACK
+from mimo_launch.launcher.stacks import Frame, process_state, take_stacks
+from mimo_launch.runtime.whereabouts import Phase
+
+# Failures come in groups; what is looked at a moment later is more complete.
+SETTLE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """One worker of this host: its place on the board, its process and its folder of logs."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    folder: Path
+
+
+class Watch:
+    """The workers of one host; `timeout` is in seconds."""
+
+    def __init__(
+        self, board: Board, workers: tuple[Local, ...], exits: ExitWatch, *, host: int, timeout: int
+    ) -> None:
+        self._board, self._workers, self._exits = board, workers, exits
+        self._host, self._timeout = host, timeout
+        self._began = time.monotonic_ns()
+
+    def alarm(self) -> bool:
+        """Return whether a worker failed, or all have stood still for too long."""
+        seen = [self._board.read(worker.local_rank) for worker in self._workers]
+        if any(s.failed for s in seen):
+            return True
+        if any(_too_early(self._end(w), s) for w, s in zip(self._workers, seen, strict=True)):
+            return True
+        latest = max([self._began, *(s.changed for s in seen)])
+        running = any(s.phase is not Phase.FINISHED for s in seen)
+        return running and time.monotonic_ns() - latest > self._timeout * 1_000_000_000
+
+    def done(self) -> bool:
+        """Return whether every worker has finished and left."""
+        return all(
+            self._end(worker) is not None
+            and self._board.read(worker.local_rank).phase is Phase.FINISHED
+            for worker in self._workers
+        )
+
+    def ended_by(self) -> int:
+        """Return the signal that the finished workers obeyed, or 0."""
+        return max(self._board.read(worker.local_rank).ended_by for worker in self._workers)
+
+    def examine(self) -> list[RankState]:
+        """Return what is known of each worker, its stack included. Takes a second or two."""
+        time.sleep(SETTLE_SECONDS)
+        reachable = {
+            worker.pid: worker.folder / STACK
+            for worker in self._workers
+            # Before that a worker does not know the signal, and would die of it.
+            if self._board.read(worker.local_rank).phase > Phase.STARTING
+            and process_state(worker.pid) not in ("", "Z", "T", "t")
+        }
+        stacks = take_stacks(reachable)
+        return [self._state(worker, stacks) for worker in self._workers]
+
+    def _end(self, worker: Local) -> Exit | None:
+        return self._exits.exits.get(worker.rank)
+
+    def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
+        seen, end = self._board.read(worker.local_rank), self._end(worker)
+        return RankState(
+            rank=worker.rank,
+            host=self._host,
+            phase=seen.phase,
+            step=seen.step,
+            position=seen.position,
+            changed=_since_epoch(seen.changed),
+            failed=_since_epoch(seen.failed),
+            cause=seen.cause,
+            message=read_error(worker.folder / ERROR),
+            end=end,
+            ended=0.0 if end is None else _since_epoch(end.at),
+            process="" if end is not None else process_state(worker.pid),
+            frames=stacks.get(worker.pid, ()),
+        )
+
+
+def _too_early(end: Exit | None, seen: Seen) -> bool:
+    if end is None:
+        return False
+    return bool(end.killed_by or end.status) or seen.phase is not Phase.FINISHED
+
+
+def _since_epoch(monotonic_ns: int) -> float:
+    """Return a time of the monotonic clock as seconds since the epoch; 0 stays 0."""
+    return time.time() - (time.monotonic_ns() - monotonic_ns) / 1e9 if monotonic_ns else 0.0

@@ -1,0 +1,129 @@
+"""Faults in real runs: each ends with one report that names the right rank, in time."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.faulty_train import Launcher, gone
+
+SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
+LONG = ("train", SPEC, "--steps", "100000", "--set", "eval=null")
+CHECKPOINTS = ("--set", "checkpoint={every: 2, keep: 2, asynchronous: false}")
+TIMEOUT = 2
+
+DEATHS = {
+    "raise": ("failed first", "ValueError: no such sample"),
+    "memory": ("failed first", "MemoryError"),
+    "exit0": ("stopped first", "left with status 0 before the run ended"),
+    "exit3": ("stopped first", "left with status 3"),
+    "segv": ("stopped first", "killed by SIGSEGV"),
+    "kill": ("stopped first", "killed by SIGKILL"),
+}
+HANGS = {
+    "stop": ("stands still", "its process is stopped"),
+    "sleep": ("is stuck", "at <lambda> (faulty_train.py"),
+    "loader": ("is stuck", "reading samples"),
+    "group": ("is stuck", "creating process groups"),
+}
+
+
+def check_report(launcher: Launcher, how: str, said: str, *, within: float) -> None:
+    """One report in time, on stderr and in the run folder, and no worker left."""
+    workers: list[int] = []
+    while not workers and time.monotonic() - launcher.began < 20:
+        workers = launcher.workers()
+    code, _, err = launcher.finish()
+    assert time.monotonic() - launcher.began < within
+    assert code == 1
+    assert err.count("error: ") == 1
+    assert f"error: rank 1 {how} (language tp 0 cp 0 dp 0 pp 0)" in err
+    assert said in err
+    assert "   = others:  rank 0: " in err
+    assert "   = resume:  mimo-launch train " in err
+    assert err.rstrip() in (launcher.run / "failure.txt").read_text()
+    assert all(gone(worker) for worker in workers)
+
+
+@pytest.mark.parametrize("fault", DEATHS)
+def test_a_death_ends_the_run_within_ten_seconds(tmp_path: Path, fault: str) -> None:
+    launcher = Launcher(tmp_path, fault, 1, 3, *LONG)
+    check_report(launcher, *DEATHS[fault], within=12)
+    assert [record["step"] for record in launcher.metrics()] == [1, 2]
+
+
+@pytest.mark.parametrize("fault", HANGS)
+def test_a_hang_ends_the_run_after_its_timeout(tmp_path: Path, fault: str) -> None:
+    launcher = Launcher(tmp_path, fault, 1, 3, *LONG, "--set", f"train.timeout={TIMEOUT}")
+    check_report(launcher, *HANGS[fault], within=TIMEOUT + 12)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_a_checkpoint_and_the_same_command_goes_on(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """The workers get the signal too, as from Ctrl-C in a terminal."""
+    first = Launcher(tmp_path, "slow", 0, 0, *LONG, *CHECKPOINTS)
+    first.wait_for_step(3)
+    for worker in first.workers():
+        os.kill(worker, number)
+    os.kill(first.pid, number)
+    found, out, err = first.finish()
+    done = first.metrics()[-1]["step"]
+    assert found == code
+    assert f"stopped by {number.name} after step {done}; runs/tiny/checkpoints/step-" in out
+    assert f"interrupted by {number.name}" in err
+    again = Launcher(tmp_path, "slow", 0, 0, *LONG, *CHECKPOINTS, "--steps", str(done + 2))
+    found, out, _ = again.finish()
+    assert found == 0
+    assert f"resumed after step {done}" in out
+    assert [record["step"] for record in again.metrics()] == list(range(1, done + 3))
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    """Also a run that has stopped moving."""
+    launcher = Launcher(tmp_path, "sleep", 1, 3, *LONG)
+    launcher.wait_for_step(2)
+    workers = launcher.workers()
+    os.kill(launcher.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert not any(gone(worker) for worker in workers)
+    os.kill(launcher.pid, signal.SIGINT)
+    code, out, err = launcher.finish(10)
+    assert code == 130
+    assert "another one stops at once" in err
+    assert "stopped by" not in out
+    assert all(gone(worker) for worker in workers)
+
+
+def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, "sleep", 1, 3, *LONG)
+    launcher.wait_for_step(2)
+    workers = launcher.workers()
+    os.kill(launcher.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while not all(gone(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(gone(worker) for worker in workers)
+
+
+def test_a_failed_run_starts_again_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    """The fault strikes the first attempt after step 4; one curve, and logs of both attempts."""
+    arguments = ("train", SPEC, "--steps", "6", "--set", "eval=null", *CHECKPOINTS)
+    launcher = Launcher(tmp_path, "kill", 1, 6, *arguments, "--max-restarts", "2")
+    code, out, err = launcher.finish()
+    assert code == 0, err
+    assert err.count("error: rank 1 stopped first") == 1
+    assert "restart 1: the run goes on after step 4" in err
+    assert "resumed after step 4" in out
+    assert [record["step"] for record in launcher.metrics()] == [1, 2, 3, 4, 5, 6]
+    assert {path.name for path in (launcher.run / "logs").iterdir()} == {"attempt-0", "attempt-1"}
+
+
+def test_a_run_that_was_ended_on_purpose_is_not_started_again(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, "final", 1, 2, *LONG, "--max-restarts", "2")
+    code, _, err = launcher.finish()
+    assert code == 1
+    assert err.count("error: ") == 1
+    assert "not started again" in err

@@ -1,0 +1,45 @@
+"""Going on with a run, as far as it is decided before a worker starts."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.test_run_folder import add_checkpoint
+
+from mimo_launch.cli.app import run
+
+SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs" / "tiny"
+
+
+def test_resume_without_a_checkpoint_is_a_usage_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", SPEC, "--resume"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "there is no complete checkpoint in runs/tiny" in err
+    assert not folder.exists()
+
+
+def test_a_finished_run_says_how_to_go_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_checkpoint(folder, 4)
+    assert run(["train", SPEC]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "runs/tiny is finished: 4 steps are done" in out
+    assert "raise train.steps" in out
+    assert "--no-resume" in out
+    assert [path.name for path in folder.iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize("ranks", ["x", "3-1", ""])
+def test_ranks_to_show_that_are_none_are_a_usage_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], ranks: str
+) -> None:
+    assert run(["train", SPEC, "--console-ranks", ranks]) == 2
+    assert "--console-ranks" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""`mimo-launch` with one fault in it: `python faulty_train.py FAULT RANK STEP ARGS...`.
+
+Patches classes of the product, then runs its command line; forked workers inherit the patches. The
+fault strikes `RANK` when it comes to its step `STEP`, and only in the first attempt of a run.
+
+`Launcher` runs the same in a fork of this process, which has imported torch: that takes a second
+instead of four.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+LONG = 3600
+
+
+class EndOfRun(Exception):
+    """An error on purpose."""
+
+    restartable = False
+
+
+def own_error() -> NoReturn:
+    raise ValueError("no such sample")
+
+
+def final_error() -> NoReturn:
+    raise EndOfRun("10 skipped steps in a row")
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "raise": own_error,
+    "final": final_error,
+    "memory": lambda: bytearray(1 << 62),
+    "exit0": lambda: os._exit(0),
+    "exit3": lambda: os._exit(3),
+    "segv": lambda: ctypes.string_at(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(LONG),
+    "loader": lambda: time.sleep(LONG),
+    "group": lambda: time.sleep(LONG),
+    "slow": lambda: None,
+    "print": lambda: print("hello from this rank"),
+}
+
+
+def install(fault: str, rank: int, step: int) -> None:
+    """Patch the product."""
+    from mimo_launch.grids.grid_set import GridSet
+    from mimo_launch.runtime.executor import Executor
+    from mimo_launch.train.data.digits import DigitStrips
+
+    calls = 0
+
+    def strike(at: int) -> None:
+        nonlocal calls
+        calls += 1
+        first = "/attempt-0/" in os.environ["TORCHELASTIC_ERROR_FILE"]
+        if first and int(os.environ["RANK"]) == rank and calls == at:
+            FAULTS[fault]()
+
+    def patch(owner: Any, name: str, at: int) -> None:
+        real = getattr(owner, name)
+
+        def struck(*args: Any, **kwargs: Any) -> Any:
+            strike(at)
+            if fault == "slow":
+                time.sleep(0.05)
+            return real(*args, **kwargs)
+
+        setattr(owner, name, struck)
+
+    if fault == "group":
+        patch(GridSet, "__init__", 1)
+    elif fault == "loader":
+        patch(DigitStrips, "plan", 8 * (step - 1) + 1)
+    else:
+        patch(Executor, "run", step)
+
+
+def run(fault: str, rank: int, step: int, arguments: list[str]) -> NoReturn:
+    """Run the command line with a fault, and exit with its code."""
+    from mimo_launch.cli.app import main
+
+    install(fault, rank, step)
+    sys.argv = ["mimo-launch", *arguments]
+    main()
+    raise AssertionError
+
+
+class Launcher:
+    """A launcher with a fault in a process of its own, in `folder`, whose run is called `tiny`."""
+
+    def __init__(self, folder: Path, fault: str, rank: int, step: int, *arguments: str) -> None:
+        from mimo_launch.launcher.preload import import_for_workers
+
+        import_for_workers()
+        self.folder, self.run = folder, folder / "runs" / "tiny"
+        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        self._process = multiprocessing.get_context("fork").Process(
+            target=self._main, args=(fault, rank, step, list(arguments))
+        )
+        self.began = time.monotonic()
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def _main(self, fault: str, rank: int, step: int, arguments: list[str]) -> NoReturn:
+        os.chdir(self.folder)
+        for number, path in ((1, self.out), (2, self.err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        run(fault, rank, step, arguments)
+
+    def workers(self) -> list[int]:
+        """Return the processes that it has started."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(child) for child in children.split()]
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until metrics of a step have been written."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self._process.is_alive():
+            if any(record.get("step", 0) >= step for record in self.metrics()):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"no step {step}: {self.finish()}")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the records written so far."""
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def finish(self, seconds: float = 60) -> tuple[int | None, str, str]:
+        """Wait for the end; return exit code, stdout and stderr."""
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self._process.kill()
+        return self._process.exitcode, self.out.read_text(), self.err.read_text()
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

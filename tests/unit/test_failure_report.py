@@ -1,0 +1,112 @@
+"""The text of a report."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from mimo_launch.cli.failure import resume_command
+from mimo_launch.launcher.exits import Exit
+from mimo_launch.launcher.failure import Host, diagnose
+from mimo_launch.launcher.judge import RankState
+from mimo_launch.launcher.report import headline, report_lines
+from mimo_launch.launcher.stacks import Frame
+from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.runtime.whereabouts import Cause, Phase
+from mimo_launch.spec.model import Spec
+
+ROOT = Path(__file__).parents[2]
+WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
+
+
+def quickstart() -> Spec:
+    spec = load_and_check(ROOT / "topologies" / "quickstart.yaml").spec
+    assert spec is not None
+    return spec
+
+
+def ranks(count: int = 8) -> list[RankState]:
+    """Ranks that wait in a sum of step 17."""
+    usual = RankState(rank=0, phase=Phase.REDUCING, step=17, process="S", frames=WAITING)
+    return [replace(usual, rank=rank) for rank in range(count)]
+
+
+def hosts(per_host: int = 4) -> tuple[Host, ...]:
+    return tuple(
+        Host(
+            node=node, name=f"gpu{node}", ranks=tuple(range(node * per_host, (node + 1) * per_host))
+        )
+        for node in range(2)
+    )
+
+
+def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
+    states = ranks()
+    states[5] = replace(
+        states[5],
+        phase=Phase.PROGRAM,
+        position=3,
+        failed=9.0,
+        cause=Cause.OWN,
+        message="ValueError: no such sample\nmore",
+        frames=(),
+    )
+    states[0] = replace(states[0], cause=Cause.LOST, failed=9.1)
+    folder = tmp_path / "logs" / "attempt-2" / "rank-5"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text("text")
+    failure = diagnose(quickstart(), states, attempt=2, hosts=hosts()[:1])
+    lines = report_lines(
+        failure, quickstart(), tmp_path, command="mimo-launch train x.yaml", checkpoint="step 10"
+    )
+    assert lines == [
+        "error: rank 5 failed first (language tp 1 cp 0 dp 0 pp 0)",
+        "   = said:    ValueError: no such sample",
+        "              more",
+        f"   = during:  step 17, running its program: {failure.actions[5]} (slot 4 of "
+        f"{failure.states[5].size})",
+        "   = others:  rank 0: lost a peer, step 17, summing gradients and norms",
+        "              ranks 1-4,6-7: waiting in all_reduce, step 17, summing gradients and norms",
+        f"   = files:   {folder}/ (stderr.log)",
+        f"              {tmp_path}/logs/attempt-2/ (one folder per rank)",
+        "   = resume:  mimo-launch train x.yaml",
+        "              goes on after step 10",
+    ]
+
+
+def test_many_different_ranks_still_fit_on_a_screen(tmp_path: Path) -> None:
+    """Each at another step: a few groups are shown and the others counted."""
+    states = [replace(s, step=20 + s.rank) for s in ranks()]
+    states += [replace(states[0], rank=rank, step=30 + rank) for rank in (8, 9, 10, 11)]
+    spec = load_and_check(ROOT / "topologies" / "quickstart.yaml", ["idle_ranks=8-11"]).spec
+    assert spec is not None
+    failure = diagnose(spec, states, attempt=0, hosts=hosts()[:1])
+    lines = report_lines(failure, spec, tmp_path, command="c", checkpoint=None)
+    assert len(lines) < 20
+    assert any("and 3 more groups of ranks" in line for line in lines)
+
+
+def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:
+    states = ranks()
+    states[6] = replace(states[6], end=Exit(11, "SIGSEGV", 0), ended=5.0, process="")
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts())
+    assert headline(failure, quickstart()).endswith("pp 0) on gpu1 (node 1)")
+
+
+def test_a_host_that_does_not_answer_is_named_with_its_ranks(tmp_path: Path) -> None:
+    failure = diagnose(quickstart(), ranks(4), attempt=0, hosts=hosts(), absent=hosts()[1:])
+    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+    assert lines[0] == "error: gpu1 (node 1, ranks 4-7) does not answer"
+    assert not failure.restartable
+
+
+def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(tmp_path: Path) -> None:
+    states = ranks()
+    states[2] = replace(states[2], end=Exit(9, "SIGKILL", 0), ended=5.0, process="")
+    for seen, words in ((True, "out-of-memory killer ended"), (False, "or by the out-of-memory")):
+        failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1], oom_killed=seen)
+        lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+        assert words in lines[1]
+
+
+def test_the_command_to_resume_does_not_start_anew() -> None:
+    arguments = ["train", "my spec.yaml", "--no-resume", "--nproc", "8"]
+    assert resume_command(arguments) == "mimo-launch train 'my spec.yaml' --nproc 8"

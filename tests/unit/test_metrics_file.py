@@ -1,0 +1,128 @@
+"""metrics.jsonl: one curve whatever happens."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo_launch.train.events import (
+    CheckpointSaved,
+    EvalFinished,
+    Event,
+    RunStarted,
+    StepFinished,
+    WriteFailed,
+    as_record,
+)
+from mimo_launch.train.metrics import MetricsFile
+
+
+def started(first_step: int) -> RunStarted:
+    return RunStarted(
+        name="r",
+        plan="0",
+        steps=9,
+        world_size=1,
+        modules=(),
+        log_every=1,
+        first_step=first_step,
+    )
+
+
+def step(number: int, **other: Any) -> StepFinished:
+    known = {
+        "loss": 1.0, "grad_norm": 1.0, "grad_norms": {}, "lr": 0.1, "lrs": {}, "tokens": 3,
+        "tokens_per_s": 2.0, "skipped": False,
+    }  # fmt: skip
+    return StepFinished(step=number, **{**known, **other})
+
+
+def steps_in(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_run_that_goes_on_drops_what_it_does_again(tmp_path: Path) -> None:
+    """The evaluation of the last kept step stays; half a line goes."""
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, print)
+    for event in (started(0), step(1), step(2)):
+        file(event)
+    file(EvalFinished(step=2, eval_loss=0.5, digit_accuracy=None, samples=8))
+    file(step(3))
+    file.close()
+    with path.open("a") as half:
+        half.write('{"step": 4, "lo')
+    again = MetricsFile(path, print)
+    again(started(2))
+    again(step(3))
+    again.close()
+    assert steps_in(path) == [1, 2, 2, 3]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_that_starts_anew_in_its_folder_drops_everything(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    file = MetricsFile(path, print)
+    file(started(0))
+    file(step(1))
+    file(step(2))
+    file.close()
+    assert steps_in(path) == [1, 2]
+
+
+class Disk:
+    """Takes the place of `os.write`: has room for `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self._write = room, os.write
+
+    def __call__(self, fd: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(fd, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_loses_no_line_and_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    told: list[Event] = []
+    file = MetricsFile(path, told.append)
+    file(started(0))
+    disk = Disk(room=20)
+    monkeypatch.setattr(os, "write", disk)
+    for number in (1, 2, 3):
+        file(step(number))
+    assert [type(event) for event in told] == [WriteFailed]
+    assert len(path.read_bytes()) == 20
+    disk.room = 10_000
+    saved = CheckpointSaved(step=3, checkpoint="c", num_bytes=1, stall_s=0.0, seconds=0.0)
+    file(saved)
+    assert steps_in(path) == [1, 2, 3]
+    disk.room = 0
+    file(step(4))
+    assert len(told) == 2
+    file.close()
+
+
+def test_a_full_disk_ends_the_run_if_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", print, stops_on_error=True)
+    monkeypatch.setattr(os, "write", Disk(room=0))
+    with pytest.raises(OSError, match="No space left"):
+        file(step(1))
+
+
+def test_a_number_that_is_not_finite_is_null() -> None:
+    nan = float("nan")
+    event = step(1, loss=nan, grad_norm=float("inf"), grad_norms={"vision": nan, "language": 1.0})
+    record = as_record(event)
+    assert (record["loss"], record["grad_norm"]) == (None, None)
+    assert record["grad_norms"] == {"vision": None, "language": 1.0}

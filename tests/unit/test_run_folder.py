@@ -1,0 +1,77 @@
+"""Which runs go on in their folder, and what happens to the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.launcher.run_folder import (
+    NothingToResume,
+    newest_checkpoint,
+    open_run_folder,
+)
+from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint.folder import CHECKPOINTS, FORMAT, MARKER, folder_name
+
+SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+
+
+def tiny(*settings: str) -> Spec:
+    spec = load_and_check(SPEC, settings).spec
+    assert spec is not None
+    return spec
+
+
+def add_checkpoint(run: Path, step: int, *, complete: bool = True) -> Path:
+    """Make the folder of a checkpoint without tensors."""
+    folder = run / CHECKPOINTS / folder_name(step)
+    folder.mkdir(parents=True)
+    (folder / "part").write_text("four")
+    marker = {
+        "format": FORMAT,
+        "counts": {"step": step},
+        "plan": "",
+        "spec": {},
+        "torch": "",
+        "files": {"part": [4 if complete else 5, 0]},
+    }
+    (folder / MARKER).write_text(json.dumps(marker))
+    return folder
+
+
+def test_a_run_with_a_complete_checkpoint_goes_on(tmp_path: Path) -> None:
+    """A damaged one is passed over; the spec that changed is kept beside the new one."""
+    first = open_run_folder(tmp_path, tiny(), "{}")
+    add_checkpoint(first.path, 2)
+    add_checkpoint(first.path, 4, complete=False)
+    again = open_run_folder(tmp_path, tiny("train.steps=9"), "{}")
+    assert again.path == first.path
+    assert again.moved is None
+    assert again.saved is not None
+    assert again.saved.step == 2
+    names = {path.name for path in again.path.iterdir()}
+    assert names == {"checkpoints", "plan.json", "spec.yaml", "spec.1.yaml"}
+    assert "steps: 9" in (again.path / "spec.yaml").read_text()
+    assert "steps: 4" in (again.path / "spec.1.yaml").read_text()
+
+
+@pytest.mark.parametrize("resume", [None, False])
+def test_a_run_that_does_not_go_on_is_moved_aside(tmp_path: Path, resume: bool | None) -> None:
+    first = open_run_folder(tmp_path, tiny(), "{}")
+    if resume is False:
+        add_checkpoint(first.path, 2)
+    again = open_run_folder(tmp_path, tiny(), "{}", resume=resume)
+    assert again.saved is None
+    assert again.moved == tmp_path / "tiny.1"
+    assert (again.moved / "spec.yaml").exists()
+
+
+def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(NothingToResume, match="no complete checkpoint"):
+        open_run_folder(tmp_path, tiny(), "{}", resume=True)
+    assert not any(tmp_path.iterdir())
+    open_run_folder(tmp_path, tiny(), "{}")
+    add_checkpoint(tmp_path / "tiny", 3)
+    saved = open_run_folder(tmp_path, tiny(), "{}", resume=True).saved
+    assert saved == newest_checkpoint(tmp_path / "tiny")
