@@ -4,11 +4,13 @@ A golden file starts with `$ mimo-launch ARGS`; exit code, stdout and stderr fol
 that is meant, `pytest tests/cli --update-golden` writes them anew; read the diff.
 """
 
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.histories import evaluated, step, write
 
 from mimo_launch.cli.app import run
 
@@ -53,3 +55,20 @@ def golden(
             assert got == want
 
     return check
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Callable[..., Path]:
+    """Make run folders; each has a step that is not finite."""
+
+    def make(name: str, *, steps: int = 40) -> Path:
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        numbers = range(1, steps + 1)
+        losses = [math.nan if number == 7 else 4.0 / number for number in numbers]
+        write(run, *(step(n, loss) for n, loss in zip(numbers, losses, strict=True)))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(evaluated(steps, 0.25))
+        return run
+
+    return make

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mimo_launch.cli.report import REQUIREMENT
 from mimo_launch.layout.checks import packages
 from mimo_launch.layout.checks.entry import check_text
 
@@ -44,3 +45,4 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     assert extras["tensorboard"] == [packages.TENSORBOARD]
     assert extras["wandb"] == [packages.WANDB]
+    assert extras["report"] == [REQUIREMENT]

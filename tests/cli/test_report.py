@@ -1,0 +1,235 @@
+"""`mimo-launch report`: files that show what runs did, and clear words where they cannot."""
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.support.histories import step, write
+
+from mimo_launch.cli import report_figure
+from mimo_launch.train.history import read_history
+
+Cli = Callable[[str], tuple[int, str, str]]
+SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+
+
+class Outside(HTMLParser):
+    """Notes everything that a browser would fetch, and every script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "link", "iframe", "img", "object", "embed"):
+            self.found.append(tag)
+        self.found += [
+            f"{name}={value}"
+            for name, value in attrs
+            if (name in ("src", "href", "xlink:href") and not str(value).startswith("#"))
+            or name.startswith("on")
+        ]
+
+
+def outside(text: str) -> list[str]:
+    parser = Outside()
+    parser.feed(text)
+    urls = [each for each in re.findall(r"url\((.*?)\)", text) if not each.startswith("#")]
+    return [*parser.found, *urls, *re.findall(r"@import.*", text)]
+
+
+def test_html_goes_into_the_first_run_and_fetches_nothing(
+    run_cli: Cli, runs: Callable[..., Path]
+) -> None:
+    first, second = runs("first"), runs("second", steps=20)
+    code, out, err = run_cli(f"report {first} {second}")
+    assert (code, err) == (0, "")
+    assert out == f"wrote {first / 'report.html'}\n"
+    text = (first / "report.html").read_text(encoding="utf-8")
+    assert outside(text) == []
+    assert "color-scheme: light dark" in text
+    assert report_figure._INK not in text
+    for words in ("loss (dots: evaluation)", "gradient norm", "learning rate", "tokens/s"):
+        assert f">{words}</text>" in text
+    assert text.count("<tr>") == 3
+    # Both are in the legend and in the table.
+    assert all(text.count(f">{name}<") == 2 for name in ("first", "second"))
+
+
+@pytest.mark.parametrize(("suffix", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_the_suffix_says_what_the_file_becomes(
+    run_cli: Cli, runs: Callable[..., Path], tmp_path: Path, suffix: str, begin: bytes
+) -> None:
+    target = tmp_path / f"drawn.{suffix}"
+    assert run_cli(f"report {runs('one')} --smooth 5 -o {target}")[0] == 0
+    raw = target.read_bytes()
+    assert raw.startswith(begin)
+    if suffix == "svg":
+        assert outside(raw.decode()) == []
+        assert ElementTree.fromstring(raw).tag.endswith("svg")
+
+
+def test_the_same_runs_give_the_same_file(run_cli: Cli, runs: Callable[..., Path]) -> None:
+    run = runs("one")
+    texts = []
+    for _ in range(2):
+        run_cli(f"report {run}")
+        texts.append((run / "report.html").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_smoothing_keeps_the_raw_line_behind(runs: Callable[..., Path]) -> None:
+    run = read_history(runs("one"))
+    loss = report_figure._figure([run], 1).axes[0]
+    smooth = report_figure._figure([run], 10).axes[0]
+    assert (len(loss.lines), len(smooth.lines)) == (2, 3)
+    raw, mean = smooth.lines[:2]
+    assert raw.get_alpha() < 0.5
+    assert mean.get_ydata()[-1] == pytest.approx(sum(4.0 / n for n in range(31, 41)) / 10)
+
+
+def test_frozen_modules_have_no_norm_to_draw(runs: Callable[..., Path]) -> None:
+    """`vision` of these records has norm 0; on a logarithmic axis it would be nowhere."""
+    norms = report_figure._figure([read_history(runs("one"))], 1).axes[1]
+    assert [text.get_text() for text in norms.get_legend().get_texts()] == ["language"]
+
+
+def test_several_runs_share_the_dash_of_a_module(runs: Callable[..., Path]) -> None:
+    """A run is a colour, a module a dash; a learning rate that all modules share is one line."""
+    two = [read_history(runs("one")), read_history(runs("two"))]
+    _, _, rates, speed = report_figure._figure(two, 1).axes
+    looks = [(line.get_color(), line.get_linestyle()) for line in rates.lines]
+    assert looks == [(color, dash) for color in report_figure.COLORS[:2] for dash in ("-", "--")]
+    assert [line.get_color() for line in speed.lines] == list(report_figure.COLORS[:2])
+    shared = {"lrs": {"vision": 1e-3, "language": 1e-3}}
+    for run in two:
+        write(run.run, step(1, **shared))
+    two = [read_history(run.run) for run in two]
+    assert len(report_figure._figure(two, 1).axes[2].lines) == 2
+
+
+def test_numbers_on_the_axes_are_plain(run_cli: Cli, runs: Callable[..., Path]) -> None:
+    """Formulas are off, and so are the labels of a logarithmic axis that are made of them."""
+    run = runs("one")
+    lines = (run / "metrics.jsonl").read_text().replace('"language": 2.0', '"language": 2000.0', 9)
+    write(run, lines)
+    assert run_cli(f"report {run}")[0] == 0
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "mathdefault" not in text
+    assert ">1000</text>" in text
+
+
+def test_names_are_shown_as_they_are(
+    run_cli: Cli, runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Markup, formulas, names that matplotlib would hide, letters that its font lacks."""
+    names = ["<script>alert(1)</script>", "a$b$ \\frac", "_hidden", "{braces}", "\u8a13\u7df4"]
+    places = []
+    for number, name in enumerate(names):
+        # A slash separates folders.
+        places.append(runs(name.replace("/", "\u2215") + f".{number}"))
+    target = tmp_path / "all.html"
+    quoted = shlex.join(map(str, places))
+    code, _, err = run_cli(f"report {quoted} -o {target}")
+    assert (code, err) == (0, "")
+    text = target.read_text(encoding="utf-8")
+    assert outside(text) == []
+    assert "&lt;script&gt;" in text
+    for shown in ("a$b$ \\frac", "_hidden", "{braces}", "\u8a13\u7df4"):
+        assert text.count(shown) >= 2
+
+
+def test_runs_of_one_name_are_told_apart(
+    run_cli: Cli, runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    one = runs("one")
+    other = runs("elsewhere/one")
+    target = tmp_path / "both.html"
+    assert run_cli(f"report {one} {other} {one} -o {target}")[0] == 0
+    text = target.read_text(encoding="utf-8")
+    assert f"<td>{one}</td>" in text
+    assert f"<td>{other}</td>" in text
+    assert text.count("<tr>") == 3
+
+
+def test_a_run_of_one_step_that_failed_is_drawn(
+    run_cli: Cli, runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "short"
+    run.mkdir()
+    write(run, step(1, math.nan))
+    for suffix in ("html", "png"):
+        assert run_cli(f"report {run} --smooth 3 -o {tmp_path}/r.{suffix}")[0] == 0
+
+
+def test_lines_that_are_no_records_are_told(run_cli: Cli, runs: Callable[..., Path]) -> None:
+    run = runs("one")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("garbage\n")
+    code, _, err = run_cli(f"report {run / 'metrics.jsonl'}")
+    assert code == 0
+    assert err == f"warning: {run}/metrics.jsonl: left out 1 line, no record of a step\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "there is no {}/metrics.jsonl"), ("", "{}/metrics.jsonl holds no step")],
+)
+def test_a_run_that_cannot_be_shown_exits_with_2(
+    run_cli: Cli, tmp_path: Path, content: str | None, words: str
+) -> None:
+    if content is not None:
+        write(tmp_path, content)
+    code, out, err = run_cli(f"report {tmp_path}")
+    assert (code, out) == (2, "")
+    first, second = err.splitlines()
+    assert first == "error: " + words.format(tmp_path)
+    assert second.startswith("   = help: ")
+
+
+def test_an_unknown_suffix_is_refused(run_cli: Cli, runs: Callable[..., Path]) -> None:
+    """Above all that of the metrics themselves."""
+    run = runs("one")
+    before = (run / "metrics.jsonl").read_bytes()
+    code, _, err = run_cli(f"report {run} -o {run}/metrics.jsonl")
+    assert code == 2
+    assert ".html, .png, .svg" in err
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_file_that_cannot_be_written_exits_with_1(
+    run_cli: Cli, runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    code, out, err = run_cli(f"report {runs('one')} -o {tmp_path}/nowhere/r.html")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: cannot write {tmp_path}/nowhere/r.html: No such file")
+
+
+def test_without_matplotlib_the_command_to_install_it_is_shown(
+    run_cli: Cli, runs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = run_cli(f"report {runs('one')}")
+    assert (code, out) == (2, "")
+    assert "pip install 'matplotlib" in err
+
+
+def test_torch_is_left_alone(runs: Callable[..., Path]) -> None:
+    code = (
+        "import sys; from mimo_launch.cli.app import run; code = run(['report', sys.argv[1]]);"
+        "sys.exit(code or ('imported torch' if 'torch' in sys.modules else 0))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(runs("one"))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,55 @@
+"""What a report says of each run in words."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.histories import step, write
+
+from mimo_launch.cli.report_table import COLUMNS, row
+from mimo_launch.train.history import read_history
+
+SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+
+
+def cells(run: Path) -> dict[str, str]:
+    return dict(zip(COLUMNS, row(read_history(run)), strict=True))
+
+
+def test_the_row_of_a_run(runs: Callable[..., Path]) -> None:
+    run = runs("one")
+    assert cells(run) == {
+        "run": "one", "status": "-", "steps": "40", "last loss": "0.1000",
+        "best loss": "0.1000 at step 40", "last evaluation": "0.2500", "median tokens/s": "5",
+        "skipped steps": "1", "bad samples": "80", "checkpoints": "0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "status"), [(40, "done"), (100, "step 40 of 100")])
+def test_the_status_of_a_run(runs: Callable[..., Path], wanted: int, status: str) -> None:
+    run = runs("one")
+    text = SPEC.read_text().replace("steps: 4,", f"steps: {wanted},")
+    assert f"steps: {wanted}" in text
+    (run / "spec.yaml").write_text(text)
+    report = run / "failure.txt"
+    report.write_text("an earlier attempt")
+    os.utime(report, (0, 0))
+    assert cells(run)["status"] == status
+    os.utime(report)
+    assert cells(run)["status"] == ("done" if wanted == 40 else "failed, see failure.txt")
+
+
+def test_checkpoints_are_counted_when_complete(runs: Callable[..., Path]) -> None:
+    run = runs("one")
+    for name in ("step-00000010", "step-00000020", "step-00000030.partial"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    (run / "checkpoints" / "step-00000010" / "checkpoint.json").write_text("{}")
+    assert cells(run)["checkpoints"] == "1"
+
+
+def test_a_run_without_a_finite_loss_has_none(runs: Callable[..., Path]) -> None:
+    run = runs("one")
+    write(run, step(1, math.nan))
+    assert (cells(run)["last loss"], cells(run)["best loss"]) == ("-", "-")

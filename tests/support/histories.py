@@ -1,0 +1,25 @@
+"""Metrics files of runs that never were."""
+
+import json
+import math
+from pathlib import Path
+
+from mimo_launch.train.events import EvalFinished, StepFinished, as_record
+
+
+def step(number: int, loss: float = 1.0, **more: object) -> str:
+    event = StepFinished(
+        step=number, loss=loss, grad_norm=2.0, grad_norms={"vision": 0.0, "language": 2.0},
+        lr=1e-3, lrs={"vision": 1e-4, "language": 1e-3}, tokens=10, tokens_per_s=5.0,
+        skipped=not math.isfinite(loss), bad_samples=2,
+    )  # fmt: skip
+    return json.dumps({**as_record(event), **more}) + "\n"
+
+
+def evaluated(number: int, loss: float = 0.5) -> str:
+    event = EvalFinished(step=number, eval_loss=loss, digit_accuracy=None, samples=8)
+    return json.dumps(as_record(event)) + "\n"
+
+
+def write(run: Path, *lines: str) -> None:
+    (run / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
