@@ -1,0 +1,219 @@
+"""`mimo-launch` with one planted fault: `python broken_train.py '{"kind": ...}' train SPEC ...`.
+
+The fault is planted by replacing functions before the command line runs; forked workers inherit it.
+Keys: kind, rank, step (from 1), slot (of the program, modulo its length), stamp (a file that the
+fault is noted in as it happens), delay (seconds), ids (of samples).
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mimo_launch.cli.app import main
+from mimo_launch.modules import language
+from mimo_launch.optimizer.gradients import local_tensor
+from mimo_launch.runtime.executor import Executor
+from mimo_launch.train.checkpoint import saver
+from mimo_launch.train.data.dataset import BadSample
+from mimo_launch.train.data.digits import DigitStrips
+from mimo_launch.train.session import RankSession
+
+FAULT: dict[str, Any] = {}
+
+
+def is_mine() -> bool:
+    return int(os.environ["RANK"]) == FAULT["rank"]
+
+
+def stamp() -> None:
+    Path(FAULT["stamp"]).write_text(f"{time.time()} {os.environ['RANK']}")
+
+
+def exhaust_memory() -> None:
+    """Ask for more than the process may have, as a model that is too large does."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    held = []
+    while True:
+        held.append(torch.ones(1 << 22))
+
+
+def sleep_forever() -> None:
+    while True:
+        time.sleep(1000)
+
+
+def strike() -> None:
+    """Do what the kind says; most never return."""
+    stamp()
+    match FAULT["kind"]:
+        case "exception":
+            raise LookupError("planted: a bug in a layer")
+        case "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sigsegv":
+            ctypes.string_at(0)
+        case "sigstop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "exit_0":
+            os._exit(0)
+        case "exit_7":
+            os._exit(7)
+        case "memory":
+            exhaust_memory()
+        case "stuck":
+            sleep_forever()
+
+
+def plant_in_program() -> None:
+    """Strike before a slot of the program."""
+    run_slot = Executor._run_slot
+
+    def run(self: Executor, slot: Any, step: Any) -> None:
+        if is_mine() and step.plan.step + 1 == FAULT["step"]:
+            seen = getattr(self, "seen_slots", 0)
+            self.seen_slots = seen + 1  # type: ignore[attr-defined]
+            if seen == FAULT["slot"] % FAULT["slots"]:
+                strike()
+        run_slot(self, slot, step)
+
+    Executor._run_slot = run  # type: ignore[method-assign]
+
+
+def plant_in_loader() -> None:
+    """A loader that never returns."""
+    text, images = DigitStrips.text, DigitStrips.images
+
+    def stuck(function: Any) -> Any:
+        def read(self: DigitStrips, split: str, index: int, *rest: Any) -> Any:
+            if split == "train" and is_mine() and index in FAULT["ids"]:
+                stamp()
+                sleep_forever()
+            return function(self, split, index, *rest)
+
+        return read
+
+    DigitStrips.text = stuck(text)  # type: ignore[method-assign]
+    DigitStrips.images = stuck(images)  # type: ignore[method-assign]
+
+
+def plant_bad_samples() -> None:
+    """Images of some ids that cannot be decoded."""
+    images = DigitStrips.images
+
+    def read(self: DigitStrips, split: Any, index: int, encoder: str) -> Any:
+        if split == "train" and index in FAULT["ids"]:
+            raise BadSample(f"planted: {index} cannot be decoded")
+        return images(self, split, index, encoder)
+
+    DigitStrips.images = read  # type: ignore[method-assign]
+
+
+def plant_nan() -> None:
+    """From a step on, one rank's loss, or a number of its gradient, is not finite."""
+    run_program, cross_entropy = Executor.run, language.vocab_cross_entropy
+    now = 0
+
+    def is_bad() -> bool:
+        return is_mine() and now >= FAULT["step"]
+
+    def run(self: Executor, program: Any, inputs: Any) -> Any:
+        nonlocal now
+        now = inputs.plan.step + 1
+        result = run_program(self, program, inputs)
+        if is_bad() and FAULT["kind"] == "nan_gradient":
+            stamp()
+            gradients = (p.grad for m in self.modules.values() for p in m.parameters())
+            local = (local_tensor(g) for g in gradients if g is not None)
+            next(part for part in local if part.numel()).view(-1)[0] = float("nan")
+        return result
+
+    def loss(*args: Any) -> Any:
+        if is_bad() and FAULT["kind"] == "nan_loss":
+            stamp()
+            return cross_entropy(*args) * float("nan")
+        return cross_entropy(*args)
+
+    Executor.run, language.vocab_cross_entropy = run, loss  # type: ignore[method-assign]
+
+
+def plant_in_groups() -> None:
+    """One rank never comes to create its groups."""
+    start = RankSession.__init__
+
+    def init(self: RankSession, *args: Any, **more: Any) -> None:
+        if is_mine():
+            new_group = dist.new_group
+
+            def late(*a: Any, **k: Any) -> Any:
+                stamp()
+                sleep_forever()
+                return new_group(*a, **k)
+
+            dist.new_group = late  # type: ignore[assignment]
+        start(self, *args, **more)
+
+    RankSession.__init__ = init  # type: ignore[method-assign]
+
+
+def plant_in_save() -> None:
+    """A rank is killed a moment after a save has begun to write."""
+    write = saver.write_chunks
+
+    def write_and_die(folder: Path, *rest: Any) -> None:
+        if is_mine() and folder.name.startswith(f"step-{FAULT['step']:08d}"):
+
+            def kill() -> None:
+                time.sleep(FAULT["delay"])
+                stamp()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            threading.Thread(target=kill, daemon=True).start()
+        write(folder, *rest)
+
+    saver.write_chunks = write_and_die
+
+
+def plant_full_disk() -> None:
+    """The disk of the run folder is full from one save on."""
+    write = saver.write_chunks
+
+    def fill_and_write(folder: Path, *rest: Any) -> None:
+        if is_mine() and folder.name.startswith(f"step-{FAULT['step']:08d}"):
+            stamp()
+            with Path("runs/ballast").open("wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    pass
+        write(folder, *rest)
+
+    saver.write_chunks = fill_and_write
+
+
+PLANTS = {
+    "loader": plant_in_loader,
+    "bad_samples": plant_bad_samples,
+    "nan_loss": plant_nan,
+    "nan_gradient": plant_nan,
+    "groups": plant_in_groups,
+    "save": plant_in_save,
+    "full_disk": plant_full_disk,
+}
+
+if __name__ == "__main__":
+    FAULT.update(json.loads(sys.argv[1]))
+    PLANTS.get(FAULT["kind"], plant_in_program)()
+    sys.argv = ["mimo-launch", *sys.argv[2:]]
+    main()
