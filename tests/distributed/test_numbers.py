@@ -153,6 +153,21 @@ def test_a_bad_shard_names_its_rank(
     assert fault.samples == ids_of(made, POISONED_STEP)
 
 
+def two_faults(made: Spec) -> list[tuple[int, str]]:
+    events: list[Any] = []
+    with RankSession(made) as session:
+        poison_backward(session, "language", 1, 5, at=0)
+        poison_backward(session, "vision", 0, 1, at=1)
+        train(session, events.append)
+    return [(event.rank, event.module) for event in events if isinstance(event, NonFinite)]
+
+
+def test_a_bad_step_is_forgotten_by_the_next() -> None:
+    """Else the flags of language, which comes first, would be blamed again."""
+    found = run_ranks(two_faults, disjoint(), world_size=6)
+    assert found == [[(5, "language"), (1, "vision")]] * 6
+
+
 def ending(made: Spec, change: Callable[[], None]) -> tuple[list[Any], str, bool]:
     """Train after `change`; return the steps and faults, and how the run failed on this rank."""
     change()

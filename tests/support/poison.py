@@ -1,7 +1,7 @@
 """Numbers that are not finite, planted at one place of one rank's step.
 
-Each function arms a session: from then on the step `POISONED_STEP` goes wrong at that place, and
-only there; what spreads from it is the product's own doing.
+Each function arms a session: from then on one step goes wrong at that place, and only there; what
+spreads from it is the product's own doing.
 """
 
 from typing import Any
@@ -30,14 +30,16 @@ class PoisonedImages:
         return [image * np.float32(NAN) for image in found] if index in self._samples else found
 
 
-def poison_backward(session: RankSession, module: str, stage: int, rank: int) -> None:
+def poison_backward(
+    session: RankSession, module: str, stage: int, rank: int, *, at: int = POISONED_STEP
+) -> None:
     """What a stage's backward starts from is NaN in its first microbatch or group, on one rank."""
     stages = session.executor.stages
     correct = stages.backward
 
     def poisoned(action: Any, step: Any) -> None:
         here = (action.module, action.stage, action.index) == (module, stage, 0)
-        if here and session.rank == rank and step.plan.step == POISONED_STEP:
+        if here and session.rank == rank and step.plan.step == at:
             if not stages.modules[module].layout.stages[stage].is_last:
                 stages.edges[module].gradients[stage, 0].fill_(NAN)
             elif module == "language":

@@ -157,5 +157,6 @@ def _read_images(
 def _reason(error: BaseException) -> str:
     """Return why a sample cannot be read, in one line of bounded length."""
     words = " ".join(str(error).split())
-    text = words if isinstance(error, BadSample) else f"{type(error).__name__}: {words}"
+    named = words and not isinstance(error, BadSample)
+    text = f"{type(error).__name__}: {words}" if named else words or type(error).__name__
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."

@@ -1,0 +1,88 @@
+"""Reading ahead: what counts as damage, and what stands in the place of a damaged sample."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.damage import damaged
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.reads import Reads
+from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
+from mimo_launch.train.data.dataset import BadSample
+from mimo_launch.train.loader import MAX_REASON, ReadInputs, read_ahead, step_inputs
+
+MADE = spec({"vision": box(0)}, mbs=3, max_documents=4)
+EVERYTHING = Reads(texts=(0, 1, 2), documents=(0, 1, 2), answers=(), images={"vision": (0, 1, 2)})
+
+
+def read(faults: dict[tuple[str, str, int], Exception]) -> tuple[ReadInputs, dict[int, str]]:
+    source = step_inputs(damaged(MADE, faults), "train", (7, 8, 9), 0)
+    return read_ahead(source, EVERYTHING, MADE, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BadSample("not a\n  JPEG"), "not a JPEG"),
+        (OSError("gone"), "OSError: gone"),
+        (EOFError(), "EOFError"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), None),
+        (BadSample("x" * 1000), "x" * (MAX_REASON - 3) + "..."),
+    ],
+)
+@pytest.mark.parametrize("what", ["text", "documents", "images"])
+def test_damage_is_noted_with_its_reason(what: str, error: Exception, reason: str | None) -> None:
+    _, reasons = read({(what, "train", 8): error})
+    assert list(reasons) == [1]
+    assert reason is None or reasons[1] == reason
+
+
+def test_other_errors_are_bugs() -> None:
+    with pytest.raises(KeyError):
+        read({("text", "train", 8): KeyError("column")})
+
+
+def test_what_was_read_is_what_the_data_set_says() -> None:
+    inputs, reasons = read({})
+    source = step_inputs(damaged(MADE, {}), "train", (7, 8, 9), 0)
+    assert reasons == {}
+    for position in range(3):
+        for mine, theirs in zip(inputs.text(position), source.text(position), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(inputs.documents(position), source.documents(position))
+        [mine], [theirs] = inputs.images(position, "vision"), source.images(position, "vision")
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_sample_left_out_is_padding_and_the_others_stay() -> None:
+    inputs, _ = read({("images", "train", 8): OSError()})
+    left = inputs.without({1})
+    tokens, labels = left.text(1)
+    assert (tokens == PAD).all()
+    assert (labels == IGNORE_LABEL).all()
+    assert tokens.dtype == labels.dtype == np.int64
+    assert not left.documents(1).any()
+    assert (left.images(1, "vision"), left.answer(1)) == ([], ())
+    empty = left.plan.samples[1]
+    assert (empty.id, empty.num_tokens, empty.num_labels, empty.rows("vision")) == (8, 0, 0, 0)
+    assert left.plan.samples[0] == inputs.plan.samples[0]
+    assert left.plan.num_labels < inputs.plan.num_labels
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda images: [*images, images[0]], "2 images for vision, the index has 1"),
+        (lambda images: [], "0 images for vision, the index has 1"),
+        (lambda images: [images[0][:, :, :-1]], "the index has"),
+    ],
+)
+def test_images_that_are_not_those_of_the_index_are_damage(change: Any, words: str) -> None:
+    """Else ranks would disagree on the number of rows, and hang."""
+    dataset = damaged(MADE, {})
+    correct = dataset._dataset.images
+    dataset._dataset.images = lambda *args: change(correct(*args))  # type: ignore[method-assign]
+    source = step_inputs(dataset, "train", (7,), 0)
+    _, reasons = read_ahead(source, Reads((), (), (), {"vision": (0,)}), MADE, lambda: None)
+    assert words in reasons[0]
