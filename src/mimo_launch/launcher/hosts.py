@@ -6,6 +6,7 @@ Relies on: nothing on one host.
 Leaves: workers to `local`, several hosts to `many_hosts`.
 """
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,13 @@ def worker_store(address: str) -> tuple[Any, dict[str, str]]:
     """Open a store at a free port; return it, and how workers find it."""
     import torch.distributed as dist
 
+    port, fd = 0, None
+    if address == "localhost":
+        # Torch's own socket listens on every interface. Whoever can write to the store can make
+        # workers connect to him, and the objects that workers exchange are pickles.
+        listener = socket.create_server((address, 0))
+        port, fd = listener.getsockname()[1], listener.detach()
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        address, 0, is_master=True, wait_for_workers=False
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
     )
     return store, {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}

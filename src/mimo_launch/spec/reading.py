@@ -91,7 +91,7 @@ class _Reader:
             self._not_a_section(path, value)
             return UNREADABLE
         for name in value:
-            if not re.match(MODULE_NAME, name):
+            if not re.fullmatch(MODULE_NAME, name):
                 self.diagnostics.append(faults.bad_module_name((*path, name)))
         return {
             name: self.section(ModuleSpec, module, (*path, name)) for name, module in value.items()

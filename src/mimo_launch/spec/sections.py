@@ -181,7 +181,11 @@ class CheckpointSpec(Strict):
 class WandbSpec(Strict):
     """Where Weights & Biases files a run."""
 
-    project: str = Field(description="Project.", examples=["my-project"])
+    project: Annotated[str, Field(pattern=r"^[^/\\#?%:]{1,128}$")] = Field(
+        description="Project that shows the run.",
+        examples=["my-project"],
+        json_schema_extra={"expected": "at most 128 characters, none of `/ \\ # ? % :`"},
+    )
     entity: str | None = Field(None, description="Team or user; default that of your login.")
     mode: Literal["online", "offline"] = Field(
         "online", description="`offline` writes to the run folder; `wandb sync` sends it later."
