@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.tensorboard_files import curves
 from tests.support.wandb_files import history
 
 from mimo_launch.layout.checks.entry import load_and_check
@@ -86,18 +87,6 @@ def test_every_number_of_a_step_has_a_curve() -> None:
 def test_an_evaluation_without_accuracy_has_no_point_for_it() -> None:
     found = scalars(EvalFinished(step=1, eval_loss=0.5, digit_accuracy=None, samples=8))
     assert found == {"eval/loss": 0.5}
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Read event files back as TensorBoard does."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return {
-        name: [(each.step, round(each.value, 4)) for each in found.Scalars(name)]
-        for name in found.Tags()["scalars"]
-    }
 
 
 def test_tensorboard_shows_each_number_at_its_step(tmp_path: Path) -> None:
