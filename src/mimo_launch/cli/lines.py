@@ -123,8 +123,9 @@ def _loaded(event: WeightsLoaded) -> list[str]:
 def _bad_samples(event: BadSamples) -> str:
     ids = _names([str(sample) for sample in event.reasons])
     sample, reason = next(iter(event.reasons.items()))
+    what = "step" if event.split == "train" else "the evaluation after step"
     return (
-        f"warning: step {event.step} leaves out samples that cannot be read: {ids} "
+        f"warning: {what} {event.step} leaves out samples that cannot be read: {ids} "
         f"({sample}: {reason}); {event.total} so far"
     )
 
