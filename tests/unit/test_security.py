@@ -108,10 +108,11 @@ def test_aliases_within_aliases_cost_nothing() -> None:
     assert check_text("\n".join(lines)).spec is None
 
 
-def test_a_run_on_one_host_listens_to_itself_only() -> None:
+def test_a_run_on_one_host_listens_to_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can write to the store of the workers can run code in them."""
     from mimo_launch.launcher.hosts import worker_store
 
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     store, place = worker_store("localhost")
     wanted = f":{int(place['MASTER_PORT']):04X}"
     rows = [
@@ -121,4 +122,5 @@ def test_a_run_on_one_host_listens_to_itself_only() -> None:
     ]
     listening = {row[1] for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
     assert listening == {f"0100007F{wanted}"}
+    assert place["GLOO_SOCKET_IFNAME"] == "lo"
     del store

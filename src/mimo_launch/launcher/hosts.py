@@ -6,6 +6,7 @@ Relies on: nothing on one host.
 Leaves: workers to `local`, several hosts to `many_hosts`.
 """
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,4 +110,8 @@ def worker_store(address: str) -> tuple[Any, dict[str, str]]:
     store = dist.TCPStore(  # type: ignore[attr-defined]
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
     )
-    return store, {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
+    environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
+    if fd is not None:
+        # Gloo takes the interface of the host's name, which may be that of the network.
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return store, environment
