@@ -63,7 +63,7 @@ def install(fault: str, rank: int, step: int) -> None:
     def strike(at: int) -> None:
         nonlocal calls
         calls += 1
-        first = "/attempt-0/" in os.environ["TORCHELASTIC_ERROR_FILE"]
+        first = "/attempt-1/" not in os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         if first and int(os.environ["RANK"]) == rank and calls == at:
             FAULTS[fault]()
 
@@ -97,22 +97,35 @@ def run(fault: str, rank: int, step: int, arguments: list[str]) -> NoReturn:
 
 
 class Launcher:
-    """A launcher with a fault in a process of its own, in `folder`, whose run is called `tiny`."""
+    """A launcher with a fault in a process of its own, in `folder`, whose run is called `tiny`.
 
-    def __init__(self, folder: Path, fault: str, rank: int, step: int, *arguments: str) -> None:
+    What it prints goes to files called `name`. `enter` is called in the new process first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fault: str,
+        rank: int,
+        step: int,
+        *arguments: str,
+        name: str = "launcher",
+        enter: Callable[[], None] = lambda: None,
+    ) -> None:
         from mimo_launch.launcher.preload import import_for_workers
 
         import_for_workers()
+        self._enter = enter
         self.folder, self.run = folder, folder / "runs" / "tiny"
-        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         self._process = multiprocessing.get_context("fork").Process(
             target=self._main, args=(fault, rank, step, list(arguments))
         )
-        self.began = time.monotonic()
         self._process.start()
         self.pid = self._process.pid or 0
 
     def _main(self, fault: str, rank: int, step: int, arguments: list[str]) -> NoReturn:
+        self._enter()
         os.chdir(self.folder)
         for number, path in ((1, self.out), (2, self.err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)

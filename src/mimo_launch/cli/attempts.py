@@ -19,30 +19,34 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.signals import StopRequest
 
 
-def run_attempts(job: "Job", hosts: "Hosts", console: Console, *, max_restarts: int) -> int:
+def run_attempts(
+    job: "Job", hosts: "Hosts", console: Console, stop: "StopRequest", *, max_restarts: int
+) -> int:
     """Train, again after a failure if restarts are left, and return the exit code."""
     from mimo_launch.launcher.failure import RunFailed
-    from mimo_launch.launcher.signals import Interrupted, StopRequest
+    from mimo_launch.launcher.signals import Interrupted
 
-    with StopRequest() as stop:
-        for restart in range(max_restarts + 1):
-            try:
-                ended_by = _attempt(job, hosts, console, stop)
-            except RunFailed as failed:
-                _show(failed, job, console)
-                if stop.signal:
-                    return 128 + stop.signal
-                if restart == max_restarts or not _goes_on(failed, job, console, restart + 1):
-                    return 1
-            except Interrupted as interrupted:
-                ended_by = interrupted.signal
-                break
-            else:
-                break
-    if ended_by:
-        console.note(f"interrupted by {signal.Signals(ended_by).name}")
-        return 128 + ended_by
-    return 0
+    restart = 0
+    while True:
+        restart += 1
+        try:
+            ended_by = _attempt(job, hosts, console, stop)
+        except RunFailed as failed:
+            show_failure(failed, job.spec, job.run, console)
+            if stop.signal:
+                return interrupted_by(stop.signal, console)
+            if restart > max_restarts or not _goes_on(failed, job, console, restart):
+                return 1
+        except Interrupted as interrupted:
+            return interrupted_by(interrupted.signal, console)
+        else:
+            return interrupted_by(ended_by, console) if ended_by else 0
+
+
+def interrupted_by(number: int, console: Console) -> int:
+    """Say which signal ended the run, and return the exit code for it."""
+    console.note(f"interrupted by {signal.Signals(number).name}")
+    return 128 + number
 
 
 def _attempt(job: "Job", hosts: "Hosts", console: Console, stop: "StopRequest") -> int:
@@ -51,20 +55,19 @@ def _attempt(job: "Job", hosts: "Hosts", console: Console, stop: "StopRequest") 
     from mimo_launch.cli.progress import progress_for
     from mimo_launch.launcher.local import launch
 
+    if hosts.node:
+        # Events come from rank 0, so the launcher of its host shows them.
+        return launch(job, hosts, lambda event: None, stop, console.note)
     colors = console.colors(sys.stdout)
     with progress_for(RichConsole(no_color=not colors)) as progress:
         return launch(job, hosts, progress, stop, console.note)
-
-
-def _show(failed: "RunFailed", job: "Job", console: Console) -> None:
-    show_failure(failed.failure, job.spec, job.run, console)
 
 
 def _goes_on(failed: "RunFailed", job: "Job", console: Console, restart: int) -> bool:
     """Say whether and from where the next attempt starts."""
     from mimo_launch.launcher.run_folder import newest_checkpoint
 
-    if not failed.failure.restartable:
+    if not failed.restartable:
         console.note("not started again: another attempt would end in the same way")
         return False
     saved = newest_checkpoint(job.run)

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
-    from mimo_launch.launcher.failure import Failure
+    from mimo_launch.launcher.failure import RunFailed
     from mimo_launch.spec.model import Spec
 
 
-def show_failure(failure: "Failure", spec: "Spec", run: Path, console: Console) -> None:
-    """Write the report to stderr, and add it to `failure.txt`."""
+def show_failure(failed: "RunFailed", spec: "Spec", run: Path, console: Console) -> None:
+    """Write the report to stderr, and add it to `failure.txt`; node 0 does so for all hosts."""
     from mimo_launch.launcher.report import report_lines
     from mimo_launch.launcher.run_folder import FAILURE, newest_checkpoint
 
-    saved = newest_checkpoint(run)
+    if failed.told is not None:
+        console.note(f"{failed.told}\n   = report:  shown by node 0, and in {run / FAILURE}")
+        return
+    failure, saved = failed.failure, newest_checkpoint(run)
     lines = report_lines(
         failure,
         spec,

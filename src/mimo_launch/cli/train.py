@@ -1,23 +1,17 @@
 """`mimo-launch train`: validate, plan, start the workers (or join them), show progress.
 
-Decides: the options; what is printed before a run; where a run starts.
-Relies on: `layout.checks` and `plan` for everything that can be known before a process starts.
-Leaves: attempts and exit codes to `attempts`, ranks that something else started to `join`.
+Decides: the options.
+Relies on: `layout.checks` for everything that can be known before a process starts; `origin` for
+who started this process.
+Leaves: everything that happens to `start`.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mimo_launch.cli.console import Console, console_of
-
-if TYPE_CHECKING:
-    from mimo_launch.launcher.joining import Joined
-    from mimo_launch.launcher.run_folder import RunFolder
-    from mimo_launch.plan.rows import Report
-    from mimo_launch.spec.model import Spec
+from mimo_launch.cli.console import console_of
 
 HELP = """
 \b
@@ -28,10 +22,13 @@ Examples:
   mimo-launch train spec.yaml --max-restarts 3
   mimo-launch train spec.yaml --steps 5 --profile 2
   mimo-launch train spec.yaml --no-resume
+  mimo-launch train spec.yaml --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500
   torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
+  srun --ntasks-per-node 1 mimo-launch train spec.yaml
 
-Validate and plan the spec, start one worker per rank on this machine and train. Under torchrun
-the process joins as the rank it is given. The run folder holds the resolved spec, the plan,
+Validate and plan the spec, start one worker per rank and train. Under torchrun the process joins
+as the rank it is given; under srun one task per rank does so, too, and one task per host starts
+the workers of that host. The run folder holds the resolved spec, the plan,
 metrics.jsonl and the workers' logs. A run whose folder has a complete checkpoint goes on after it.
 The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops at once.
 Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 130 or 143
@@ -76,22 +73,33 @@ def train(
         str | None,
         typer.Option(metavar="RANKS", help="Show the output of these ranks too, e.g. 0,5-7."),
     ] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Hosts of the job.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")] = 0,
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
+    ] = None,
+    rdzv_id: Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")] = "run",
 ) -> None:
     """Train a spec, one worker per rank."""
     from mimo_launch.cli.findings import show_findings
-    from mimo_launch.launcher.joining import torchrun_rank
+    from mimo_launch.cli.origin import Origin, node_place, origin_of
+    from mimo_launch.cli.start import Start, start
     from mimo_launch.layout.checks.entry import load_and_check
 
     console = console_of(ctx)
     shown = _ranks(console_ranks)
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
-    joined = torchrun_rank()
-    checked = load_and_check(file, settings, nproc if joined is None else joined.world_size)
-    if joined is None or joined.rank == 0:
+    origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
+    checked = load_and_check(file, settings)
+    if checked.spec is not None:
+        origin = origin_of(origin, checked.spec, nproc)
+        checked = load_and_check(file, settings, origin.world_size)
+    if origin.speaks:
         show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
-    start = Start(
+    request = Start(
         spec=checked.spec,
         file=file,
         runs=runs,
@@ -100,20 +108,7 @@ def train(
         max_restarts=max_restarts,
         shown=shown,
     )
-    raise typer.Exit(_run(start, console, joined))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What to train and how, as the command line says."""
-
-    spec: "Spec"
-    file: Path
-    runs: Path
-    resume: bool | None
-    profile: int
-    max_restarts: int
-    shown: frozenset[int]
+    raise typer.Exit(start(request, origin, console))
 
 
 def _ranks(text: str | None) -> frozenset[int]:
@@ -125,81 +120,3 @@ def _ranks(text: str | None) -> frozenset[int]:
         return parse_ranks(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--console-ranks") from error
-
-
-def _run(start: Start, console: Console, joined: "Joined | None") -> int:
-    """Join as a rank, or open the run folder and start workers."""
-    from mimo_launch.cli.join import join
-    from mimo_launch.launcher.run_folder import NothingToResume, goes_on
-
-    spec = start.spec
-    try:
-        saved = goes_on(start.runs, spec, resume=start.resume)
-    except NothingToResume as error:
-        raise typer.BadParameter(str(error), param_hint="--resume") from error
-    quiet = joined is not None and joined.rank > 0
-    if saved is not None and saved.step >= spec.train.steps:
-        if not quiet:
-            console.answer(f"{saved.path.parent.parent} is finished: {saved.step} steps are done")
-            console.answer("  to go on, raise train.steps; to start anew, give --no-resume")
-        return 0
-    if joined is not None and quiet:
-        return join(spec, start.runs / spec.name, console, start.profile)
-    folder = _open(start, console)
-    if isinstance(folder, int):
-        return folder
-    if joined is not None:
-        return join(spec, folder, console, start.profile)
-    return _start(start, folder, console)
-
-
-def _open(start: Start, console: Console) -> Path | int:
-    """Plan the run, open its folder and say so; return an exit code if that is not possible."""
-    from mimo_launch.cli.deadlock import show_deadlock
-    from mimo_launch.launcher.run_folder import open_run_folder
-    from mimo_launch.plan.as_json import report_json
-    from mimo_launch.plan.report import build_report
-    from mimo_launch.plan.timeline import DeadlockError
-
-    try:
-        report = build_report(start.spec)
-    except DeadlockError as error:
-        show_deadlock(error, start.file, console)
-        return 2
-    try:
-        folder = open_run_folder(start.runs, start.spec, report_json(report), resume=start.resume)
-    except OSError as error:
-        console.note(f"error: the run folder cannot be written: {error}")
-        return 1
-    for line in _summary(report, start.file, folder):
-        console.answer(line)
-    return folder.path
-
-
-def _summary(report: "Report", file: Path, folder: "RunFolder") -> list[str]:
-    """Return the plan in a few lines."""
-    from mimo_launch.plan.words import sizes_text, span_text
-
-    header = report.header
-    lines = [f"{file}: plan {header.plan_hash}, {header.world_size} ranks"]
-    for module in report.modules:
-        placement = "" if module.placement is None else f", {module.placement}"
-        ranks = span_text(module.first_rank, module.last_rank)
-        lines.append(f"  {module.name}: ranks {ranks}, {sizes_text(module.grid)}{placement}")
-    lines += [f"  an earlier run is now in {folder.moved}"] if folder.moved else []
-    lines.append(f"  run folder: {folder.path}")
-    if folder.saved:
-        lines.append(f"  goes on after step {folder.saved.step}; --no-resume starts anew")
-    return lines
-
-
-def _start(start: Start, folder: Path, console: Console) -> int:
-    """Start workers on this host."""
-    from mimo_launch.cli.attempts import run_attempts
-    from mimo_launch.launcher.entry import Job
-    from mimo_launch.launcher.hosts import OneHost
-    from mimo_launch.layout.layout import world_size
-
-    job = Job(spec=start.spec, run=folder, profile_steps=start.profile, shown=start.shown)
-    hosts = OneHost(world_size(start.spec), folder)
-    return run_attempts(job, hosts, console, max_restarts=start.max_restarts)

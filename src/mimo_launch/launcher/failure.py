@@ -56,11 +56,17 @@ class Failure:
 
 
 class RunFailed(Exception):
-    """An attempt failed; this is the whole account of it."""
+    """An attempt failed; this is the whole account of it.
 
-    def __init__(self, failure: Failure) -> None:
+    On all hosts but node 0 it is what this host knows, and `told` is node 0's verdict in words.
+    """
+
+    def __init__(
+        self, failure: Failure, told: str | None = None, restartable: bool | None = None
+    ) -> None:
         super().__init__(failure.verdict)
-        self.failure = failure
+        self.failure, self.told = failure, told
+        self.restartable = failure.restartable if restartable is None else restartable
 
 
 def diagnose(

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from mimo_launch.launcher.failure import Host, RunFailed, diagnose
 from mimo_launch.launcher.judge import RankState
 from mimo_launch.launcher.logs import next_attempt
-from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.spec.model import Spec
 
 Examine = Callable[[], list[RankState]]
@@ -37,7 +36,7 @@ class Hosts(Protocol):
     ranks: range
     world_size: int
 
-    def meet(self, stop: StopRequest) -> Meeting:
+    def meet(self) -> Meeting:
         """Wait until all hosts are ready for an attempt, and open the store of its workers."""
 
     def alarm(self) -> bool:
@@ -54,6 +53,9 @@ class Hosts(Protocol):
     ) -> RunFailed:
         """Return the account of a failure, from what all hosts know."""
 
+    def close(self) -> None:
+        """Leave the job."""
+
 
 class OneHost:
     """A job on this machine alone."""
@@ -64,7 +66,7 @@ class OneHost:
         self._attempt = 0
         self._store: Any = None
 
-    def meet(self, stop: StopRequest) -> Meeting:
+    def meet(self) -> Meeting:
         """Open a store that no earlier attempt has used."""
         self._attempt = next_attempt(self._run)
         self._store, environment = worker_store("localhost")
@@ -95,6 +97,9 @@ class OneHost:
                 oom_killed=oom_killed(),
             )
         )
+
+    def close(self) -> None:
+        """Leave nobody."""
 
 
 def worker_store(address: str) -> tuple[Any, dict[str, str]]:

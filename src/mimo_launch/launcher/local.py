@@ -46,10 +46,8 @@ def launch(
     Raises: RunFailed when a worker of any host raises, dies or hangs; Interrupted on a second
     signal. No worker is left in either case.
     """
-    # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     import_for_workers()
-    meeting = hosts.meet(stop)
+    meeting = hosts.meet()
     board, killed_before = Board(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
     pump = Pump(reader, listener)

@@ -5,6 +5,8 @@ Relies on: fork; a spawned worker gains nothing.
 Leaves: forking to `local` and `ranks`.
 """
 
+import os
+
 
 def import_for_workers() -> None:
     """Import torch and its distributed parts with one thread per process.
@@ -12,6 +14,8 @@ def import_for_workers() -> None:
     `torch._dynamo` is imported by the first optimizer, FSDP and DeviceMesh by the first module: in
     each of eight workers on two cores that takes seconds, in their parent it takes one.
     """
+    # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
     import torch._dynamo
     import torch.distributed.fsdp

@@ -1,0 +1,102 @@
+"""Who started this process, and as what: the options, torchrun, or srun.
+
+Decides: which usage errors are found before anything starts.
+Relies on: `launcher.joining` for the environment.
+Leaves: acting on it to `start`.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from mimo_launch.launcher.joining import Joined, NodePlace
+    from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A rank if `joined`, the launcher of one of several hosts if `place`, else of this host alone.
+
+    `world_size` is the number of ranks that are asked for, if anything says so.
+    """
+
+    joined: "Joined | None" = None
+    place: "NodePlace | None" = None
+    world_size: int | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process tells a user what is wrong; of ranks only the first does."""
+        return self.joined is None or self.joined.rank == 0
+
+
+def node_place(
+    nnodes: int, node_rank: int, endpoint: str | None, run_id: str
+) -> "NodePlace | None":
+    """Return which host of several the options name. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.joining import NodePlace
+    from mimo_launch.launcher.network import parse_endpoint
+
+    if node_rank >= nnodes:
+        raise typer.BadParameter(
+            f"{node_rank} is not below --nnodes {nnodes}", param_hint="--node-rank"
+        )
+    if nnodes == 1:
+        return None
+    if endpoint is None:
+        raise typer.BadParameter(
+            f"--nnodes {nnodes} needs the HOST:PORT where launchers meet, on the host with "
+            "--node-rank 0",
+            param_hint="--rdzv-endpoint",
+        )
+    try:
+        parse_endpoint(endpoint)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rdzv-endpoint") from error
+    return NodePlace(node_rank, nnodes, endpoint, run_id)
+
+
+def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
+    """Return what this process is, for a job of the ranks of `spec`. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.joining import Joined, torchrun_rank
+    from mimo_launch.layout.layout import world_size
+
+    joined = torchrun_rank()
+    if joined is not None:
+        return Origin(joined=joined, world_size=joined.world_size)
+    world, place = world_size(spec), options.place
+    if place is None:
+        found = _slurm(world)
+        if isinstance(found, Joined):
+            return Origin(joined=found, world_size=found.world_size)
+        place = found
+    nodes = 1 if place is None else place.num_nodes
+    if nproc is None and world % nodes:
+        raise typer.BadParameter(
+            f"the {world} ranks of the spec do not spread evenly over {nodes} hosts",
+            param_hint="--nnodes",
+        )
+    return Origin(place=place, world_size=world if nproc is None else nproc * nodes)
+
+
+def _slurm(world: int) -> "Joined | NodePlace | None":
+    """Return what srun started this process for; a rank's environment is set for torch."""
+    from mimo_launch.launcher.joining import (
+        Joined,
+        WrongTasks,
+        slurm_environment,
+        slurm_place,
+    )
+    from mimo_launch.launcher.slurm import NodelistError, slurm_task
+
+    try:
+        task = slurm_task(os.environ)
+        place = None if task is None else slurm_place(task, world)
+    except (WrongTasks, NodelistError) as error:
+        raise typer.BadParameter(str(error), param_hint="srun") from error
+    if task is not None and isinstance(place, Joined):
+        os.environ.update(slurm_environment(task))
+    return place

@@ -1,0 +1,170 @@
+"""From a checked spec to a run: the folder, what is printed before, one host or several.
+
+Decides: what a run says before its workers start; which launcher opens the run folder.
+Relies on: `launcher` for folders and hosts.
+Leaves: attempts and exit codes to `attempts`, ranks that something else started to `join`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mimo_launch.cli.attempts import interrupted_by, run_attempts
+from mimo_launch.cli.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.origin import Origin
+    from mimo_launch.launcher.hosts import Hosts
+    from mimo_launch.launcher.joining import NodePlace
+    from mimo_launch.launcher.run_folder import RunFolder
+    from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.plan.rows import Report
+    from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What to train and how, as the command line says."""
+
+    spec: "Spec"
+    file: Path
+    runs: Path
+    resume: bool | None
+    profile: int
+    max_restarts: int
+    shown: frozenset[int]
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return self.runs / self.spec.name
+
+
+def start(request: Start, origin: "Origin", console: Console) -> int:
+    """Train as what this process is, and return the exit code."""
+    from mimo_launch.cli.join import join
+    from mimo_launch.launcher.signals import StopRequest
+
+    if origin.joined is not None:
+        ended = _prepare(request, console) if origin.speaks else _finished(request)
+        if ended is not None:
+            return ended
+        return join(request.spec, request.run, console, request.profile)
+    with StopRequest() as stop:
+        if origin.place is not None:
+            return _on_many_hosts(request, origin.place, console, stop)
+        return _on_one_host(request, console, stop)
+
+
+def _finished(request: Start, console: Console | None = None) -> int | None:
+    """Return 0 if there is nothing left to do, and say so. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.run_folder import NothingToResume, goes_on
+
+    try:
+        saved = goes_on(request.runs, request.spec, resume=request.resume)
+    except NothingToResume as error:
+        raise typer.BadParameter(str(error), param_hint="--resume") from error
+    if saved is None or saved.step < request.spec.train.steps:
+        return None
+    if console is not None:
+        console.answer(f"{request.run} is finished: {saved.step} steps are done")
+        console.answer("  to go on, raise train.steps; to start anew, give --no-resume")
+    return 0
+
+
+def _prepare(request: Start, console: Console) -> int | None:
+    """Plan the run, open its folder and say so; return an exit code if there is nothing to run."""
+    from mimo_launch.cli.deadlock import show_deadlock
+    from mimo_launch.launcher.run_folder import open_run_folder
+    from mimo_launch.plan.as_json import report_json
+    from mimo_launch.plan.report import build_report
+    from mimo_launch.plan.timeline import DeadlockError
+
+    ended = _finished(request, console)
+    if ended is not None:
+        return ended
+    try:
+        report = build_report(request.spec)
+    except DeadlockError as error:
+        show_deadlock(error, request.file, console)
+        return 2
+    try:
+        folder = open_run_folder(
+            request.runs, request.spec, report_json(report), resume=request.resume
+        )
+    except OSError as error:
+        console.note(f"error: the run folder cannot be written: {error}")
+        return 1
+    for line in _summary(report, request.file, folder):
+        console.answer(line)
+    return None
+
+
+def _summary(report: "Report", file: Path, folder: "RunFolder") -> list[str]:
+    """Return the plan in a few lines."""
+    from mimo_launch.plan.words import sizes_text, span_text
+
+    header = report.header
+    lines = [f"{file}: plan {header.plan_hash}, {header.world_size} ranks"]
+    for module in report.modules:
+        placement = "" if module.placement is None else f", {module.placement}"
+        ranks = span_text(module.first_rank, module.last_rank)
+        lines.append(f"  {module.name}: ranks {ranks}, {sizes_text(module.grid)}{placement}")
+    lines += [f"  an earlier run is now in {folder.moved}"] if folder.moved else []
+    lines.append(f"  run folder: {folder.path}")
+    if folder.saved:
+        lines.append(f"  goes on after step {folder.saved.step}; --no-resume starts anew")
+    return lines
+
+
+def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
+    """Start all workers here."""
+    from mimo_launch.launcher.hosts import OneHost
+    from mimo_launch.layout.layout import world_size
+
+    ended = _prepare(request, console)
+    if ended is not None:
+        return ended
+    return _attempts(request, OneHost(world_size(request.spec), request.run), console, stop)
+
+
+def _on_many_hosts(
+    request: Start, place: "NodePlace", console: Console, stop: "StopRequest"
+) -> int:
+    """Start the workers of this host, when the launchers of all hosts are there."""
+    from mimo_launch.launcher.gathering import Dismissed, HostsError
+    from mimo_launch.launcher.many_hosts import ManyHosts
+    from mimo_launch.launcher.signals import Interrupted
+
+    console.note(f"node {place.node} of {place.num_nodes} meets the others at {place.endpoint}")
+    try:
+        hosts = ManyHosts(place, request.spec, request.run, stop)
+        ended: int | None = 2
+        try:
+            ended = _prepare(request, console) if place.node == 0 else None
+            if ended is not None:
+                return ended
+            return _attempts(request, hosts, console, stop)
+        finally:
+            if ended is not None:
+                hosts.dismiss(ended)
+            hosts.close()
+    except HostsError as error:
+        console.note(f"error: {error}")
+        return 1
+    except Dismissed as dismissed:
+        console.note("node 0 has nothing to run; its launcher says why")
+        return dismissed.code
+    except Interrupted as interrupted:
+        return interrupted_by(interrupted.signal, console)
+
+
+def _attempts(request: Start, hosts: "Hosts", console: Console, stop: "StopRequest") -> int:
+    from mimo_launch.launcher.entry import Job
+
+    job = Job(
+        spec=request.spec, run=request.run, profile_steps=request.profile, shown=request.shown
+    )
+    return run_attempts(job, hosts, console, stop, max_restarts=request.max_restarts)

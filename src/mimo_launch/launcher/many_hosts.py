@@ -1,0 +1,117 @@
+"""A job on several hosts: their workers start together, fail together and leave together.
+
+Decides: node 0 judges a failure from the reports of all hosts, and says whether to start again; a
+host whose workers are done waits for the others.
+Relies on: `gathering` for the launchers of the other hosts.
+Leaves: workers to `local`, words to `report`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mimo_launch.launcher.failure import RunFailed, diagnose, from_json, to_json
+from mimo_launch.launcher.gathering import Gathering
+from mimo_launch.launcher.hosts import Examine, Meeting
+from mimo_launch.launcher.joining import NodePlace
+from mimo_launch.launcher.judge import RankState
+from mimo_launch.launcher.report import headline
+from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.identity import plan_hash
+from mimo_launch.spec.model import Spec
+
+REPORT_SECONDS = 5.0
+
+
+class ManyHosts:
+    """All hosts of a job, as the launcher of one of them sees them."""
+
+    def __init__(self, place: NodePlace, spec: Spec, run: Path, stop: StopRequest) -> None:
+        """Meet the launchers of all other hosts. Raises: HostsError, Interrupted."""
+        self.node, self.world_size = place.node, world_size(spec)
+        per_host = self.world_size // place.num_nodes
+        self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
+        self._run = run
+        self._attempt = 0
+        self._all = Gathering(place, self.ranks, plan_hash(spec), stop, timeout=spec.train.timeout)
+
+    def meet(self) -> Meeting:
+        """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
+        meeting = self._all.meet(self._run)
+        self._attempt = meeting.attempt
+        return meeting
+
+    def alarm(self) -> bool:
+        """Return whether another host has an alarm or is silent. Raises: Interrupted."""
+        for node in self._all.others:
+            number = self._all.link.said(node, "interrupted")
+            if number:
+                raise Interrupted(number)
+        return bool(self._all.silent) or any(
+            self._all.said(node, "alarm") for node in self._all.others
+        )
+
+    def all_done(self) -> bool:
+        """Say that the workers of this host are done; return whether those of all hosts are."""
+        if not self._all.said(self.node, "done"):
+            self._all.say("done", True)
+        return all(self._all.said(node, "done") for node in range(self._all.num_nodes))
+
+    def interrupted(self, signal: int) -> None:
+        """Say that this host ends at once."""
+        self._all.link.say(interrupted=signal)
+        self._all.link.flush(1.0)
+
+    def dismiss(self, code: int) -> None:
+        """Tell the other hosts that there is nothing to do."""
+        self._all.link.say(dismissed=code)
+
+    def diagnose(
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool]
+    ) -> RunFailed:
+        """Return what node 0 makes of all reports; without it, what this host makes of its own."""
+        self._all.say("alarm", True)
+        states, oom, everyone = examine(), oom_killed(), self._all
+        if self.node:
+            everyone.say("report", [to_json(states), oom])
+            everyone.until(
+                lambda: everyone.said(0, "verdict") is not None or 0 in everyone.silent,
+                2 * REPORT_SECONDS,
+            )
+            verdict = everyone.said(0, "verdict")
+            absent = [] if verdict else [0]
+        else:
+            verdict, absent = None, self._reports(states)
+            oom = oom or any(
+                everyone.said(node, "report")[1] for node in everyone.others if node not in absent
+            )
+        failure = diagnose(
+            spec,
+            states,
+            attempt=self._attempt,
+            hosts=tuple(everyone.host(node) for node in range(everyone.num_nodes)),
+            absent=tuple(everyone.host(node) for node in absent),
+            oom_killed=oom,
+        )
+        if self.node == 0:
+            everyone.say("verdict", [headline(failure, spec), failure.restartable])
+            everyone.link.flush(1.0)
+        return RunFailed(failure, *(verdict or ()))
+
+    def _reports(self, states: list[RankState]) -> list[int]:
+        """Add what other hosts report to `states`; return the nodes that do not answer."""
+        everyone = self._all
+
+        def missing() -> list[int]:
+            return [node for node in everyone.others if everyone.said(node, "report") is None]
+
+        everyone.until(lambda: not set(missing()) - set(everyone.silent), REPORT_SECONDS)
+        absent = missing()
+        for node in everyone.others:
+            if node not in absent:
+                states += from_json(everyone.said(node, "report")[0])
+        return absent
+
+    def close(self) -> None:
+        """Leave."""
+        self._all.close()

@@ -1,0 +1,67 @@
+"""Addresses: where launchers meet, and which interface workers are to use.
+
+Decides: the interface is the one from which the meeting point is reached.
+Relies on: the kernel's routes; IPv4 for the name of an interface.
+Leaves: connections to torch and gloo.
+"""
+
+import fcntl
+import re
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` (`[HOST]:PORT` for IPv6).
+
+    Raises: ValueError.
+    """
+    match = re.fullmatch(r"\[?([^\[\]]+)\]?:(\d+)", text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return match[1], int(match[2])
+
+
+def resolved(host: str, port: int) -> str:
+    """Return the address of a host, as seen from here; nothing if it has none."""
+    try:
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+
+
+def local_address(host: str, port: int) -> str:
+    """Return this host's address on the way to another, or nothing if there is no way."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            # No packet is sent: the kernel picks a route.
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an address, or nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # It has no address.
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
+
+
+def answers(host: str, port: int) -> bool:
+    """Return whether something accepts connections at a place."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
