@@ -179,7 +179,8 @@ class Gathering:
     def close(self) -> None:
         """Leave; node 0 goes last, since it holds what the others say."""
         self.link.say(bye=True)
-        self.link.flush(LEAVE_SECONDS)
+        if 0 not in self.silent:
+            self.link.flush(LEAVE_SECONDS)
         if self.node == 0:
             self.until(
                 lambda: all(self.link.said(n, "bye") or n in self.silent for n in self.others),

@@ -44,9 +44,11 @@ def launch(
     `listener` is called with each event of rank 0, `note` with remarks.
 
     Raises: RunFailed when a worker of any host raises, dies or hangs; Interrupted on a second
-    signal. No worker is left in either case.
+    signal, or on a first one before there are workers. No worker is left in either case.
     """
     import_for_workers()
+    if stop.signal:
+        raise Interrupted(stop.signal)
     meeting = hosts.meet()
     board, killed_before = Board(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
