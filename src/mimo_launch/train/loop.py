@@ -112,7 +112,8 @@ def train(
                 session.where.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 due = False
-            for event in hooks.saver.poll():
+            # What became of the last save of a run that stops is told with its end.
+            for event in () if stopped else hooks.saver.poll():
                 emit(event)
     _finish(session, emit, hooks.saver, steps, state, stopped=stopped, begin=begin)
     return stopped
