@@ -13,6 +13,7 @@ import pytest
 from tests.support.faulty_train import Launcher, gone
 from tests.support.two_hosts import ADDRESSES, TwoHosts, two_hosts
 
+from mimo_launch.cli.app import run
 from mimo_launch.launcher import gathering
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
@@ -174,3 +175,26 @@ def test_a_finished_run_ends_on_all_hosts(start: Start) -> None:
     assert (code0, code1) == (0, 0)
     assert "is finished: 4 steps are done" in out0
     assert "node 0 has nothing to run" in err1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--nnodes", "2"), "--nnodes 2 needs the HOST:PORT"),
+        (("--nnodes", "2", "--rdzv-endpoint", "host0"), "'host0' is not HOST:PORT"),
+        (("--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "h:1"), "2 is not below"),
+        (("--nnodes", "3", "--rdzv-endpoint", "h:1"), "2 ranks of the spec do not spread evenly"),
+        (("--nnodes", "2", "--nproc", "2", "--rdzv-endpoint", "h:1"), "the job has"),
+    ],
+)
+def test_hosts_that_cannot_be_are_usage_errors(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", SPEC, *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

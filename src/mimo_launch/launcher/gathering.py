@@ -182,8 +182,9 @@ class Gathering:
         if 0 not in self.silent:
             self.link.flush(LEAVE_SECONDS)
         if self.node == 0:
+            came = [node for node in self.others if self.link.said(node, "name")]
             self.until(
-                lambda: all(self.link.said(n, "bye") or n in self.silent for n in self.others),
+                lambda: all(self.link.said(n, "bye") or n in self.silent for n in came),
                 LEAVE_SECONDS,
             )
         self.link.close()

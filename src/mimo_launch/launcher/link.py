@@ -54,7 +54,7 @@ class Link(threading.Thread):
     def flush(self, seconds: float) -> None:
         """Wait until what was said has been published, at most so long."""
         deadline = time.monotonic() + seconds
-        while self._sent < self._version and not self._broken and time.monotonic() < deadline:
+        while self._sent < self._version and self.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,9 @@ def write_stacks_on_signal(path: Path) -> None:
     """Let SIGUSR1 write the stacks of this process to `path`."""
     # Open for the life of the process: faulthandler writes to its descriptor.
     file = path.open("w", encoding="utf-8")
-    file.write(f"{_MAIN}{threading.main_thread().ident:#018x}\n")
-    file.flush()
+    with suppress(OSError):  # A full disk, which must not end a worker that may need none.
+        file.write(f"{_MAIN}{threading.main_thread().ident:#018x}\n")
+        file.flush()
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
