@@ -108,14 +108,3 @@ def test_a_run_is_judged_by_whether_any_step_counted() -> None:
         watch.finish(steps=3, skipped=3)
     with pytest.raises(NoUpdate, match="all 3 steps were skipped"):
         NumberWatch(9).finish(steps=3, skipped=3)
-
-
-def test_kills_for_want_of_memory_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the form of both versions of cgroups; a file that is missing counts nothing."""
-    two, one = tmp_path / "memory.events", tmp_path / "memory.oom_control"
-    two.write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
-    one.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    monkeypatch.setattr(memory, "_counters", lambda: [two, one, tmp_path / "missing"])
-    assert memory.oom_kills() == 6

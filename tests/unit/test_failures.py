@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from mimo_launch.launcher import memory
 from mimo_launch.launcher.board import Board, Seat
 from mimo_launch.launcher.errors import cause_of, read_error, write_error
 from mimo_launch.launcher.exits import Exit, ExitWatch
@@ -230,3 +231,14 @@ def test_a_listener_that_fails_does_not_stop_the_pipe() -> None:
     pump.join(timeout=10)
     assert not pump.is_alive()
     assert isinstance(pump.error, SystemExit)
+
+
+def test_kills_for_want_of_memory_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the form of both versions of cgroups; a file that is missing counts nothing."""
+    two, one = tmp_path / "memory.events", tmp_path / "memory.oom_control"
+    two.write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
+    one.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    monkeypatch.setattr(memory, "_counters", lambda: [two, one, tmp_path / "missing"])
+    assert memory.oom_kills() == 6
