@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint import loading
+from mimo_launch.train.checkpoint import saver as saver_module
 from mimo_launch.train.checkpoint.chunks import weight_chunks
 from mimo_launch.train.checkpoint.folder import all_checkpoints, crc_of, is_complete
 from mimo_launch.train.events import (
@@ -25,6 +27,7 @@ from mimo_launch.train.events import (
     WeightsLoaded,
 )
 from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.numbers import NonFiniteRun
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.start import start_run
 
@@ -241,6 +244,25 @@ def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
     spec = make_spec("one rank", 6)
     [events] = run_ranks(run_with_bad_steps, spec, tmp_path, (3, 4), world_size=1)
     assert [e.step for e in events if isinstance(e, CheckpointSaved)] == [5, 6]
+
+
+def run_into_bad_numbers(spec: Spec, folder: Path) -> None:
+    """Every step after the third is bad, and writing takes its time."""
+    write = saver_module.write_chunks
+
+    def slowly(*args: Any) -> None:
+        time.sleep(1)
+        write(*args)
+
+    saver_module.write_chunks = slowly
+    with pytest.raises(NonFiniteRun):
+        run_with_bad_steps(spec, folder, (4, 5, 6))
+
+
+def test_a_save_under_way_survives_a_run_that_ends_itself(tmp_path: Path) -> None:
+    spec = make_spec("disjoint dp2, tp2", 9, train={"steps": 9, "max_skipped": 2})
+    run_ranks(run_into_bad_numbers, spec, tmp_path, world_size=world_size(spec))
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["step-00000003"]
 
 
 def test_if_all_are_damaged_the_run_does_not_start_over(tmp_path: Path) -> None:

@@ -197,13 +197,14 @@ def test_a_damaged_newest_checkpoint(number: int, tmp_path: Path, undisturbed: A
 def test_killed_during_a_save(number: int, tmp_path: Path, undisturbed: Any) -> None:
     """At a random moment of it: at most that one save is lost."""
     layout, fault = draw("save", number)
-    source = random.Random(f"{SEED}/save/{number}")
-    fault |= {"step": source.choice([3, 6, 9]), "delay": source.uniform(0, 0.12)}
+    source = random.Random(f"{SEED}/moment/{number}")
+    fault |= {"step": source.choice([3, 6, 9]), "delay": source.uniform(0, 0.4)}
     write_spec(tmp_path, layout)
     ended = run(tmp_path, fault)
     assert ended.struck, ended.err
     found = newest(tmp_path)
-    print(f"save           {layout:<14} {fault['delay'] * 1e3:4.0f} ms into it: {found} left")
+    moment = f"step {fault['step']}, {fault['delay'] * 1e3:4.0f} ms into it"
+    print(f"save           {layout:<14} {moment}: {found} left")
     assert found >= fault["step"] - EVERY
     assert ended.orphans == []
     again = run(tmp_path, None)

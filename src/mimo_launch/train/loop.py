@@ -30,7 +30,7 @@ from mimo_launch.train.events import (
 from mimo_launch.train.profile import Profile
 from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
+from mimo_launch.train.state import EndOfRun, RunState
 from mimo_launch.train.step import StepRunner
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,8 +53,10 @@ class Saver(Protocol):
         """Wait for the last save."""
 
 
-class CheckpointNotWritten(Exception):
+class CheckpointNotWritten(EndOfRun):
     """A checkpoint could not be written, and the run must not go on (or end) without it."""
+
+    restartable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,37 @@ def train(
     )
     reader = StepReader(session, dataset, state, emit)
     steps = StepRunner(session, reader, emit, hooks.profile)
-    begin, stopped, due = time.perf_counter(), 0, False
+    begin = time.perf_counter()
+    try:
+        stopped = _steps(session, steps, reader, order, emit, hooks, state)
+        if not stopped:
+            steps.finish(state)
+    except EndOfRun:
+        # What was saved before must not be lost: all ranks wait for it alike.
+        if hooks.saver is not None:
+            hooks.saver.finish()
+            _tell(hooks.saver, emit)
+        raise
+    saved = None if hooks.saver is None else _finish_saves(session, emit, hooks.saver)
+    if stopped:
+        emit(RunStopped(step=state.step, signal=stopped, checkpoint=saved))
+    else:
+        seconds = time.perf_counter() - begin
+        emit(RunFinished(steps=spec.train.steps, seconds=seconds, skipped=state.skipped))
+    return stopped
+
+
+def _steps(
+    session: RankSession,
+    steps: StepRunner,
+    reader: StepReader,
+    order: GlobalOrder,
+    emit: Listener,
+    hooks: Hooks,
+    state: RunState,
+) -> int:
+    """Run steps to the last one or to a signal, which is returned; save and evaluate as due."""
+    spec, stopped, due = session.spec, 0, False
     while state.step < spec.train.steps and not stopped:
         totals = steps.run(state, order.take(state.samples), _flags(hooks, spec))
         stopped = _stop_signal(totals)
@@ -112,10 +144,8 @@ def train(
                 session.where.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 due = False
-            # What became of the last save of a run that stops is told with its end.
-            for event in () if stopped else hooks.saver.poll():
-                emit(event)
-    _finish(session, emit, hooks.saver, steps, state, stopped=stopped, begin=begin)
+            if not stopped:  # What became of the last save of a run that stops is told at its end.
+                _tell(hooks.saver, emit)
     return stopped
 
 
@@ -141,34 +171,20 @@ def _is_due(spec: Spec, step: int, every: int | None) -> bool:
     return step == spec.train.steps or (every is not None and step % every == 0)
 
 
-def _finish(
-    session: RankSession,
-    emit: Listener,
-    saver: Saver | None,
-    steps: StepRunner,
-    state: RunState,
-    *,
-    stopped: int,
-    begin: float,
-) -> None:
-    """Wait for the last save and say how the run ended."""
-    saved = None if saver is None else _finish_saves(session, emit, saver)
-    if stopped:
-        emit(RunStopped(step=state.step, signal=stopped, checkpoint=saved))
-    else:
-        steps.finish(state)
-        seconds = time.perf_counter() - begin
-        emit(RunFinished(steps=session.spec.train.steps, seconds=seconds, skipped=state.skipped))
-
-
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:
     """Wait for the save under way; return where the last one is. Raises: CheckpointNotWritten."""
     session.where.enter(Phase.SAVING)
     saver.finish()
-    events = saver.poll()
-    for event in events:
-        emit(event)
+    events = _tell(saver, emit)
     if saver.error is not None:
         raise CheckpointNotWritten(f"the last checkpoint could not be written: {saver.error}")
     paths = [event.checkpoint for event in events if isinstance(event, CheckpointSaved)]
     return paths[-1] if paths else None
+
+
+def _tell(saver: Saver, emit: Listener) -> list[Event]:
+    """Say what became of saves."""
+    events = saver.poll()
+    for event in events:
+        emit(event)
+    return events

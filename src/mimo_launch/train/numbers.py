@@ -24,18 +24,15 @@ from mimo_launch.modules.build import RankModule
 from mimo_launch.optimizer.gradients import local_segments, sum_of_squares
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.session import RankSession
+from mimo_launch.train.state import EndOfRun
 
 
-class NonFiniteRun(Exception):
-    """Too many steps had a loss or a gradient that is not finite; all ranks raise it alike."""
-
-    restartable = False
+class NonFiniteRun(EndOfRun):
+    """Too many steps had a loss or a gradient that is not finite."""
 
 
-class NoUpdate(Exception):
+class NoUpdate(EndOfRun):
     """Every step of a run was skipped, though its numbers were finite."""
-
-    restartable = False
 
 
 _ADVICE = (

@@ -18,15 +18,13 @@ from mimo_launch.train.data.draws import Split
 from mimo_launch.train.events import BadSamples, Listener
 from mimo_launch.train.loader import ReadInputs, read_ahead, step_inputs
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
+from mimo_launch.train.state import EndOfRun, RunState
 
 _MOST_LISTED = 5
 
 
-class TooManyBadSamples(Exception):
-    """More samples could not be read than a run may leave out; all ranks raise it alike."""
-
-    restartable = False
+class TooManyBadSamples(EndOfRun):
+    """More samples could not be read than a run may leave out."""
 
 
 class StepReader:

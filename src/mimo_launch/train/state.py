@@ -1,4 +1,4 @@
-"""Where a run stands, as far as it is neither weights nor optimizer.
+"""Where a run stands, as far as it is neither weights nor optimizer; and how it ends itself.
 
 Decides: what a checkpoint must hold for a resumed run to go on exactly.
 Relies on: data order and random numbers being pure functions of (seed, position).
@@ -17,3 +17,12 @@ class RunState:
     samples: int = 0
     skipped: int = 0
     bad_samples: int = 0
+
+
+class EndOfRun(Exception):
+    """The run ends itself, on purpose: all ranks raise it alike, after the same step.
+
+    Starting again would end in the same way.
+    """
+
+    restartable = False
