@@ -176,15 +176,17 @@ class Gathering:
             )
         return Meeting(attempt, {**place, **self._interface()})
 
-    def close(self) -> None:
-        """Leave; node 0 goes last, since it holds what the others say."""
+    def close(self, absent: Sequence[int] = ()) -> None:
+        """Leave; node 0 goes last, since it holds what the others say, but for `absent` ones."""
         self.link.say(bye=True)
         if 0 not in self.silent:
             self.link.flush(LEAVE_SECONDS)
         if self.node == 0:
             came = [node for node in self.others if self.link.said(node, "name")]
             self.until(
-                lambda: all(self.link.said(n, "bye") or n in self.silent for n in came),
+                lambda: all(
+                    self.link.said(n, "bye") or n in self.silent or n in absent for n in came
+                ),
                 LEAVE_SECONDS,
             )
         self.link.close()

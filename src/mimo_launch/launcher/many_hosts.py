@@ -33,6 +33,7 @@ class ManyHosts:
         self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
         self._run = run
         self._attempt = 0
+        self._absent: list[int] = []
         self._all = Gathering(place, self.ranks, plan_hash(spec), stop, timeout=spec.train.timeout)
 
     def meet(self) -> Meeting:
@@ -93,6 +94,7 @@ class ManyHosts:
             absent=tuple(everyone.host(node) for node in absent),
             oom_killed=oom,
         )
+        self._absent = absent
         if self.node == 0:
             everyone.say("verdict", [headline(failure, spec), failure.restartable])
             everyone.link.flush(1.0)
@@ -114,4 +116,4 @@ class ManyHosts:
 
     def close(self) -> None:
         """Leave."""
-        self._all.close()
+        self._all.close(self._absent)
