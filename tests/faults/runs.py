@@ -113,7 +113,10 @@ def session(leader: int) -> list[int]:
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Every field of the metrics but times."""
     lines = (folder / "runs" / "broken" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    return without_times([json.loads(line) for line in lines])
+
+
+def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.items() if k != "tokens_per_s"} for r in records]
 
 
