@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> in
 
     def failed(error: BaseException) -> None:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:
-            write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+            with suppress(OSError):
+                write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
         if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
             time.sleep(STAY_SECONDS)
 

@@ -16,6 +16,8 @@ from mimo_launch.runtime.whereabouts import Cause, Cell, Phase, Whereabouts
 # The cell that all workers share: the signal after which to stop. Those of the workers follow.
 _STOP = 0
 _COMMON = 1
+# What a worker can say of its error where no file can be written.
+_MESSAGE_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +33,36 @@ class Seen:
     ended_by: int
 
 
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """What launcher and workers share: cells, and the bytes of messages."""
+
+    cells: Any
+    messages: Any
+
+
 class Board:
     """The cells of all workers of one host, by local rank."""
 
     def __init__(self, num_workers: int) -> None:
-        self.cells: Any = RawArray("q", _COMMON + num_workers * len(Cell))
+        self.shared = SharedMemory(
+            RawArray("q", _COMMON + num_workers * len(Cell)),
+            RawArray("c", num_workers * _MESSAGE_BYTES),
+        )
 
     def ask_to_stop(self, signal: int) -> None:
         """Ask every worker to stop after its step, as if it had got `signal`."""
-        self.cells[_STOP] = signal
+        self.shared.cells[_STOP] = signal
 
     @property
     def asked_to_stop(self) -> bool:
         """Whether the workers have been asked to stop."""
-        return bool(self.cells[_STOP])
+        return bool(self.shared.cells[_STOP])
 
     def read(self, local_rank: int) -> Seen:
         """Return where a worker is."""
         start = _COMMON + local_rank * len(Cell)
-        cells = self.cells[start : start + len(Cell)]
+        cells = self.shared.cells[start : start + len(Cell)]
         return Seen(
             phase=Phase(cells[Cell.PHASE]),
             step=cells[Cell.STEP],
@@ -60,15 +73,27 @@ class Board:
             ended_by=cells[Cell.SIGNAL],
         )
 
+    def message(self, local_rank: int) -> str:
+        """Return what a worker said of its error, or nothing."""
+        start = local_rank * _MESSAGE_BYTES
+        said = self.shared.messages[start : start + _MESSAGE_BYTES]
+        return bytes(said).rstrip(b"\0").decode(errors="replace")
+
 
 class Seat:
     """One worker's view of the board."""
 
-    def __init__(self, cells: Any, local_rank: int) -> None:
-        everything = cast("MutableSequence[int]", memoryview(cells).cast("B").cast("q"))
+    def __init__(self, shared: SharedMemory, local_rank: int) -> None:
+        everything = cast("MutableSequence[int]", memoryview(shared.cells).cast("B").cast("q"))
+        self._messages, self._first = shared.messages, local_rank * _MESSAGE_BYTES
         start = _COMMON + local_rank * len(Cell)
         self._common = everything[:_COMMON]
         self.where = Whereabouts(everything[start : start + len(Cell)])
+
+    def say(self, message: str) -> None:
+        """Leave the beginning of a message."""
+        said = message.encode()[:_MESSAGE_BYTES]
+        self._messages[self._first : self._first + len(said)] = said
 
     def stop(self) -> int:
         """Return the signal after which this worker should stop, or 0."""

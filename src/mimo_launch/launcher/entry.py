@@ -9,13 +9,14 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from mimo_launch.launcher.board import Seat
-from mimo_launch.launcher.errors import cause_of, write_error
+from mimo_launch.launcher.board import Seat, SharedMemory
+from mimo_launch.launcher.errors import cause_of, in_words, write_error
 from mimo_launch.launcher.logs import STACK
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.stacks import write_stacks_on_signal
@@ -35,14 +36,14 @@ class Job:
     shown: frozenset[int] = field(default_factory=frozenset)
 
 
-def worker_main(job: Job, cells: Any, events: Connection, launcher: int) -> NoReturn:
+def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: int) -> NoReturn:
     """Be one worker of the process `launcher`; events of rank 0 go into a pipe."""
     from mimo_launch.launcher.worker import Links, run_worker
 
     leave_signals_to(launcher)
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
-    seat = Seat(cells, int(os.environ["LOCAL_RANK"]))
+    seat = Seat(shared, int(os.environ["LOCAL_RANK"]))
     listeners = [events.send]
     if os.environ["RANK"] != "0":
         events.close()
@@ -52,9 +53,11 @@ def worker_main(job: Job, cells: Any, events: Connection, launcher: int) -> NoRe
 
     def failed(error: BaseException) -> None:
         told.append(error)
-        traceback.print_exception(error)
-        sys.stderr.flush()
-        write_error(error, error_file)
+        seat.say(in_words(error))
+        with suppress(OSError):  # On a full disk the message must come through all the same.
+            write_error(error, error_file)
+            traceback.print_exception(error)
+            sys.stderr.flush()
         seat.where.failed(cause_of(error))
         # Peers that lose this rank now would fail as well, and hide what they were doing.
         time.sleep(STAY_SECONDS)
@@ -72,7 +75,8 @@ def worker_main(job: Job, cells: Any, events: Connection, launcher: int) -> NoRe
         status = 1
         if not told:
             failed(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
     os._exit(status)

@@ -56,15 +56,16 @@ def _cause(error: BaseException) -> Cause:
     return Cause.OWN
 
 
+def in_words(error: BaseException) -> str:
+    """Return type and message of an error."""
+    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+
+
 def write_error(error: BaseException, path: Path) -> None:
-    """Write `error.json`; a disk that is full must not hide the error itself."""
-    text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+    """Write `error.json`. Raises: OSError."""
     callstack = "".join(traceback.format_exception(error))
-    message = {"message": text, "extraInfo": {"py_callstack": callstack}}
-    try:
-        path.write_text(json.dumps({"message": message}), encoding="utf-8")
-    except OSError:
-        traceback.print_exc()
+    message = {"message": in_words(error), "extraInfo": {"py_callstack": callstack}}
+    path.write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
 def read_error(path: Path) -> str:

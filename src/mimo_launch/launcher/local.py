@@ -134,7 +134,7 @@ def _start(
     return start_processes(
         name="worker",
         entrypoint=worker_main,
-        args={local_rank: (job, board.cells, events, os.getpid()) for local_rank in ranks},
+        args={local_rank: (job, board.shared, events, os.getpid()) for local_rank in ranks},
         envs=environments,
         logs_specs=log_files(job.run, meeting.attempt, job.shown),
         log_line_prefixes=prefixes(ranks),

@@ -32,6 +32,8 @@ def headline(failure: Failure, spec: Spec) -> str:
             f"{host.name} (node {host.node}, ranks {ranks_text(host.ranks)}) does not answer"
             for host in failure.absent
         )
+    if failure.verdict.final:
+        return "error: the run ended itself"
     words = {
         Kind.RAISED: "failed first",
         Kind.DIED: "stopped first",

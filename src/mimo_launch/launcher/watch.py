@@ -94,7 +94,7 @@ class Watch:
             changed=_since_epoch(seen.changed),
             failed=_since_epoch(seen.failed),
             cause=seen.cause,
-            message=read_error(worker.folder / ERROR),
+            message=read_error(worker.folder / ERROR) or self._board.message(worker.local_rank),
             end=end,
             ended=0.0 if end is None else _since_epoch(end.at),
             process="" if end is not None else process_state(worker.pid),

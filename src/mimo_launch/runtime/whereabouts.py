@@ -93,9 +93,14 @@ class Whereabouts:
         self._cells[Cell.POSITION] = position
         self._cells[Cell.CHANGED] = time.monotonic_ns()
 
-    def beat(self) -> None:
-        """Note progress inside a long phase."""
-        self._cells[Cell.CHANGED] = time.monotonic_ns()
+    def beat(self, phase: Phase | None = None) -> None:
+        """Note progress inside a long phase; with one given, only while that is the phase.
+
+        A thread beside the main one gives its phase: its progress must not hide that the main one
+        has none.
+        """
+        if phase is None or self._cells[Cell.PHASE] == phase:
+            self._cells[Cell.CHANGED] = time.monotonic_ns()
 
     def failed(self, cause: Cause) -> None:
         """Note that this rank has met an error, before it lets go of its peers."""

@@ -40,7 +40,7 @@ def start_run(
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
     saver = None if spec.checkpoint is None else CheckpointSaver(session, run, group)
-    usable = newest_usable(run, group, emit, own=True) if found else None
+    usable = newest_usable(run, group, emit, session.where.beat, own=True) if found else None
     if usable is not None:
         state = load_state(session, usable, group)
         new = spec.model_dump(mode="json", by_alias=True)
@@ -48,7 +48,7 @@ def start_run(
         emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():
-        usable = newest_usable(start, group, emit, own=False)
+        usable = newest_usable(start, group, emit, session.where.beat, own=False)
         if usable is None:
             raise CheckpointError(f"`init_from` of `{name}`: {start} has no usable checkpoint")
         emit(load_weights(session, name, usable, group))

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,13 @@ def read_marker(path: Path) -> Marker:
     return marker
 
 
-def crc_of(path: Path) -> int:
-    """Return the CRC-32 of a file."""
+def crc_of(path: Path, beat: Callable[[], None]) -> int:
+    """Return the CRC-32 of a file; `beat` is called as it is read."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             value = zlib.crc32(block, value)
+            beat()
     return value
 
 

@@ -6,7 +6,7 @@ Relies on: `folder` for completeness, `storage` for tensors.
 Leaves: when to load to `train.start`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,13 @@ class Usable:
 
 
 def newest_usable(
-    start: Path, group: dist.ProcessGroup, emit: Listener, *, own: bool
+    start: Path, group: dist.ProcessGroup, emit: Listener, beat: Callable[[], None], *, own: bool
 ) -> Usable | None:
     """Return the newest usable checkpoint of a run folder (or `start`, if it is one itself).
 
     Each one that is passed over is told to `emit`, and renamed if the folder is the run's `own`.
-    Every file is read once, by one of the ranks. Returns None if there never was a complete one.
+    Every file is read once, by one of the ranks, which calls `beat` as it reads. Returns None if
+    there never was a complete one.
 
     Ranks: collective over `group`. Raises: CheckpointError if complete ones exist, all damaged.
     """
@@ -65,7 +66,7 @@ def newest_usable(
         any_complete |= is_complete(path)
         marker, reason = _from_first(_read(path), group)
         if marker is not None:
-            reason = _first_damage(path, marker, group)
+            reason = _first_damage(path, marker, group, beat)
         if marker is not None and not reason:
             return Usable(path, marker)
         emit(CheckpointPassedOver(checkpoint=str(path), reason=reason))
@@ -97,7 +98,7 @@ def load_state(session: RankSession, usable: Usable, group: dist.ProcessGroup) -
             + _differences(missing, misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
-    read_chunks(usable.path, fits, group)
+    read_chunks(usable.path, fits, group, session.where.beat)
     state = RunState(**usable.marker.counts)
     set_update_count(session.updates, state.step - state.skipped)
     return state
@@ -121,7 +122,7 @@ def load_weights(
             + _differences(missing, misfits)
             + ("" if num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    read_chunks(usable.path, fits, group)
+    read_chunks(usable.path, fits, group, session.where.beat)
     return WeightsLoaded(
         module=name,
         checkpoint=str(usable.path),
@@ -137,12 +138,14 @@ def _candidates(start: Path) -> list[Path]:
     return own or ([start] if start.is_dir() else [])
 
 
-def _first_damage(path: Path, marker: Marker, group: dist.ProcessGroup) -> str:
+def _first_damage(
+    path: Path, marker: Marker, group: dist.ProcessGroup, beat: Callable[[], None]
+) -> str:
     """Return what is wrong with a file, if anything; the ranks share the files."""
     rank, found = dist.get_rank(group), ""
     for name in sorted(marker.files)[rank :: dist.get_world_size(group)]:
         try:
-            if crc_of(path / Path(name).name) != marker.files[name][1]:
+            if crc_of(path / Path(name).name, beat) != marker.files[name][1]:
                 found = f"{name} is damaged: its checksum is another"
         except OSError as error:
             found = f"{name} cannot be read: {error}"

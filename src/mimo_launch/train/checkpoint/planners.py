@@ -6,7 +6,7 @@ Leaves: files to `storage`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +42,14 @@ def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]
 
 
 class ChunkSavePlanner(SavePlanner):
-    """Saves chunks as they are; the state dict that DCP passes along is empty."""
+    """Saves chunks as they are; the state dict that DCP passes along is empty.
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    `beat` is called for each chunk.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
         self._chunks = {MetadataIndex(c.name, c.offsets): c for c in chunks}
+        self._beat = beat
 
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
@@ -71,6 +75,7 @@ class ChunkSavePlanner(SavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
         """Return the tensor of an item."""
+        self._beat()
         return self._chunks[write_item.index].tensor
 
 
@@ -82,10 +87,10 @@ def _write_item(index: MetadataIndex, chunk: Chunk) -> WriteItem:
 
 
 class ChunkLoadPlanner(LoadPlanner):
-    """Fills chunks from whatever boxes the tensors were saved in."""
+    """Fills chunks from whatever boxes the tensors were saved in; `beat` is called for each."""
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
+        self._chunks, self._beat = chunks, beat
         self._targets = {MetadataIndex(c.name, c.offsets): c.tensor for c in chunks}
 
     def set_up_planner(
@@ -118,6 +123,7 @@ class ChunkLoadPlanner(LoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         """Return the part of a chunk that an item fills."""
+        self._beat()
         target = self._targets[read_item.dest_index]
         for dim, (start, size) in enumerate(
             zip(read_item.dest_offsets, read_item.lengths, strict=True)

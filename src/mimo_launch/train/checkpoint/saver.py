@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.plan.identity import plan_hash
+from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.checkpoint.chunks import Chunk, state_chunks
 from mimo_launch.train.checkpoint.folder import (
     CHECKPOINTS,
@@ -48,6 +50,8 @@ class CheckpointSaver:
             raise ValueError("the spec has no checkpoint section")
         self._settings, self._session, self._run = session.spec.checkpoint, session, run
         self._group = group
+        # While training runs beside a save, only training counts as progress.
+        self._beat = partial(session.where.beat, Phase.SAVING)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
         self._outcomes: list[Outcome] = []
@@ -117,11 +121,11 @@ class CheckpointSaver:
         """Write one checkpoint and complete it; the outcome is the same on all ranks."""
         step = counts["step"]
         final = self._run / CHECKPOINTS / folder_name(step)
-        partial = final.with_name(final.name + PARTIAL)
+        unfinished = final.with_name(final.name + PARTIAL)
         try:
-            write_chunks(partial, chunks, self._group)
-            files = self._files(partial)
-            self._complete(partial, final, counts, files)
+            write_chunks(unfinished, chunks, self._group, self._beat)
+            files = self._files(unfinished)
+            self._complete(unfinished, final, counts, files)
         except CheckpointError as error:
             return CheckpointFailed(step=step, reason=str(error))
         seconds = time.perf_counter() - started
@@ -133,16 +137,16 @@ class CheckpointSaver:
             seconds=seconds,
         )
 
-    def _files(self, partial: Path) -> dict[str, tuple[int, int]]:
+    def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
         """Return size and checksum of every file, as it can be read back, on all ranks.
 
         Raises: CheckpointError on all ranks alike.
         """
         rank = dist.get_rank(self._group)
-        mine = [*partial.glob(f"__{rank}_*"), *(partial.glob(TENSORS) if rank == 0 else ())]
+        mine = [*folder.glob(f"__{rank}_*"), *(folder.glob(TENSORS) if rank == 0 else ())]
         sums, failed = {}, ""
         try:
-            sums = {path.name: (path.stat().st_size, crc_of(path)) for path in mine}
+            sums = {path.name: (path.stat().st_size, crc_of(path, self._beat)) for path in mine}
         except OSError as error:
             failed = f"rank {rank}: {error}"
         everyone = self._gather((sums, failed))
@@ -151,7 +155,11 @@ class CheckpointSaver:
         return {name: entry for part, _ in everyone for name, entry in part.items()}
 
     def _complete(
-        self, partial: Path, final: Path, counts: dict[str, int], files: dict[str, tuple[int, int]]
+        self,
+        unfinished: Path,
+        final: Path,
+        counts: dict[str, int],
+        files: dict[str, tuple[int, int]],
     ) -> None:
         """Complete the folder on the first rank. Raises: CheckpointError on all ranks alike."""
         failed = ""
@@ -166,7 +174,7 @@ class CheckpointSaver:
                 "files": files,
             }
             try:
-                complete(partial, final, marker)
+                complete(unfinished, final, marker)
                 delete_old(self._run, self._settings.keep)
             except OSError as error:
                 failed = f"{type(error).__name__}: {error}"

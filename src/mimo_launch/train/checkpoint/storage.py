@@ -10,7 +10,7 @@ Leaves: what is saved to `chunks`, when a folder counts as complete to `folder`.
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,20 +41,28 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or read; the message says why, without torch's tracebacks."""
 
 
-def write_chunks(folder: Path, chunks: Iterable[Chunk], group: dist.ProcessGroup) -> None:
+def write_chunks(
+    folder: Path, chunks: Iterable[Chunk], group: dist.ProcessGroup, beat: Callable[[], None]
+) -> None:
     """Write the counted chunks of all ranks and their index into a folder, synced to disk.
+
+    `beat` is called as chunks are written.
 
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
-    planner = ChunkSavePlanner([chunk for chunk in chunks if chunk.counted])
+    planner = ChunkSavePlanner([chunk for chunk in chunks if chunk.counted], beat)
     try:
         save({}, storage_writer=_Writer(folder), planner=planner, process_group=group)
     except CheckpointException as error:  # It derives from BaseException.
         raise CheckpointError(_first_words(error)) from None
 
 
-def read_chunks(folder: Path, chunks: Sequence[Chunk], group: dist.ProcessGroup) -> None:
+def read_chunks(
+    folder: Path, chunks: Sequence[Chunk], group: dist.ProcessGroup, beat: Callable[[], None]
+) -> None:
     """Fill the tensors of `chunks`, all of which must be in the folder in their shapes.
+
+    `beat` is called as chunks are read.
 
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
@@ -65,7 +73,7 @@ def read_chunks(folder: Path, chunks: Sequence[Chunk], group: dist.ProcessGroup)
             load(
                 {},
                 storage_reader=_Reader(folder),
-                planner=ChunkLoadPlanner(chunks),
+                planner=ChunkLoadPlanner(chunks, beat),
                 process_group=group,
             )
         except CheckpointException as error:

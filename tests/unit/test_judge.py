@@ -175,7 +175,7 @@ def test_states_survive_the_way_to_another_host() -> None:
 
 def test_a_worker_writes_what_its_launcher_reads() -> None:
     board = Board(2)
-    seat = Seat(board.cells, 1)
+    seat = Seat(board.shared, 1)
     seat.where.enter(Phase.PROGRAM, 7)
     seat.where.at(4)
     seen = board.read(1)
@@ -184,6 +184,10 @@ def test_a_worker_writes_what_its_launcher_reads() -> None:
     seat.where.failed(Cause.LOST)
     assert board.read(1).failed >= seen.changed > 0
     assert board.read(1).cause is Cause.LOST
+    assert (board.message(0), board.message(1)) == ("", "")
+    seat.say("ValueError: " + "é" * 2000)
+    assert board.message(1).startswith("ValueError: éé")
+    assert board.message(0) == ""
     assert seat.stop() == 0
     board.ask_to_stop(15)
     assert seat.stop() == 15
