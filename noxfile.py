@@ -53,7 +53,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
-    """Prove 200 random layouts; prints the seed and a table of coverage."""
+    """Prove 300 random layouts; prints the seed and a table of coverage."""
     session.install("-e", ".", *group("test"))
     session.run("pytest", "tests/sweep", "-m", "sweep", "-s", *session.posargs)
 
