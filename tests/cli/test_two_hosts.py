@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.faulty_train import Launcher, gone
-from tests.support.two_hosts import ADDRESSES, TwoHosts, two_hosts
+from tests.support.two_hosts import ADDRESSES, TwoHosts
 
 from mimo_launch.cli.app import run
 from mimo_launch.launcher import gathering
@@ -24,15 +23,6 @@ FOUR_RANKS = (
 )  # fmt: skip
 LONG = ("--steps", "100000", "--set", "eval=null")
 CHECKPOINTS = ("--set", "checkpoint={every: 2, keep: 2, asynchronous: false}")
-
-
-@pytest.fixture
-def hosts() -> Iterator[TwoHosts]:
-    try:
-        with two_hosts() as made:
-            yield made
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces: {error}")
 
 
 def free_port() -> int:

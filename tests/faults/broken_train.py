@@ -5,10 +5,8 @@ Keys: kind, rank, step (from 1), slot (of the program, modulo its length), stamp
 fault is noted in as it happens), delay (seconds), ids (of samples).
 """
 
-import ctypes
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -16,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from tests.support.faulty_train import FAULTS
 
 from mimo_launch.cli.app import main
 from mimo_launch.modules import language
@@ -39,40 +37,10 @@ def stamp() -> None:
     Path(FAULT["stamp"]).write_text(f"{time.time()} {os.environ['RANK']}")
 
 
-def exhaust_memory() -> None:
-    """Ask for more than the process may have, as a model that is too large does."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
-    held = []
-    while True:
-        held.append(torch.ones(1 << 22))
-
-
-def sleep_forever() -> None:
-    while True:
-        time.sleep(1000)
-
-
 def strike() -> None:
     """Do what the kind says; most never return."""
     stamp()
-    match FAULT["kind"]:
-        case "exception":
-            raise LookupError("planted: a bug in a layer")
-        case "sigkill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "sigsegv":
-            ctypes.string_at(0)
-        case "sigstop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "exit_0":
-            os._exit(0)
-        case "exit_7":
-            os._exit(7)
-        case "memory":
-            exhaust_memory()
-        case "stuck":
-            sleep_forever()
+    FAULTS[FAULT["kind"]]()
 
 
 def plant_in_program() -> None:
@@ -98,7 +66,7 @@ def plant_in_loader() -> None:
         def read(self: DigitStrips, split: str, index: int, *rest: Any) -> Any:
             if split == "train" and is_mine() and index in FAULT["ids"]:
                 stamp()
-                sleep_forever()
+                FAULTS["sleep"]()
             return function(self, split, index, *rest)
 
         return read
@@ -157,7 +125,7 @@ def plant_in_groups() -> None:
 
             def late(*a: Any, **k: Any) -> Any:
                 stamp()
-                sleep_forever()
+                FAULTS["sleep"]()
                 return new_group(*a, **k)
 
             dist.new_group = late  # type: ignore[assignment]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS, EVERY, TIMEOUT = 10, 3, 5
+ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "broken_train.py"
 
 LAYOUTS = {
@@ -80,7 +81,7 @@ def run(
     if fault is not None:
         program = [sys.executable, str(DRIVER), json.dumps({**fault, "stamp": str(stamp)})]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    environment["OMP_NUM_THREADS"] = "1"
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [*inside, *program, "train", "spec.yaml", *args],
         cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -19,8 +19,8 @@ SEED = int(os.environ.get("FAULTS_SEED", "1"))
 EACH = int(os.environ.get("FAULTS_EACH", "4"))
 SAVES = int(os.environ.get("FAULTS_SAVES", "24"))
 
-DEATHS = ("exception", "sigkill", "sigsegv", "exit_0", "exit_7", "memory")
-HANGS = ("sigstop", "stuck", "loader")
+DEATHS = ("raise", "kill", "segv", "exit0", "exit3", "memory")
+HANGS = ("stop", "sleep", "loader")
 SLOTS = 6
 
 
@@ -174,7 +174,7 @@ def test_a_corrupt_sample_is_left_out(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(EACH))
 def test_a_damaged_newest_checkpoint(number: int, tmp_path: Path, undisturbed: Any) -> None:
     """A bit flips in any file of the newest checkpoint: it is named, the one before is taken."""
-    layout, fault = draw("sigkill", 100 + number)
+    layout, fault = draw("kill", 100 + number)
     fault["step"] = STEPS - 1
     write_spec(tmp_path, layout)
     assert run(tmp_path, fault).code == 1

@@ -1,9 +1,7 @@
 """Two hosts made of network namespaces: they train as one does, and one of them is cut off."""
 
 import random
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from tests.faults.runs import EVERY, LAYOUTS, STEPS, TIMEOUT, without_times, write_spec
 from tests.faults.test_faults import EACH, SEED
 from tests.support.faulty_train import Launcher, gone
-from tests.support.two_hosts import ADDRESSES, TwoHosts, two_hosts
+from tests.support.two_hosts import ADDRESSES, TwoHosts
 
 from mimo_launch.train.checkpoint.folder import all_checkpoints, is_complete
 
@@ -19,15 +17,6 @@ pytestmark = pytest.mark.faults
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 NAME = ("--set", "name=tiny")
 ENDPOINT = f"{ADDRESSES[0]}:29400"
-
-
-@pytest.fixture
-def hosts() -> Iterator[TwoHosts]:
-    try:
-        with two_hosts() as made:
-            yield made
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces: {error}")
 
 
 def start(folder: Path, hosts: TwoHosts, *arguments: str) -> list[Launcher]:

@@ -11,6 +11,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -35,10 +36,19 @@ def final_error() -> NoReturn:
     raise EndOfRun("10 skipped steps in a row")
 
 
+def exhaust_memory() -> NoReturn:
+    """Ask for more than the process may have, as a model that is too large does."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    held = []
+    while True:
+        held.append(bytearray(16 << 20))
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": own_error,
     "final": final_error,
-    "memory": lambda: bytearray(1 << 62),
+    "memory": exhaust_memory,
     "exit0": lambda: os._exit(0),
     "exit3": lambda: os._exit(3),
     "segv": lambda: ctypes.string_at(0),

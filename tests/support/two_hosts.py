@@ -9,8 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or "ip"
+
+
+@pytest.fixture
+def hosts() -> "Iterator[TwoHosts]":
+    """Two hosts; tests that import this are skipped where namespaces are not permitted."""
+    try:
+        with two_hosts() as made:
+            yield made
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces: {error}")
 
 
 class TwoHosts:

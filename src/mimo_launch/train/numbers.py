@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch.distributed as dist
-
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import LANGUAGE, Layout
 from mimo_launch.layout.reads import samples_of
@@ -87,9 +86,7 @@ def find_origin(session: RankSession, plan: DataPlan) -> NonFinite:
 
     Ranks: collective over the world; only after a step that all ranks know to be bad.
     """
-    found: list[Evidence] = [Evidence()] * session.world_size
-    dist.all_gather_object(found, own_evidence(session))
-    return blame(session.layout, plan, found)
+    return blame(session.layout, plan, gather_objects(own_evidence(session)))
 
 
 def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.spans import Timeline, measured, timeline_json
 from mimo_launch.plan.svg import render_svg
 from mimo_launch.plan.trace import render_trace
-from mimo_launch.runtime.executor import SlotTime
 from mimo_launch.train.session import RankSession
 
 WARM_UP_STEPS = 2
@@ -50,10 +50,8 @@ class Profile:
         if times is None:
             return
         self._session.executor.times = None
-        gathered: list[list[SlotTime] | None] = [None] * self._session.world_size
-        dist.all_gather_object(gathered, times)
+        by_rank = gather_objects(times)
         if self._session.rank == 0:
-            by_rank = [each or [] for each in gathered]
             self._write(step + 1, measured(self._session.layout, by_rank))
 
     def _write(self, number: int, timeline: Timeline) -> None:

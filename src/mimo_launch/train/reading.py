@@ -11,6 +11,7 @@ a sample would disagree with the others on rows, routes and N, and hang.
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.layout.reads import reads_of
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.data.dataset import Dataset
@@ -91,7 +92,6 @@ def agree(reasons: dict[int, str], device: torch.device) -> dict[int, str]:
     dist.all_reduce(count)
     if not count:
         return {}
-    found: list[dict[int, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(found, reasons)
+    found = gather_objects(reasons)
     merged = {position: why for rank in reversed(found) for position, why in rank.items()}
     return dict(sorted(merged.items()))

@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules.build import build_modules, compute_dtype
@@ -133,8 +134,7 @@ class RankSession:
 
 def _compare_plans(mine: str) -> None:
     """Fail on every rank if any two ranks would carry out different plans."""
-    hashes: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(hashes, mine)
+    hashes = gather_objects(mine)
     if len(set(hashes)) > 1:
         groups = {h: [r for r, other in enumerate(hashes) if other == h] for h in set(hashes)}
         raise RuntimeError(f"ranks hold different plans (hash: ranks): {groups}")

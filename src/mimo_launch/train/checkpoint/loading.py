@@ -9,10 +9,10 @@ Leaves: when to load to `train.start`.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
+from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.train.checkpoint.chunks import (
     WEIGHTS,
     Chunk,
@@ -62,9 +62,9 @@ def newest_usable(
     Ranks: collective over `group`. Raises: CheckpointError if complete ones exist, all damaged.
     """
     any_complete = False
-    for path in _from_first(_candidates(start), group):
+    for path in from_first(_candidates(start), group):
         any_complete |= is_complete(path)
-        marker, reason = _from_first(_read(path), group)
+        marker, reason = from_first(_read(path), group)
         if marker is not None:
             reason = _first_damage(path, marker, group, beat)
         if marker is not None and not reason:
@@ -115,7 +115,7 @@ def load_weights(
     module = session.modules.get(name)
     chunks = [] if module is None else list(weight_chunks(module))
     fits, missing, misfits, unused = _compare(usable.path, chunks, group, f"{WEIGHTS}/{name}.")
-    num_loaded = len({n for names in _gather([c.name for c in fits], group) for n in names})
+    num_loaded = len({n for names in gather_objects([c.name for c in fits], group) for n in names})
     if num_loaded == 0 or ((missing or misfits) and not session.spec.modules[name].init_partial):
         raise WeightsDoNotFit(
             f"`init_from` of `{name}`: {usable.path} does not fit: "
@@ -149,7 +149,7 @@ def _first_damage(
                 found = f"{name} is damaged: its checksum is another"
         except OSError as error:
             found = f"{name} cannot be read: {error}"
-    return next((reason for reason in _gather(found, group) if reason), "")
+    return next((reason for reason in gather_objects(found, group) if reason), "")
 
 
 def _compare(
@@ -168,7 +168,7 @@ def _compare(
         if chunk.name in saved and saved[chunk.name] != chunk.shape
     }
     known = {chunk.name for chunk in chunks}
-    parts = _gather((missing, misfits, known), group)
+    parts = gather_objects((missing, misfits, known), group)
     missing, misfits, known = (set[str]().union(*part) for part in zip(*parts, strict=True))
     unused = {name for name in saved if name.startswith(prefix)} - known
     return fits, _sorted(missing), tuple(sorted(misfits)), _sorted(unused)
@@ -196,17 +196,3 @@ def _differences(missing: Sequence[str], misfits: Sequence[str]) -> str:
 
     parts = [("missing there", missing), ("of another shape", misfits)]
     return "; ".join(f"{len(names)} {words}: {some(names)}" for words, names in parts if names)
-
-
-def _from_first(value: Any, group: dist.ProcessGroup) -> Any:
-    """Return what the first rank passed in: ranks must not act on different views of a folder."""
-    values = [value]
-    dist.broadcast_object_list(values, src=0, group=group)
-    return values[0]
-
-
-def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return what every rank passed in."""
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values

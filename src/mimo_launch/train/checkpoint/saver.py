@@ -12,12 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.checkpoint.chunks import Chunk, state_chunks
@@ -149,7 +149,7 @@ class CheckpointSaver:
             sums = {path.name: (path.stat().st_size, crc_of(path, self._beat)) for path in mine}
         except OSError as error:
             failed = f"rank {rank}: {error}"
-        everyone = self._gather((sums, failed))
+        everyone = gather_objects((sums, failed), self._group)
         if reasons := [reason for _, reason in everyone if reason]:
             raise CheckpointError(reasons[0])
         return {name: entry for part, _ in everyone for name, entry in part.items()}
@@ -178,11 +178,5 @@ class CheckpointSaver:
                 delete_old(self._run, self._settings.keep)
             except OSError as error:
                 failed = f"{type(error).__name__}: {error}"
-        if reasons := [reason for reason in self._gather(failed) if reason]:
+        if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
             raise CheckpointError(reasons[0])
-
-    def _gather(self, value: Any) -> list[Any]:
-        """Return what every rank passed in."""
-        values: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(values, value, group=self._group)
-        return values

@@ -1,0 +1,25 @@
+"""Small host objects among ranks: agreements outside of the hot path.
+
+Decides: nothing.
+Relies on: pickles between ranks of one job, which trust each other.
+Leaves: tensors to `collectives`.
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+
+def gather_objects(value: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """Return what every rank passed in, by rank of the group; the world by default."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def from_first(value: Any, group: ProcessGroup) -> Any:
+    """Return what the first rank of `group`, rank 0, passed in."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]
