@@ -5,4 +5,4 @@ import os
 # A forked rank hangs in an OpenMP pool that its parent has used with several threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from tests.support.two_hosts import hosts  # noqa: E402, F401 - a fixture of several folders
+from tests.support.two_hosts import hosts  # noqa: F401 - a fixture of several folders

@@ -1,6 +1,6 @@
 """The command table and what all commands share: options, usage errors, exit codes.
 
-Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 130 interrupted), and how a fault
+Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 130 or 143 interrupted), and how a fault
 of our own is reported.
 Relies on: one file per command with a function of the command's name and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.

@@ -42,7 +42,11 @@ def train(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")],
     nproc: Annotated[
         int | None,
-        typer.Option(min=1, help="Workers to start; the spec's number of ranks by default."),
+        typer.Option(
+            min=1,
+            help="Workers to start on this host; by default the ranks of the spec, shared evenly "
+            "among hosts.",
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,

@@ -6,6 +6,7 @@ Relies on: `checkpoint`.
 Leaves: whether a run may go on at all to the command line, which empties or keeps its folder.
 """
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -61,4 +62,9 @@ def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
         for key in dict.fromkeys((*old, *new)):
             yield from _changes(old.get(key), new.get(key), f"{path}.{key}" if path else key)
     elif old != new:
-        yield f"{path}: {old} -> {new}"
+        yield f"{path}: {_as_yaml(old)} -> {_as_yaml(new)}"
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as a spec writes it."""
+    return value if isinstance(value, str) else json.dumps(value)

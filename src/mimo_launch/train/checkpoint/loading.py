@@ -33,12 +33,12 @@ from mimo_launch.train.checkpoint.folder import (
 from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks, saved_shapes
 from mimo_launch.train.events import CheckpointPassedOver, Listener, WeightsLoaded
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
+from mimo_launch.train.state import EndOfRun, RunState
 
 NAMES_SHOWN = 8
 
 
-class WeightsDoNotFit(Exception):
+class WeightsDoNotFit(EndOfRun):
     """Names or shapes in a checkpoint are not those of the model; the message lists them."""
 
 

@@ -33,11 +33,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from mimo_launch.train.checkpoint.chunks import Chunk
 from mimo_launch.train.checkpoint.planners import ChunkLoadPlanner, ChunkSavePlanner, tensors_of
+from mimo_launch.train.state import EndOfRun
 
 TENSORS = "tensors.json"
 
 
-class CheckpointError(Exception):
+class CheckpointError(EndOfRun):
     """A checkpoint cannot be written or read; the message says why, without torch's tracebacks."""
 
 
