@@ -70,6 +70,31 @@ def test_interrupt_exits_with_130(run_cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert run_cli("validate valid.yaml")[0] == 130
 
 
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+def test_an_interrupt_that_became_another_error_is_no_fault_of_ours(
+    run_cli: Cli, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    """Ctrl-C while a package is imported."""
+
+    def interrupted(*args: object) -> None:
+        error = ImportError("the package could not be imported")
+        setattr(error, link, KeyboardInterrupt())
+        raise RuntimeError("no such backend") from error
+
+    monkeypatch.setattr("mimo_launch.layout.checks.entry.load_and_check", interrupted)
+    code, _, err = run_cli("validate valid.yaml")
+    assert code == 130
+    assert "internal error" not in err
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_streams_that_are_closed_from_the_start_are_no_fault(closed: str) -> None:
+    command = f"{sys.executable} -m mimo_launch validate none.yaml {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "internal error" not in done.stdout + done.stderr
+
+
 class Terminal:
     """A stream that says whether it is a terminal."""
 

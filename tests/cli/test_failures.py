@@ -27,6 +27,7 @@ HANGS = {
     "loader": ("is stuck", "reading samples"),
     "group": ("is stuck", "creating process groups"),
 }
+FAULTY_WORDS = {"surrogate": "odd\\udcff.jpg", "mute": "Mute: "}
 
 
 def check_report(launcher: Launcher, how: str, said: str, *, within: float) -> None:
@@ -56,7 +57,9 @@ def test_a_hang_ends_the_run_after_its_timeout(tmp_path: Path, fault: str) -> No
     check_report(launcher, *HANGS[fault], within=TIMEOUT + 10)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_a_checkpoint_and_the_same_command_goes_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -69,13 +72,64 @@ def test_a_signal_saves_a_checkpoint_and_the_same_command_goes_on(
     found, out, err = first.finish()
     done = first.metrics()[-1]["step"]
     assert found == code
-    assert f"stopped by {number.name} after step {done}; runs/tiny/checkpoints/step-" in out
+    said = "SIGTERM" if number is signal.SIGHUP else number.name  # Workers know no other.
+    assert f"stopped by {said} after step {done}; runs/tiny/checkpoints/step-" in out
     assert f"interrupted by {number.name}" in err
     again = Launcher(tmp_path, "slow", 0, 0, *LONG, *CHECKPOINTS, "--steps", str(done + 2))
     found, out, _ = again.finish()
     assert found == 0
     assert f"resumed after step {done}" in out
     assert [record["step"] for record in again.metrics()] == list(range(1, done + 3))
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2)])
+def test_a_signal_saves_a_checkpoint_though_nobody_reads_on(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    """As when Ctrl-C also ends the `tee` behind the command."""
+    launcher = Launcher(tmp_path, "slow", 0, 0, *LONG, *CHECKPOINTS, closed=closed)
+    launcher.wait_for_step(3)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert launcher.finish()[0] == 143
+    done = launcher.metrics()[-1]["step"]
+    assert (launcher.run / "checkpoints" / f"step-{done:08}").is_dir()
+
+
+def test_a_run_that_finished_is_done_though_nobody_read_it(tmp_path: Path) -> None:
+    arguments = ("train", SPEC, "--steps", "3", "--set", "eval=null")
+    launcher = Launcher(tmp_path, "print", 9, 0, *arguments, closed=(1,))
+    code, _, err = launcher.finish()
+    assert (code, err) == (0, "")
+
+
+def test_a_report_is_kept_though_nobody_reads_it(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, "raise", 1, 2, *LONG, closed=(1, 2))
+    assert launcher.finish()[0] == 1
+    assert "error: rank 1 failed first" in (launcher.run / "failure.txt").read_text()
+
+
+def test_a_stop_whose_save_fails_is_a_failure(tmp_path: Path) -> None:
+    """And is not started again."""
+    never = ("--set", "checkpoint={every: 100000, asynchronous: false}")
+    launcher = Launcher(tmp_path, "slow", 0, 0, *LONG, *never, "--max-restarts", "2")
+    launcher.wait_for_step(2)
+    (launcher.run / "checkpoints").rmdir() if (launcher.run / "checkpoints").exists() else None
+    (launcher.run / "checkpoints").write_text("in the way")
+    os.kill(launcher.pid, signal.SIGTERM)
+    code, _, err = launcher.finish()
+    assert code == 1, err
+    assert "not started again: SIGTERM" in err
+
+
+def test_an_error_that_cannot_be_written_down_is_told_all_the_same(tmp_path: Path) -> None:
+    """A name with bytes that are no text, and an error without words."""
+    for number, (fault, said) in enumerate(FAULTY_WORDS.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        code, _, err = Launcher(folder, fault, 1, 2, *LONG).finish()
+        assert code == 1
+        assert "error: rank 1 failed first" in err
+        assert said in err
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:

@@ -36,6 +36,21 @@ def final_error() -> NoReturn:
     raise EndOfRun("10 skipped steps in a row")
 
 
+def odd_name() -> NoReturn:
+    raise FileNotFoundError("no file odd\udcff.jpg")
+
+
+class Mute(Exception):
+    """An error that fails when it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def mute_error() -> NoReturn:
+    raise Mute
+
+
 def exhaust_memory() -> NoReturn:
     """Ask for more than the process may have, as a model that is too large does."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -48,6 +63,8 @@ def exhaust_memory() -> NoReturn:
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": own_error,
     "final": final_error,
+    "surrogate": odd_name,
+    "mute": mute_error,
     "memory": exhaust_memory,
     "exit0": lambda: os._exit(0),
     "exit3": lambda: os._exit(3),
@@ -109,7 +126,8 @@ def run(fault: str, rank: int, step: int, arguments: list[str]) -> NoReturn:
 class Launcher:
     """A launcher with a fault in a process of its own, in `folder`, whose run is called `tiny`.
 
-    What it prints goes to files called `name`. `enter` is called in the new process first.
+    What it prints goes to files called `name`, but for the descriptors in `closed`: their reader
+    has left. `enter` is called in the new process first.
     """
 
     def __init__(
@@ -121,11 +139,12 @@ class Launcher:
         *arguments: str,
         name: str = "launcher",
         enter: Callable[[], None] = lambda: None,
+        closed: tuple[int, ...] = (),
     ) -> None:
         from mimo_launch.launcher.preload import import_for_workers
 
         import_for_workers()
-        self._enter = enter
+        self._enter, self._closed = enter, closed
         self.folder, self.run = folder, folder / "runs" / "tiny"
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         self._process = multiprocessing.get_context("fork").Process(
@@ -139,6 +158,11 @@ class Launcher:
         os.chdir(self.folder)
         for number, path in ((1, self.out), (2, self.err)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        for number in self._closed:
+            reader, writer = os.pipe()
+            os.dup2(writer, number)
+            os.close(reader)
+            os.close(writer)
         sys.stdout = os.fdopen(1, "w", buffering=1)
         sys.stderr = os.fdopen(2, "w", buffering=1)
         run(fault, rank, step, arguments)

@@ -3,9 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mimo_launch.cli.failure import resume_command
+import pytest
+
+from mimo_launch.cli.console import Console
+from mimo_launch.cli.failure import resume_command, show_failure
 from mimo_launch.launcher.exits import Exit
-from mimo_launch.launcher.failure import Host, diagnose
+from mimo_launch.launcher.failure import Host, RunFailed, diagnose
 from mimo_launch.launcher.judge import RankState
 from mimo_launch.launcher.report import headline, report_lines
 from mimo_launch.launcher.stacks import Frame
@@ -105,6 +108,53 @@ def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(tmp_path: Path)
         failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1], oom_killed=seen)
         lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
         assert words in lines[1]
+
+
+def test_long_lines_are_cut_and_the_whole_is_in_a_file(tmp_path: Path) -> None:
+    states = ranks()
+    states[2] = replace(states[2], failed=9.0, cause=Cause.OWN, message="ValueError: " + "x" * 9000)
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+    assert len(lines[1]) < 600
+    assert lines[1].endswith("x ... (the rest is in stderr.log)")
+
+
+def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
+    """The other ranks ended alike, which is not worth a line."""
+    states = [
+        replace(s, failed=9.0, cause=Cause.FINAL, message="NonFiniteRun: enough") for s in ranks()
+    ]
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint="step 10")
+    assert not any("others:" in line for line in lines)
+    assert lines[-3:] == [
+        "   = resume:  the same command would end in the same way; first change what is said above",
+        "              c",
+        "              goes on after step 10",
+    ]
+
+
+def test_a_rank_that_does_not_leave_is_named(tmp_path: Path) -> None:
+    states = [
+        replace(s, phase=Phase.FINISHED, end=Exit(0, "", 0), ended=5.0, process="", frames=())
+        for s in ranks()
+    ]
+    states[3] = replace(states[3], end=None, process="S", frames=WAITING)
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+    assert lines[0].startswith("error: rank 3 has finished but does not leave (")
+
+
+def test_names_that_are_no_text_are_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file whose name has odd bytes; a stream that is as strict as can be."""
+    states = ranks()
+    states[1] = replace(states[1], failed=9.0, cause=Cause.OWN, message="OSError: odd\udcff.jpg")
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    show_failure(RunFailed(failure), quickstart(), tmp_path, Console())
+    assert "odd\\udcff.jpg" in capfd.readouterr().err
+    assert "odd\\udcff.jpg" in (tmp_path / "failure.txt").read_text()
 
 
 def test_the_command_to_resume_does_not_start_anew() -> None:

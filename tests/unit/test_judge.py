@@ -1,5 +1,6 @@
 """Which of several ranks is to blame, and what is known of each."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +18,11 @@ from mimo_launch.launcher.errors import cause_of, read_error, write_error
 from mimo_launch.launcher.exits import Exit, ExitWatch
 from mimo_launch.launcher.failure import from_json, to_json
 from mimo_launch.launcher.judge import Kind, RankState, judge
+from mimo_launch.launcher.link import Link
 from mimo_launch.launcher.pump import Pump
+from mimo_launch.launcher.signals import JoinedStop, StopRequest
 from mimo_launch.launcher.stacks import Frame, parse_stack, process_state
+from mimo_launch.launcher.watch import Local, Watch
 from mimo_launch.runtime.whereabouts import Cause, Phase
 
 WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
@@ -102,6 +106,92 @@ def test_a_host_that_does_not_answer_is_blamed_for_lost_peers_only() -> None:
     lost = failed(0, Cause.LOST, 9.0)
     assert judge([lost], absent=[4, 5]).kind is Kind.ABSENT
     assert judge([lost, failed(1, Cause.OWN, 8.0)], absent=[4, 5]).rank == 1
+
+
+def test_a_finished_rank_that_does_not_leave_is_named() -> None:
+    """Others have left; one that is stopped meanwhile is named as such."""
+    left = state(0, phase=Phase.FINISHED, end=Exit(0, "", 0), ended=10.0, process="")
+    stays = state(1, phase=Phase.FINISHED, frames=())
+    assert (judge([left, stays]).rank, judge([left, stays]).kind) == (1, Kind.LINGERS)
+    assert judge([left, replace(stays, process="T")]).kind is Kind.STOPPED
+
+
+def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Path) -> None:
+    """Only after the timeout; one that has left is none."""
+    board = Board(1)
+    Seat(board.shared, 0).where.finished(0)
+    process = subprocess.Popen(["sleep", "30"])
+    worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
+    with ExitWatch({0: process.pid}) as exits:
+        assert not Watch(board, (worker,), exits, host=0, timeout=30).alarm()
+        assert Watch(board, (worker,), exits, host=0, timeout=0).alarm()
+        exits.exits[0] = Exit(0, "", 0)
+        assert not Watch(board, (worker,), exits, host=0, timeout=0).alarm()
+        process.kill()
+    process.wait()
+
+
+class Store:
+    """A store of torch that has what node 1 said."""
+
+    def __init__(self, facts: dict[str, object]) -> None:
+        self.kept = {"node/1": json.dumps(facts)}
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.kept for name in names)
+
+    def get(self, name: str) -> str:
+        return self.kept[name]
+
+    def set(self, name: str, value: str) -> None:
+        self.kept[name] = value
+
+
+def test_reports_are_not_passed_on_to_other_hosts() -> None:
+    """Facts of an attempt have its number behind their name."""
+    store = Store({"report 1": ["large", False], "done 1": True, "beat": 1})
+    link = Link(store, 0, 3)
+    link._exchange({"beat": 1})
+    assert json.loads(store.kept["all"])["1"] == {"done 1": True, "beat": 1}
+    assert link.said(1, "report 1") == ["large", False]
+
+
+def test_a_rank_that_others_started_ignores_the_signal_that_is_sent_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler signals every process, and torchrun its ranks once more."""
+    left, now = [], [100.0]
+    monkeypatch.setattr("mimo_launch.launcher.signals.os._exit", left.append)
+    monkeypatch.setattr("mimo_launch.launcher.signals.time.monotonic", lambda: now[0])
+    stop = JoinedStop()
+    stop.note(signal.SIGTERM)
+    now[0] += 4
+    stop.note(signal.SIGTERM)
+    assert (stop(), left) == (signal.SIGTERM, [])
+    now[0] += 2
+    stop.note(signal.SIGTERM)
+    assert left == [143]
+
+
+def test_a_second_hangup_is_no_second_wish() -> None:
+    """The kernel and the shell both send one when a terminal goes."""
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert (stop.signal, stop.at_once) == (signal.SIGHUP, False)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.at_once
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.signal == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_an_end_on_purpose_is_final() -> None:
@@ -188,6 +278,8 @@ def test_a_worker_writes_what_its_launcher_reads() -> None:
     seat.say("ValueError: " + "é" * 2000)
     assert board.message(1).startswith("ValueError: éé")
     assert board.message(0) == ""
+    seat.say("OSError: odd\udcff.jpg")
+    assert board.message(1).startswith("OSError: odd\\udcff.jpg")
     assert seat.stop() == 0
     board.ask_to_stop(15)
     assert seat.stop() == 15

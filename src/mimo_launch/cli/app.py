@@ -1,7 +1,7 @@
 """The command table and what all commands share: options, usage errors, exit codes.
 
-Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 130 or 143 interrupted), and how a fault
-of our own is reported.
+Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 129, 130 or 143
+interrupted), and how a fault of our own is reported.
 Relies on: one file per command with a function of the command's name and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.
 """
@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from mimo_launch import __version__
-from mimo_launch.cli.console import Color, Console
+from mimo_launch.cli.console import Color, Console, open_closed_streams
 from mimo_launch.spec.wording import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -104,6 +104,7 @@ def build_app() -> typer.Typer:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    open_closed_streams()
     sys.exit(run(args))
 
 
@@ -122,8 +123,24 @@ def run(args: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_RUN_FAILED
     except Exception as error:
+        if _was_interrupted(error):
+            return EXIT_INTERRUPTED
         return _report(error, args, console)
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Return whether an error came of Ctrl-C, as when a package that is being imported hides it."""
+    seen: set[int] = set()
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if isinstance(link, KeyboardInterrupt):
+            return True
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            links += [link.__cause__, link.__context__]
+    return False
 
 
 def _report(error: Exception, args: list[str], console: Console) -> int:

@@ -6,10 +6,9 @@ Leaves: the text of a report to `failure`.
 """
 
 import signal
-import sys
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.console import Console
+from mimo_launch.cli.console import Console, run_output
 from mimo_launch.cli.failure import show_failure
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ def run_attempts(
             ended_by = _attempt(job, hosts, console, stop)
         except RunFailed as failed:
             show_failure(failed, job.spec, job.run, console)
-            if stop.signal:
-                return interrupted_by(stop.signal, console)
-            if restart > max_restarts or not _goes_on(failed, job, console, restart):
+            if restart > max_restarts or not _goes_on(failed, job, console, restart, stop):
                 return 1
         except Interrupted as interrupted:
             return interrupted_by(interrupted.signal, console)
@@ -58,15 +55,20 @@ def _attempt(job: "Job", hosts: "Hosts", console: Console, stop: "StopRequest") 
     if hosts.node:
         # Events come from rank 0, so the launcher of its host shows them.
         return launch(job, hosts, lambda event: None, stop, console.note)
-    colors = console.colors(sys.stdout)
-    with progress_for(RichConsole(no_color=not colors)) as progress:
+    output = run_output()
+    with progress_for(RichConsole(file=output, no_color=not console.colors(output))) as progress:
         return launch(job, hosts, progress, stop, console.note)
 
 
-def _goes_on(failed: "RunFailed", job: "Job", console: Console, restart: int) -> bool:
+def _goes_on(
+    failed: "RunFailed", job: "Job", console: Console, restart: int, stop: "StopRequest"
+) -> bool:
     """Say whether and from where the next attempt starts."""
     from mimo_launch.launcher.run_folder import newest_checkpoint
 
+    if stop.signal:
+        console.note(f"not started again: {signal.Signals(stop.signal).name} asked it to stop")
+        return False
     if not failed.restartable:
         console.note("not started again: another attempt would end in the same way")
         return False

@@ -1,18 +1,24 @@
 """Streams, colour and verbosity of one run of the command line.
 
 Decides: answers go to stdout, everything else to stderr, and which of them are coloured.
+A reader that has left ends a command that only answers, but not a run.
 Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
 Leaves: progress bars to `progress`.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TextIO
+from typing import IO, Any, TextIO, cast
 
 import typer
+
+# What a write says when the pipe has no reader, the terminal is gone, or the stream is closed.
+_NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 class Color(StrEnum):
@@ -25,20 +31,40 @@ class Color(StrEnum):
 
 @dataclass(slots=True)
 class Console:
-    """Where a command writes; commands get it by `console_of`."""
+    """Where a command writes; commands get it by `console_of`.
+
+    `needs_no_reader` says that the command is worth more than its answers.
+    """
 
     color: Color = Color.AUTO
     verbosity: int = 0
+    needs_no_reader: bool = False
 
     def answer(self, text: str) -> None:
-        """Write what the user asked for to stdout."""
-        typer.echo(text)
+        """Write what the user asked for to stdout.
+
+        Raises: OSError if it cannot be written, unless nobody reads and nobody needs to.
+        """
+        try:
+            typer.echo(text)
+        except OSError as error:
+            if not (self.needs_no_reader and give_up(sys.stdout, error)):
+                raise
 
     def note(self, text: str) -> None:
-        """Write diagnostics and remarks to stderr."""
-        typer.echo(text, err=True, color=self.colors(sys.stderr))
+        """Write diagnostics and remarks to stderr, as far as that is possible."""
+        stream = sys.stderr
+        encoding = stream.encoding or "utf-8"
+        # Names of files may have bytes that are no text.
+        text = text.encode(encoding, errors="backslashreplace").decode(encoding)
+        try:
+            typer.echo(text, err=True, color=self.colors(stream))
+        except OSError as error:
+            give_up(stream, error)
+        except ValueError:  # The stream was closed.
+            pass
 
-    def colors(self, stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    def colors(self, stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
         """Return whether to colour what goes to `stream`; the flag wins over the environment."""
         environ = os.environ if environ is None else environ
         if self.color is not Color.AUTO:
@@ -48,6 +74,66 @@ class Console:
         if environ.get("FORCE_COLOR"):
             return True
         return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+class Unread:
+    """A stream like another one, but one that does not mind when nobody reads it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write. Raises: OSError for other reasons than a reader that has left."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            if not give_up(self._stream, error):
+                raise
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush. Raises: OSError for other reasons than a reader that has left."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            if not give_up(self._stream, error):
+                raise
+
+
+def run_output() -> IO[str]:
+    """Return stdout for what a run shows, which goes on when nobody reads it."""
+    return cast("IO[str]", Unread(sys.stdout))
+
+
+def open_closed_streams() -> None:
+    """Let stdout and stderr go nowhere if they were closed at the start, as with `2>&-`.
+
+    Python has None for them then, and the next file that is opened gets their descriptor.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+
+
+def give_up(stream: TextIO, error: OSError) -> bool:
+    """Return whether nobody reads `stream` any more; what is written from now on goes nowhere.
+
+    What is left in its buffer would otherwise be an error at the end of the process.
+    """
+    if error.errno not in _NO_READER:
+        return False
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    return True
 
 
 def console_of(ctx: typer.Context) -> Console:

@@ -34,13 +34,14 @@ def show_failure(failed: "RunFailed", spec: "Spec", run: Path, console: Console)
         command=resume_command(sys.argv[1:]),
         checkpoint=None if saved is None else f"step {saved.step} ({saved.path})",
     )
-    console.note("\n".join(lines))
+    remark = ""
     try:
-        with (run / FAILURE).open("a", encoding="utf-8") as file:
+        with (run / FAILURE).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} attempt {failure.attempt}\n")
             file.write("\n".join(lines) + "\n\n")
     except OSError as error:
-        console.note(f"warning: the report could not be written to {run / FAILURE}: {error}")
+        remark = f"\nwarning: the report could not be written to {run / FAILURE}: {error}"
+    console.note("\n".join(lines) + remark)
 
 
 def resume_command(arguments: list[str]) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.console import Console
+from mimo_launch.cli.console import Console, run_output
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -35,7 +35,7 @@ def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> in
 
     def failed(error: BaseException) -> None:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:
-            with suppress(OSError):
+            with suppress(Exception):
                 write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
         if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
             time.sleep(STAY_SECONDS)
@@ -43,7 +43,7 @@ def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> in
     stop = JoinedStop()
     stop.install()
     links = Links(where=Whereabouts(), stop=stop, failed=failed)
-    listeners = (PlainProgress(RichConsole()),)
+    listeners = (PlainProgress(RichConsole(file=run_output())),)
     try:
         ended_by = run_worker(spec, folder, listeners, profile_steps=profile_steps, links=links)
     except Exception:
@@ -51,7 +51,8 @@ def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> in
         ended_by, status = 0, 1
     else:
         status = 128 + ended_by if ended_by else 0
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
     os._exit(status)

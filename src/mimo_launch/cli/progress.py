@@ -23,13 +23,37 @@ from mimo_launch.train.events import (
 )
 
 
-class PlainProgress:
+class _Progress:
+    """What both listeners share: events that are told in lines."""
+
+    def __init__(self, console: Console, *, wraps: bool) -> None:
+        self._console, self._wraps = console, wraps
+        self._bad_samples = 0
+
+    def _tell(self, event: Event) -> None:
+        """Print what there is to say of an event that is neither the start nor a step."""
+        match event:
+            case EvalFinished():
+                self._say(eval_line(event))
+            case RunFinished():
+                self._say(finish_line(event, bad_samples=self._bad_samples))
+            case _:
+                if isinstance(event, BadSamples):
+                    self._bad_samples = event.total
+                for line in other_lines(event):
+                    self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=not self._wraps)
+
+
+class PlainProgress(_Progress):
     """Listener for files, pipes and CI: one line per log interval."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console, wraps=False)
         self._log_every = self._steps = 1
-        self._first = self._bad_samples = 0
+        self._first = 0
 
     def __enter__(self) -> "PlainProgress":
         return self
@@ -54,25 +78,15 @@ class PlainProgress:
                 due = event.step % self._log_every == 0 or event.step in ends
                 if due or event.skipped:
                     self._say(step_line(event))
-            case EvalFinished():
-                self._say(eval_line(event))
-            case RunFinished():
-                self._say(finish_line(event, bad_samples=self._bad_samples))
             case _:
-                if isinstance(event, BadSamples):
-                    self._bad_samples = event.total
-                for line in other_lines(event):
-                    self._say(line)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                self._tell(event)
 
 
-class LiveProgress:
+class LiveProgress(_Progress):
     """Listener for a terminal: a bar for the steps and a row per module with its grad norm."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console, wraps=True)
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(bar_width=None),
@@ -82,7 +96,7 @@ class LiveProgress:
         )
         self._task = self._bar.add_task("steps", total=None)
         self._modules: tuple[str, ...] = ()
-        self._bad_samples = self._skipped = 0
+        self._skipped = 0
         self._live = Live(self._bar, console=console, refresh_per_second=8)
 
     def __enter__(self) -> "LiveProgress":
@@ -107,18 +121,8 @@ class LiveProgress:
                 self._skipped += event.skipped
                 self._bar.update(self._task, completed=event.step)
                 self._live.update(Group(self._table(event), self._bar))
-            case EvalFinished():
-                self._say(eval_line(event))
-            case RunFinished():
-                self._say(finish_line(event, bad_samples=self._bad_samples))
             case _:
-                if isinstance(event, BadSamples):
-                    self._bad_samples = event.total
-                for line in other_lines(event):
-                    self._say(line)
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False)
+                self._tell(event)
 
     def _table(self, event: StepFinished) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -31,8 +31,8 @@ as the rank it is given; under srun one task per rank does so, too, and one task
 the workers of that host. The run folder holds the resolved spec, the plan,
 metrics.jsonl and the workers' logs. A run whose folder has a complete checkpoint goes on after it.
 The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops at once.
-Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 130 or 143
-when interrupted.
+Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 129, 130
+or 143 when interrupted.
 """
 
 
@@ -92,6 +92,7 @@ def train(
     from mimo_launch.layout.checks.entry import load_and_check
 
     console = console_of(ctx)
+    console.needs_no_reader = True
     shown = _ranks(console_ranks)
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
     origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))

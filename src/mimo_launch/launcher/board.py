@@ -92,7 +92,9 @@ class Seat:
 
     def say(self, message: str) -> None:
         """Leave the beginning of a message."""
-        said = message.encode()[:_MESSAGE_BYTES]
+        said = message.encode(errors="backslashreplace")[:_MESSAGE_BYTES]
+        # Nothing is left of an earlier one.
+        said = said.ljust(_MESSAGE_BYTES, b"\0")
         self._messages[self._first : self._first + len(said)] = said
 
     def stop(self) -> int:

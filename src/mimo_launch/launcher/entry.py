@@ -20,6 +20,7 @@ from mimo_launch.launcher.errors import cause_of, in_words, write_error
 from mimo_launch.launcher.logs import STACK
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.stacks import write_stacks_on_signal
+from mimo_launch.runtime.whereabouts import Cause
 from mimo_launch.spec.model import Spec
 
 # A worker that has failed stays for so long, unless the launcher has killed it before.
@@ -53,12 +54,18 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
 
     def failed(error: BaseException) -> None:
         told.append(error)
-        seat.say(in_words(error))
-        with suppress(OSError):  # On a full disk the message must come through all the same.
+        cause = Cause.OWN
+        # The launcher must learn of the error, whatever the disk and the error itself are like.
+        with suppress(Exception):
+            cause = cause_of(error)
+        with suppress(Exception):
+            seat.say(in_words(error))
+        with suppress(Exception):
             write_error(error, error_file)
+        with suppress(Exception):
             traceback.print_exception(error)
             sys.stderr.flush()
-        seat.where.failed(cause_of(error))
+        seat.where.failed(cause)
         # Peers that lose this rank now would fail as well, and hide what they were doing.
         time.sleep(STAY_SECONDS)
 

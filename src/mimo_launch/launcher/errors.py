@@ -58,7 +58,11 @@ def _cause(error: BaseException) -> Cause:
 
 def in_words(error: BaseException) -> str:
     """Return type and message of an error."""
-    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+    try:
+        text = str(error)
+    except Exception as fault:  # An error of a package may have one of its own.
+        text = f"its message cannot be shown ({type(fault).__name__})"
+    return f"{type(error).__name__}: {text}".strip().removesuffix(":")
 
 
 def write_error(error: BaseException, path: Path) -> None:

@@ -81,6 +81,7 @@ class Kind(StrEnum):
     STUCK = "stuck"
     BEHIND = "behind"
     LOST = "lost"
+    LINGERS = "lingers"
     ABSENT = "absent"
 
 
@@ -106,7 +107,7 @@ def judge(states: Sequence[RankState], absent: Sequence[int] = ()) -> Verdict:
     if absent:
         return Verdict(min(absent), Kind.ABSENT)
     running = [s for s in states if not s.failed and s.phase is not Phase.FINISHED]
-    stopped = [s for s in running if s.stopped]
+    stopped = [s for s in states if not s.failed and s.stopped]
     if stopped:
         return Verdict(_furthest_behind(stopped).rank, Kind.STOPPED)
     lost = [s for s in states if s.cause is Cause.LOST]
@@ -119,7 +120,9 @@ def judge(states: Sequence[RankState], absent: Sequence[int] = ()) -> Verdict:
     starting = [s for s in running if s.phase is Phase.STARTING]
     if busy or starting:
         return Verdict(_furthest_behind(starting or busy).rank, Kind.STUCK)
-    return Verdict(_furthest_behind(running or states).rank, Kind.BEHIND)
+    lingering = [s for s in states if s.phase is Phase.FINISHED and s.end is None]
+    kind = Kind.LINGERS if lingering and not running else Kind.BEHIND
+    return Verdict(_furthest_behind(running or lingering or states).rank, kind)
 
 
 def _furthest_behind(states: Iterable[RankState]) -> RankState:

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 PERIOD_SECONDS = 0.5
-# Only node 0 needs these; they are too large to pass on.
+# Only node 0 needs these, one per attempt; they are too large to pass on.
 PRIVATE = "report"
 
 
@@ -90,7 +90,7 @@ class Link(threading.Thread):
                 self._note(node, json.loads(self._store.get(f"node/{node}")))
         known = {**self._heard, 0: mine}
         public = {
-            node: {name: fact for name, fact in facts.items() if name != PRIVATE}
+            node: {name: fact for name, fact in facts.items() if name.partition(" ")[0] != PRIVATE}
             for node, facts in known.items()
         }
         self._store.set("all", json.dumps(public))

@@ -25,7 +25,7 @@ from mimo_launch.launcher.logs import log_files, prefixes, rank_folder
 from mimo_launch.launcher.memory import oom_kills
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.launcher.pump import Pump
-from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.signals import Interrupted, StopRequest, for_workers
 from mimo_launch.launcher.watch import Local, Watch
 from mimo_launch.train.events import Listener
 
@@ -66,6 +66,8 @@ def launch(
                         job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
                     )
             ended_by = watch.ended_by()
+            if ended_by and ended_by == for_workers(stop.signal):
+                ended_by = stop.signal
     finally:
         if pump.is_alive():
             pump.join(timeout=KILL_SECONDS)
@@ -80,7 +82,7 @@ def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], N
         hosts.interrupted(stop.signal)
         raise Interrupted(stop.signal)
     if stop.signal and not board.asked_to_stop:
-        board.ask_to_stop(stop.signal)
+        board.ask_to_stop(for_workers(stop.signal))
         name = signal.Signals(stop.signal).name
         note(f"{name}: stopping after this step; another one stops at once")
 

@@ -20,6 +20,8 @@ from mimo_launch.spec.model import Spec
 MAX_GROUPS = 8
 MAX_FRAMES = 3
 MAX_MESSAGE = 80
+MAX_LINE = 500
+_AGAIN = "the same command would end in the same way; first change what is said above"
 _FIRST = "   = "
 _MORE = " " * 14
 
@@ -41,6 +43,7 @@ def headline(failure: Failure, spec: Spec) -> str:
         Kind.STUCK: "is stuck",
         Kind.BEHIND: "is the furthest behind",
         Kind.LOST: "lost its connection",
+        Kind.LINGERS: "has finished but does not leave",
     }[kind]
     return f"error: rank {rank} {words} ({place(build_layout(spec), rank)}){_host(failure, rank)}"
 
@@ -64,10 +67,16 @@ def report_lines(
     if state is not None:
         lines += _row("said", _said(failure, state))
         lines += _row("during", [_doing(failure, state)])
-    lines += _row("others", _others(failure, rank))
+    resume = [
+        command,
+        f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet",
+    ]
+    if failure.verdict.final:  # All ranks ended alike, and would again.
+        resume = [_AGAIN, *resume]
+    else:
+        lines += _row("others", _others(failure, rank))
     lines += _row("files", _files(failure, run, rank))
-    start = f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet"
-    return [*lines, *_row("resume", [command, start])]
+    return [*lines, *_row("resume", resume)]
 
 
 def _row(name: str, lines: Sequence[str]) -> list[str]:
@@ -89,14 +98,19 @@ def _said(failure: Failure, state: RankState) -> list[str]:
             return [_death(failure, state)]
         case Kind.STOPPED:
             return ["its process is stopped (SIGSTOP, or a debugger)"]
-        case Kind.STUCK | Kind.BEHIND:
+        case Kind.STUCK | Kind.BEHIND | Kind.LINGERS:
             still = f"nothing for {failure.timeout} s or longer"
             if failure.verdict.kind is Kind.BEHIND:
                 still += "; every rank is waiting for others"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
             return [still, *(at or ["its stack could not be read"])]
     message = [line for line in state.message.splitlines() if line.strip()] or ["(no message)"]
-    return message[:MAX_FRAMES]
+    return [_cut(line) for line in message[:MAX_FRAMES]]
+
+
+def _cut(line: str) -> str:
+    """Return a line that fits into a report; a tensor in a message may fill many screens."""
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ... (the rest is in {STDERR})"
 
 
 def _death(failure: Failure, state: RankState) -> str:

@@ -1,6 +1,7 @@
 """Signals: the first asks a run to stop after its step, the second ends it at once.
 
-Decides: what the launcher, its workers and ranks started by others do with SIGINT and SIGTERM.
+Decides: what the launcher, its workers and ranks started by others do with SIGINT, SIGTERM and
+SIGHUP.
 Relies on: `train.loop`, where all ranks agree on the step after which they stop.
 Leaves: killing workers to `local`.
 """
@@ -8,10 +9,13 @@ Leaves: killing workers to `local`.
 import ctypes
 import os
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Whoever signals all processes of a job reaches a rank twice: once itself, once through torchrun.
+SAME_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,7 +39,7 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in STOP_SIGNALS:
+        for number in _heeded():
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -49,7 +53,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.at_once = bool(self.signal)
+        # When a terminal goes, the kernel hangs up, and so does the shell: that is no second wish.
+        self.at_once = self.at_once or (bool(self.signal) and number != signal.SIGHUP)
         self.signal = self.signal or number
 
 
@@ -58,20 +63,35 @@ class JoinedStop:
 
     def __init__(self) -> None:
         self._signal = 0
+        self._since = 0.0
 
     def install(self) -> None:
         """Note stop signals from now on."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._note)
+        for number in _heeded():
+            signal.signal(number, self.note)
 
     def __call__(self) -> int:
         """Return the signal that came, or 0."""
-        return self._signal
+        return for_workers(self._signal)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._signal:
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """Note a signal; end this process if it is a second one."""
+        now = time.monotonic()
+        if not self._signal:
+            self._signal, self._since = number, now
+        elif now - self._since > SAME_SECONDS:
             os._exit(128 + number)
-        self._signal = number
+
+
+def for_workers(number: int) -> int:
+    """Return the stop signal that ranks are told for another one: they know SIGINT and SIGTERM."""
+    return signal.SIGTERM if number == signal.SIGHUP else number
+
+
+def _heeded() -> tuple[signal.Signals, ...]:
+    """Return the stop signals that count; `nohup` says that SIGHUP does not."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(n for n in STOP_SIGNALS if n != signal.SIGHUP or not ignored)
 
 
 def leave_signals_to(launcher: int) -> None:

@@ -52,7 +52,8 @@ class Watch:
         if any(_too_early(self._end(w), s) for w, s in zip(self._workers, seen, strict=True)):
             return True
         latest = max([self._began, *(s.changed for s in seen)])
-        running = any(s.phase is not Phase.FINISHED for s in seen)
+        # One that has finished must leave as well.
+        running = any(self._end(worker) is None for worker in self._workers)
         return running and time.monotonic_ns() - latest > self._timeout * 1_000_000_000
 
     def done(self) -> bool:
