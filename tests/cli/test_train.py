@@ -70,6 +70,23 @@ def test_the_saved_spec_trains_the_same_run_again(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "tiny.1" / "metrics.jsonl").exists()
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
+    saving = ("--set", "checkpoint={every: 2}", "--set", "eval=null")
+    assert finish(start(tmp_path, *saving))[0] == 0
+    checkpoints = sorted((tmp_path / "runs" / "tiny" / "checkpoints").iterdir())
+    assert len(checkpoints) == 2
+    (checkpoints[0] / "tensors.json").write_text("{}")
+    checkpoints[1].rename(checkpoints[1].with_name(checkpoints[1].name + ".damaged"))
+    code, out, err = finish(start(tmp_path, *saving, "--steps", "6"))
+    assert (code, out) == (2, "")
+    assert "step-00000002: tensors.json has 2 bytes" in err
+    assert "step-00000004.damaged: it was found damaged before" in err
+    assert "--no-resume starts anew" in err
+    code, out, _ = finish(start(tmp_path, *saving, "--no-resume"))
+    assert code == 0
+    assert "an earlier run is now in runs/tiny.1" in out
+
+
 def test_steps_and_overrides_are_checked_and_used(tmp_path: Path) -> None:
     code, out, _ = finish(start(tmp_path, "--steps", "1", "--set", "eval=null"))
     assert code == 0

@@ -18,7 +18,14 @@ from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint import loading
 from mimo_launch.train.checkpoint import saver as saver_module
 from mimo_launch.train.checkpoint.chunks import weight_chunks
-from mimo_launch.train.checkpoint.folder import all_checkpoints, crc_of, is_complete
+from mimo_launch.train.checkpoint.folder import (
+    DamagedCheckpoint,
+    all_checkpoints,
+    complete,
+    crc_of,
+    is_complete,
+    read_marker,
+)
 from mimo_launch.train.events import (
     CheckpointPassedOver,
     CheckpointSaved,
@@ -26,7 +33,7 @@ from mimo_launch.train.events import (
     StepFinished,
     WeightsLoaded,
 )
-from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.loop import CheckpointNotWritten, Hooks, train
 from mimo_launch.train.numbers import NonFiniteRun
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.start import start_run
@@ -181,7 +188,7 @@ def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path
     assert {step: exact(events)[step] for step in (4, 5, 6)} == exact(again)
 
 
-@pytest.mark.parametrize("forgotten", ["set_update_count", "state_chunks"])
+@pytest.mark.parametrize("forgotten", ["set_update_counts", "state_chunks"])
 def test_forgetting_a_part_of_the_state_shows(
     forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +199,7 @@ def test_forgetting_a_part_of_the_state_shows(
     def weights_only(modules: Any, _: Any) -> Any:
         return [chunk for module in modules.values() for chunk in weight_chunks(module)]
 
-    planted = {"set_update_count": lambda *_: None, "state_chunks": weights_only}
+    planted = {"set_update_counts": lambda *_: None, "state_chunks": weights_only}
     monkeypatch.setattr(loading, forgotten, planted[forgotten])
     again = numbers(run(make_spec("colocated dp4", 6), tmp_path))
     assert again[6]["loss"] != pytest.approx(numbers(events)[6]["loss"], rel=1e-6)
@@ -312,6 +319,65 @@ def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("change", ["unfreeze", "sgd to adamw"])
+def test_moments_that_were_never_saved_start_from_zero(change: str, tmp_path: Path) -> None:
+    """Vision was frozen, or the optimizer had none: the module's updates count from 0, too."""
+    frozen = {("vision", "frozen"): "except_projector"} if change == "unfreeze" else {}
+    sgd = {} if frozen else {"optimizer": {"kind": "sgd", "lr": 5e-3, "clip": 1.0}}
+    run(make_spec("colocated dp4", 3, modules=frozen, **sgd), tmp_path)
+    events = run(make_spec("disjoint dp2, tp2", 6), tmp_path)
+    [resumed] = [e for e in events if isinstance(e, RunResumed)]
+    assert "optimizer state of vision: none saved -> zero" in resumed.changes
+    everything = "optimizer state of language: none saved -> zero" in resumed.changes
+    assert everything == (change == "sgd to adamw")
+    marker = json.loads((all_checkpoints(tmp_path)[0] / "checkpoint.json").read_text())
+    counts = {marker["updates"][name] for name in marker["updates"] if "projector" in name}
+    assert counts == ({6} if frozen else {3})
+    others = {n for name, n in marker["updates"].items() if name.startswith("vision.layers")}
+    assert others == {3}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda marker: marker | {"files": None},
+        lambda marker: marker | {"counts": []},
+        lambda marker: marker | {"counts": marker["counts"] | {"step": 9}},
+        lambda marker: marker | {"format": 0},
+        lambda marker: [marker],
+        lambda marker: {"crc32": marker["crc32"]},
+    ],
+)
+def test_a_damaged_marker_is_recognised(damage: Any, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-00000003"
+    unfinished = checkpoint.with_name("step-00000003.partial")
+    unfinished.mkdir(parents=True)
+    counts = {"step": 3, "samples": 24, "skipped": 0, "bad_samples": 0}
+    content = {"format": 1, "counts": counts, "updates": {}, "plan": "", "spec": {}, "torch": ""}
+    complete(unfinished, checkpoint, content | {"files": {}})
+    assert read_marker(checkpoint).counts == counts
+    marker = json.loads((checkpoint / "checkpoint.json").read_text())
+    (checkpoint / "checkpoint.json").write_text(json.dumps(damage(marker)))
+    with pytest.raises(DamagedCheckpoint):
+        read_marker(checkpoint)
+
+
+def save_apart(spec: Spec, folder: Path) -> list[Any]:
+    """Every rank saves into a folder of its own, as on hosts without a shared one."""
+    events: list[Any] = []
+    with RankSession(spec) as session:
+        state, saver = start_run(session, folder / str(session.rank), events.append)
+        with pytest.raises(CheckpointNotWritten, match=r"does not see .*one shared run folder"):
+            train(session, events.append, Hooks(saver=saver), state)
+    return events
+
+
+def test_hosts_without_a_shared_folder_save_nothing_that_looks_complete(tmp_path: Path) -> None:
+    spec = make_spec("disjoint dp2, tp2", 3)
+    run_ranks(save_apart, spec, tmp_path, world_size=world_size(spec))
+    assert not any(is_complete(p) for r in "0123" for p in all_checkpoints(tmp_path / r))
+
+
 def test_resuming_tells_which_settings_changed(tmp_path: Path) -> None:
     run(make_spec("one rank", 3), tmp_path)
     slower = {"kind": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip": 1.0}
@@ -338,12 +404,15 @@ def test_a_checkpoint_holds_no_pickle_of_ours(tmp_path: Path) -> None:
     (checkpoint / "evil").write_bytes(evil.getvalue())
     (checkpoint / "tensors.json").write_text(json.dumps(index))
     marker = json.loads((checkpoint / "checkpoint.json").read_text())
+    del marker["crc32"]
     marker["files"] = {
         f.name: [f.stat().st_size, crc_of(f, lambda: None)]
         for f in checkpoint.iterdir()
         if f.name != "checkpoint.json"
     }
-    (checkpoint / "checkpoint.json").write_text(json.dumps(marker))
+    unfinished = checkpoint.with_name("step-00000003.partial")
+    checkpoint.rename(unfinished)
+    complete(unfinished, checkpoint, marker)
     with pytest.raises(RankError, match=r"(?i)weights.only"):
         run(spec, tmp_path)
     assert not (tmp_path / "ran").exists()

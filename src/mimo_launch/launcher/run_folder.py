@@ -6,19 +6,26 @@ Relies on: `train.checkpoint.folder` to tell which checkpoints are complete.
 Leaves: metrics to `train.metrics`, worker logs to `logs`.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.folder import DamagedCheckpoint, all_checkpoints, read_marker
+from mimo_launch.train.checkpoint.folder import (
+    DAMAGED,
+    PARTIAL,
+    DamagedCheckpoint,
+    all_checkpoints,
+    read_marker,
+)
 
 SPEC, PLAN, FAILURE = "spec.yaml", "plan.json", "failure.txt"
 
 
 class NothingToResume(Exception):
-    """The run folder has no complete checkpoint."""
+    """The run folder has no usable checkpoint, although it should have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +48,39 @@ class RunFolder:
 def newest_checkpoint(run: Path) -> Saved | None:
     """Return the newest complete checkpoint of a run."""
     for path in all_checkpoints(run):
-        try:
+        with suppress(DamagedCheckpoint):
             return Saved(read_marker(path).counts["step"], path)
-        except (DamagedCheckpoint, KeyError):
-            continue
     return None
+
+
+def damages(run: Path) -> list[str]:
+    """Return what is wrong with the checkpoints of a run that were complete once."""
+    found = []
+    for path in all_checkpoints(run):
+        if path.suffix == DAMAGED:
+            found.append(f"{path.name}: it was found damaged before")
+        elif path.suffix != PARTIAL:
+            try:
+                read_marker(path)
+            except DamagedCheckpoint as error:
+                found.append(f"{path.name}: {error}")
+    return found
 
 
 def goes_on(root: Path, spec: Spec, *, resume: bool | None) -> Saved | None:
     """Return the checkpoint from which a run would go on, if it may.
 
-    Raises: NothingToResume if it must and cannot.
+    Raises: NothingToResume if it must and cannot, or if all that it saved is damaged.
     """
-    saved = None if resume is False else newest_checkpoint(root / spec.name)
+    run = root / spec.name
+    saved = None if resume is False else newest_checkpoint(run)
+    if saved is None and resume is not False and (damaged := damages(run)):
+        listed = "; ".join(damaged)
+        raise NothingToResume(
+            f"every checkpoint in {run} is damaged ({listed}); --no-resume starts anew"
+        )
     if saved is None and resume:
-        raise NothingToResume(f"there is no complete checkpoint in {root / spec.name}")
+        raise NothingToResume(f"there is no complete checkpoint in {run}")
     return saved
 
 

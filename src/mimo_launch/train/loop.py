@@ -101,8 +101,6 @@ def train(
     begin = time.perf_counter()
     try:
         stopped = _steps(session, steps, reader, order, emit, hooks, state)
-        if not stopped:
-            steps.finish(state)
     except EndOfRun:
         # What was saved before must not be lost: all ranks wait for it alike.
         if hooks.saver is not None:
@@ -132,6 +130,8 @@ def _steps(
     while state.step < spec.train.steps and not stopped:
         totals = steps.run(state, order.take(state.samples), _flags(hooks, spec))
         stopped = _stop_signal(totals)
+        if state.step == spec.train.steps:
+            steps.finish(state)  # Before the last save: a run that failed must not look finished.
         if hooks.saver is not None and totals.flags[-1]:
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and not stopped and _is_due(spec, state.step, spec.eval.every):

@@ -69,7 +69,7 @@ class MetricsFile:
     def _drop_after(self, step: int) -> None:
         """Leave the records of the first `step` steps, and no half of a line."""
         lines = self._path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _step_of(line) <= step]
+        kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
         if kept == lines:
             return
         # Under another name first: a crash leaves the old file or the new one.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from mimo_launch.comm.objects import from_first
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.checkpoint.folder import CHECKPOINTS
 from mimo_launch.train.checkpoint.loading import load_state, load_weights, newest_usable
@@ -33,19 +34,21 @@ def start_run(
     """
     spec = session.spec
     starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
-    found = (run / CHECKPOINTS).is_dir()
-    if spec.checkpoint is None and not starts and not found:
-        return RunState(), None
     session.where.enter(Phase.LOADING)
     # Its own group: saves run beside training, and what travels are host objects.
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
+    # Hosts may see a shared folder at different moments: the first rank says what is there.
+    found = from_first((run / CHECKPOINTS).is_dir(), group)
     saver = None if spec.checkpoint is None else CheckpointSaver(session, run, group)
     usable = newest_usable(run, group, emit, session.where.beat, own=True) if found else None
     if usable is not None:
-        state = load_state(session, usable, group)
+        state, fresh = load_state(session, usable, group)
         new = spec.model_dump(mode="json", by_alias=True)
-        changes = tuple(_changes(usable.marker.spec, new, ""))
+        changes = (
+            *_changes(usable.marker.spec, new, ""),
+            *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
+        )
         emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():

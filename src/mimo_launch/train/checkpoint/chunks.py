@@ -7,7 +7,7 @@ weights.
 Leaves: reading and writing to `storage`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from mimo_launch.modules.build import RankModule, fsdp_modules
 from mimo_launch.optimizer.build import Updates
 from mimo_launch.optimizer.gradients import LocalSegment, local_segments
+from mimo_launch.parallel.segments import DeclaredParameter
 
 WEIGHTS = "weights"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -38,11 +39,7 @@ class Chunk:
 
 def weight_chunks(module: RankModule) -> Iterator[Chunk]:
     """Yield this rank's parts of a module's weights as views that can be written to."""
-    for network in module.stages.values():
-        for unit in fsdp_modules(network):
-            # An evaluation leaves weights gathered; then every rank would hold all of them.
-            unit.reshard()
-    for item in local_segments(module.declared(), lambda p: p.detach()):
+    for item in local_segments(_sharded(module), lambda p: p.detach()):
         yield _chunk(WEIGHTS, item)
 
 
@@ -51,31 +48,63 @@ def state_chunks(modules: dict[str, RankModule], updates: Updates) -> Iterator[C
 
     An optimizer that has not made a step yet gets the state it would start with.
     """
-    for name, module in modules.items():
+    for module in modules.values():
         yield from weight_chunks(module)
-        update = updates.by_module.get(name)
-        if update is None or not isinstance(update.optimizer, torch.optim.AdamW):
-            continue
-        _open_state(update.optimizer)
+    for item, state in _states(modules, updates):
         for moment in MOMENTS:
-            tensor_of = partial(_moment, update.optimizer, moment)
-            for item in local_segments(module.declared(), tensor_of):
-                yield _chunk(moment, item)
+            for part in local_segments([item], partial(_value, state[moment])):
+                yield _chunk(moment, part)
 
 
-def _moment(optimizer: torch.optim.AdamW, key: str, parameter: Tensor) -> Tensor | None:
-    """Return one moment of a parameter; None for a frozen one."""
-    state: dict[str, Tensor] | None = optimizer.state.get(parameter)
-    return None if state is None else state[key]
+def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:
+    """Return how often AdamW has moved each segment, for those whose first element is here.
+
+    Its bias correction depends on it. Waits for the device.
+    """
+    counts = {}
+    for item, state in _states(modules, updates):
+        for part in local_segments([item], partial(_value, state[MOMENTS[0]])):
+            chunk = _chunk("", part)
+            if chunk.counted and not any(chunk.offsets):
+                counts[part.name] = int(state["step"])
+    return counts
 
 
-def set_update_count(updates: Updates, count: int) -> None:
-    """Tell every optimizer how many updates it has made; AdamW's bias correction depends on it."""
-    for update in updates.by_module.values():
+def set_update_counts(
+    modules: dict[str, RankModule], updates: Updates, counts: Mapping[str, int]
+) -> None:
+    """Tell AdamW how often it has moved each parameter: never, if `counts` lacks it."""
+    for item, state in _states(modules, updates):
+        state["step"].fill_(counts.get(item.placed[0].name, 0))
+
+
+def _value(tensor: Tensor, parameter: Tensor) -> Tensor:
+    return tensor
+
+
+def _sharded(module: RankModule) -> list[DeclaredParameter]:
+    """Return a module's parameters as they are between steps.
+
+    An evaluation leaves weights gathered; then every rank would hold all of them.
+    """
+    for network in module.stages.values():
+        for unit in fsdp_modules(network):
+            unit.reshard()
+    return list(module.declared())
+
+
+def _states(
+    modules: dict[str, RankModule], updates: Updates
+) -> Iterator[tuple[DeclaredParameter, dict[str, Tensor]]]:
+    """Yield the parameters that AdamW moves, with its state for each."""
+    for name, update in updates.by_module.items():
         if isinstance(update.optimizer, torch.optim.AdamW):
+            parameters = _sharded(modules[name])
             _open_state(update.optimizer)
-            for state in update.optimizer.state.values():
-                state["step"].fill_(count)
+            for item in parameters:
+                # A frozen one has none.
+                if item.parameter in update.optimizer.state:
+                    yield item, update.optimizer.state[item.parameter]
 
 
 def _open_state(optimizer: torch.optim.AdamW) -> None:

@@ -23,6 +23,7 @@ CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
+_CHECKSUM = "crc32"
 _BLOCK = 1 << 22
 
 
@@ -35,11 +36,13 @@ class Marker:
     """What `checkpoint.json` says.
 
     `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
-    `spec` the resolved spec and `plan` its hash.
+    `updates` how often the optimizer has moved each segment, `spec` the resolved spec and `plan`
+    its hash.
     """
 
     format: int
     counts: dict[str, int]
+    updates: dict[str, int]
     plan: str
     spec: dict[str, Any]
     torch: str
@@ -68,23 +71,33 @@ def read_marker(path: Path) -> Marker:
 
     Raises: DamagedCheckpoint.
     """
-    if not is_complete(path):
-        raise DamagedCheckpoint(f"it was not completed: there is no {MARKER}")
     try:
-        raw = json.loads((path / MARKER).read_text(encoding="utf-8"))
-        if raw["format"] != FORMAT:
-            raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
-        marker = Marker(**{field.name: raw[field.name] for field in fields(Marker)})
-        sizes = {name: size for name, (size, _) in marker.files.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{MARKER} cannot be read: {error!r}") from error
-    for name, size in sizes.items():
-        file = path / Path(name).name
-        if not file.is_file():
-            raise DamagedCheckpoint(f"{name} is missing")
-        if file.stat().st_size != size:
-            raise DamagedCheckpoint(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        if not is_complete(path):
+            raise DamagedCheckpoint(f"it was not completed: there is no {MARKER}")
+        marker = _parse((path / MARKER).read_text(encoding="utf-8"))
+        if (match := _NAME.fullmatch(path.name)) and int(match[1]) != marker.counts["step"]:
+            raise DamagedCheckpoint(f"{MARKER} is that of step {marker.counts['step']}")
+        for name, (size, _) in marker.files.items():
+            found = (path / Path(name).name).stat().st_size
+            if found != size:
+                raise DamagedCheckpoint(f"{name} has {found} bytes instead of {size}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"it cannot be read: {error!r}") from error
     return marker
+
+
+def _parse(text: str) -> Marker:
+    raw = json.loads(text)
+    checksum = raw.pop(_CHECKSUM)
+    if raw["format"] != FORMAT:
+        raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
+    if checksum != _checksum(raw):
+        raise DamagedCheckpoint(f"{MARKER} is damaged: its checksum is another")
+    return Marker(**{field.name: raw[field.name] for field in fields(Marker)})
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def crc_of(path: Path, beat: Callable[[], None]) -> int:
@@ -108,8 +121,10 @@ def sync_folder(path: Path) -> None:
 
 def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
     """Write the marker of a folder whose files are on disk, and give the folder its name."""
+    # As it will be read: JSON has no tuples.
+    content = json.loads(json.dumps(marker))
     with (partial / MARKER).open("w", encoding="utf-8") as file:
-        json.dump(marker, file)
+        json.dump({_CHECKSUM: _checksum(content), **content}, file)
         file.flush()
         os.fsync(file.fileno())
     sync_folder(partial)
@@ -128,8 +143,11 @@ def set_aside(path: Path) -> None:
 
 
 def delete_old(run: Path, keep: int) -> None:
-    """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps."""
-    found = all_checkpoints(run)
+    """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps.
+
+    Damaged ones stay: something of them may be rescued.
+    """
+    found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
     kept = [path for path in found if is_complete(path)][:keep]
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:

@@ -7,6 +7,7 @@ Leaves: when to load to `train.start`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import torch.distributed as dist
 
 from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.train.checkpoint.chunks import (
+    MOMENTS,
     WEIGHTS,
     Chunk,
-    set_update_count,
+    set_update_counts,
     state_chunks,
     weight_chunks,
 )
@@ -61,20 +63,30 @@ def newest_usable(
 
     Ranks: collective over `group`. Raises: CheckpointError if complete ones exist, all damaged.
     """
-    any_complete = False
-    for path in from_first(_candidates(start), group):
-        any_complete |= is_complete(path)
-        marker, reason = from_first(_read(path), group)
+    candidates, lost = from_first(_candidates(start, own=own), group)
+    for path in candidates:
+        is_first = dist.get_rank(group) == 0
+        marker, reason = from_first(_read(path) if is_first else None, group)
         if marker is not None:
             reason = _first_damage(path, marker, group, beat)
         if marker is not None and not reason:
             return Usable(path, marker)
         emit(CheckpointPassedOver(checkpoint=str(path), reason=reason))
-        if own and is_complete(path) and dist.get_rank(group) == 0:
-            set_aside(path)
-    if any_complete:
+        if own and is_first and is_complete(path):
+            with suppress(OSError):  # It is passed over all the same.
+                set_aside(path)
+    if lost:
         raise CheckpointError(f"every checkpoint of {start} is damaged; `--no-resume` starts anew")
     return None
+
+
+def _candidates(start: Path, *, own: bool) -> tuple[list[Path], bool]:
+    """Return what to look at, the newest first, and whether anything in it was ever complete."""
+    found = all_checkpoints(start)
+    if not found and not own and start.is_dir():
+        return [start], True
+    lost = any(path.suffix == DAMAGED or is_complete(path) for path in found)
+    return [path for path in found if path.suffix != DAMAGED], lost
 
 
 def _read(path: Path) -> tuple[Marker | None, str]:
@@ -84,24 +96,30 @@ def _read(path: Path) -> tuple[Marker | None, str]:
         return None, str(error)
 
 
-def load_state(session: RankSession, usable: Usable, group: dist.ProcessGroup) -> RunState:
-    """Fill weights and optimizers; return where the run stood.
+def load_state(
+    session: RankSession, usable: Usable, group: dist.ProcessGroup
+) -> tuple[RunState, tuple[str, ...]]:
+    """Fill weights and optimizers; return where the run stood, and modules without saved moments.
 
-    Ranks: collective over the world. Raises: WeightsDoNotFit if a tensor is missing or has another
+    A module that was frozen when it was saved, or had another optimizer, starts with moments of 0.
+
+    Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing or has another
     shape; CheckpointError if a file cannot be read.
     """
     chunks = list(state_chunks(session.modules, session.updates))
     fits, missing, misfits, _ = _compare(usable.path, chunks, group)
-    if missing or misfits:
+    moments = tuple(name for name in missing if name.startswith(tuple(f"{m}/" for m in MOMENTS)))
+    weights = [name for name in missing if name not in moments]
+    if weights or misfits:
         raise WeightsDoNotFit(
             f"{usable.path} is of another model, so the run cannot go on from it: "
-            + _differences(missing, misfits)
+            + _differences(weights, misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
     read_chunks(usable.path, fits, group, session.where.beat)
-    state = RunState(**usable.marker.counts)
-    set_update_count(session.updates, state.step - state.skipped)
-    return state
+    set_update_counts(session.modules, session.updates, usable.marker.updates)
+    fresh = {name.partition("/")[2].partition(".")[0] for name in moments}
+    return RunState(**usable.marker.counts), tuple(sorted(fresh))
 
 
 def load_weights(
@@ -131,11 +149,6 @@ def load_weights(
         misfits=misfits,
         unused=unused,
     )
-
-
-def _candidates(start: Path) -> list[Path]:
-    own = [path for path in all_checkpoints(start) if path.suffix != DAMAGED]
-    return own or ([start] if start.is_dir() else [])
 
 
 def _first_damage(

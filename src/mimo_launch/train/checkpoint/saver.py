@@ -9,7 +9,8 @@ Leaves: when to save to the loop.
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.runtime.whereabouts import Phase
-from mimo_launch.train.checkpoint.chunks import Chunk, state_chunks
+from mimo_launch.train.checkpoint.chunks import Chunk, state_chunks, update_counts
 from mimo_launch.train.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
@@ -36,6 +37,14 @@ from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
 
 Outcome = CheckpointSaved | CheckpointFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of the moment of a save: those of the run, and the updates of each segment here."""
+
+    run: dict[str, int]
+    updates: dict[str, int]
 
 
 class CheckpointSaver:
@@ -72,7 +81,7 @@ class CheckpointSaver:
         self._collect()
         session = self._session
         chunks = [c for c in state_chunks(session.modules, session.updates) if c.counted]
-        counts = asdict(state)
+        counts = Counts(asdict(state), update_counts(session.modules, session.updates))
         if not self._settings.asynchronous:
             self._note(self._write(chunks, counts, started, None))
             return
@@ -116,10 +125,10 @@ class CheckpointSaver:
         return copies
 
     def _write(
-        self, chunks: list[Chunk], counts: dict[str, int], started: float, stall: float | None
+        self, chunks: list[Chunk], counts: Counts, started: float, stall: float | None
     ) -> Outcome:
         """Write one checkpoint and complete it; the outcome is the same on all ranks."""
-        step = counts["step"]
+        step = counts.run["step"]
         final = self._run / CHECKPOINTS / folder_name(step)
         unfinished = final.with_name(final.name + PARTIAL)
         try:
@@ -155,28 +164,40 @@ class CheckpointSaver:
         return {name: entry for part, _ in everyone for name, entry in part.items()}
 
     def _complete(
-        self,
-        unfinished: Path,
-        final: Path,
-        counts: dict[str, int],
-        files: dict[str, tuple[int, int]],
+        self, unfinished: Path, final: Path, counts: Counts, files: dict[str, tuple[int, int]]
     ) -> None:
         """Complete the folder on the first rank. Raises: CheckpointError on all ranks alike."""
+        updates: dict[str, int] = {}
+        for part in gather_objects(counts.updates, self._group):
+            updates |= part
         failed = ""
         if dist.get_rank(self._group) == 0:
             spec = self._session.spec
             marker = {
                 "format": FORMAT,
-                "counts": counts,
+                "counts": counts.run,
+                "updates": updates,
                 "plan": plan_hash(spec),
                 "spec": spec.model_dump(mode="json", by_alias=True),
                 "torch": torch.__version__,
                 "files": files,
             }
             try:
+                _check_files(unfinished, files)
                 complete(unfinished, final, marker)
-                delete_old(self._run, self._settings.keep)
             except OSError as error:
                 failed = f"{type(error).__name__}: {error}"
+            else:
+                # The checkpoint is complete all the same; the next save tries again.
+                with suppress(OSError):
+                    delete_old(self._run, self._settings.keep)
         if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
             raise CheckpointError(reasons[0])
+
+
+def _check_files(folder: Path, files: dict[str, tuple[int, int]]) -> None:
+    """Fail if the first rank does not see what the others wrote. Raises: OSError."""
+    for name, (size, _) in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise OSError(f"rank 0 does not see {path}; all hosts need one shared run folder")
