@@ -253,6 +253,12 @@ def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
     assert [e.step for e in events if isinstance(e, CheckpointSaved)] == [5, 6]
 
 
+def test_a_run_of_skipped_steps_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="all 3 steps were skipped"):
+        run_ranks(run_with_bad_steps, make_spec("one rank", 3), tmp_path, (1, 2, 3), world_size=1)
+    assert not any(is_complete(path) for path in all_checkpoints(tmp_path))
+
+
 def run_into_bad_numbers(spec: Spec, folder: Path) -> None:
     """Every step after the third is bad, and writing takes its time."""
     write = saver_module.write_chunks
