@@ -1,6 +1,5 @@
 """Which runs go on in their folder, and what happens to the others."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,13 @@ from mimo_launch.launcher.run_folder import (
 )
 from mimo_launch.layout.checks.entry import load_and_check
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.folder import CHECKPOINTS, FORMAT, MARKER, folder_name
+from mimo_launch.train.checkpoint.folder import (
+    CHECKPOINTS,
+    FORMAT,
+    PARTIAL,
+    complete,
+    folder_name,
+)
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 
@@ -23,20 +28,14 @@ def tiny(*settings: str) -> Spec:
     return spec
 
 
-def add_checkpoint(run: Path, step: int, *, complete: bool = True) -> Path:
+def add_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     """Make the folder of a checkpoint without tensors."""
     folder = run / CHECKPOINTS / folder_name(step)
-    folder.mkdir(parents=True)
-    (folder / "part").write_text("four")
-    marker = {
-        "format": FORMAT,
-        "counts": {"step": step},
-        "plan": "",
-        "spec": {},
-        "torch": "",
-        "files": {"part": [4 if complete else 5, 0]},
-    }
-    (folder / MARKER).write_text(json.dumps(marker))
+    unfinished = folder.with_name(folder.name + PARTIAL)
+    unfinished.mkdir(parents=True)
+    (unfinished / "part").write_text("four")
+    content = {"format": FORMAT, "counts": {"step": step}, "updates": {}, "plan": "", "spec": {}}
+    complete(unfinished, folder, content | {"torch": "", "files": {"part": [4 if whole else 5, 0]}})
     return folder
 
 
@@ -44,7 +43,7 @@ def test_a_run_with_a_complete_checkpoint_goes_on(tmp_path: Path) -> None:
     """A damaged one is passed over; the spec that changed is kept beside the new one."""
     first = open_run_folder(tmp_path, tiny(), "{}")
     add_checkpoint(first.path, 2)
-    add_checkpoint(first.path, 4, complete=False)
+    add_checkpoint(first.path, 4, whole=False)
     again = open_run_folder(tmp_path, tiny("train.steps=9"), "{}")
     assert again.path == first.path
     assert again.moved is None
