@@ -62,7 +62,7 @@ def sweep(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Break runs in every way we know, at random moments; prints the seed and a table."""
     session.install("-e", ".", *group("test"))
-    session.run("pytest", "tests/faults", "-m", "faults", "-s", *session.posargs)
+    session.run("pytest", "tests/faults", "tests/cli", "-m", "faults", "-s", *session.posargs)
 
 
 @nox.session(default=False)

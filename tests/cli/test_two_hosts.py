@@ -110,6 +110,7 @@ def test_a_rank_of_another_host_is_named_and_all_hosts_start_again(start: Start)
     assert [record.get("step") for record in launchers[0].metrics()] == [1, 2, 3, 4, 5, 6, 6]
 
 
+@pytest.mark.faults
 def test_a_signal_to_one_host_stops_all(start: Start) -> None:
     launchers = start(*LONG, *CHECKPOINTS)
     launchers[0].wait_for_step(3)
@@ -119,6 +120,7 @@ def test_a_signal_to_one_host_stops_all(start: Start) -> None:
     assert "stopped by SIGTERM after step" in ends[0][1]
 
 
+@pytest.mark.faults
 def test_a_launcher_that_is_killed_ends_the_others(start: Start) -> None:
     launchers = start(*LONG)
     launchers[0].wait_for_step(3)
@@ -141,12 +143,14 @@ def test_hosts_without_a_common_run_folder_do_not_start(start: Start, tmp_path: 
         assert "(node 1, ranks 1)" in err
 
 
+@pytest.mark.faults
 def test_hosts_with_other_settings_do_not_start(start: Start) -> None:
     for code, _, err in finish(start(own=((), ("--set", "optimizer.lr=0.5")))):
         assert code == 1
         assert "has another plan" in err
 
 
+@pytest.mark.faults
 def test_a_host_that_does_not_come_is_named(tmp_path: Path) -> None:
     nodes = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     short = ("--set", "train.timeout=1")
@@ -159,6 +163,7 @@ def test_a_host_that_does_not_come_is_named(tmp_path: Path) -> None:
         assert words in err
 
 
+@pytest.mark.faults
 def test_a_finished_run_ends_on_all_hosts(start: Start) -> None:
     assert [code for code, _, _ in finish(start(*CHECKPOINTS))] == [0, 0]
     (code0, out0, _), (code1, _, err1) = finish(start(*CHECKPOINTS))
