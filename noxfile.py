@@ -53,16 +53,25 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
-    """Prove 300 random layouts; prints the seed and a table of coverage."""
+    """Prove 300 random layouts, prints the seed and a table of coverage; all in fp32 and bf16."""
     session.install("-e", ".", *group("test"))
-    session.run("pytest", "tests/sweep", "-m", "sweep", "-s", *session.posargs)
+    session.run("pytest", "tests/sweep", "tests/distributed", "-m", "sweep", "-s", *session.posargs)
 
 
 @nox.session(default=False)
 def faults(session: nox.Session) -> None:
     """Break runs in every way we know, at random moments; prints the seed and a table."""
     session.install("-e", ".", *group("test"))
-    session.run("pytest", "tests/faults", "tests/cli", "-m", "faults", "-s", *session.posargs)
+    session.run(
+        "pytest",
+        "tests/faults",
+        "tests/cli",
+        "tests/distributed",
+        "-m",
+        "faults",
+        "-s",
+        *session.posargs,
+    )
 
 
 @nox.session(default=False)

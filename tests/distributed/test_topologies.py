@@ -56,7 +56,21 @@ def test_phases_are_right_for_few_and_many_microbatches(name: str, microbatches:
     assert failures(verdicts(spec)) == []
 
 
-@pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
+# One of each kind; the other topologies follow with `nox -s sweep`.
+IN_DEFAULT_SUITE = {
+    "quickstart", "colocated_fan_in", "colocated_pp2", "disjoint_fan_out_1_3", "full_sharding",
+    "interleaved", "bubble_filling", "cp2_sequence_parallel", "frozen_except_projector",
+    "recompute",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=() if p.stem in IN_DEFAULT_SUITE else pytest.mark.sweep, id=p.stem)
+        for p in TOPOLOGIES
+    ],
+)
 def test_a_topology_trains_in_fp32_and_bf16(path: Path) -> None:
     """Three AdamW steps complete and follow those in float64."""
     small = ["train.steps=3", "eval=null"]
