@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.folder import (
     DAMAGED,
@@ -100,7 +101,7 @@ def open_run_folder(
         moved = _unused(root, spec.name, "")
         folder.rename(moved)
     folder.mkdir(parents=True, exist_ok=True)
-    resolved = spec.model_dump(mode="json", by_alias=True)
+    resolved = dump_spec(spec)
     _write(folder / SPEC, yaml.safe_dump(resolved, sort_keys=False, default_flow_style=None))
     _write(folder / PLAN, plan_json + "\n")
     return RunFolder(folder, moved, saved)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mimo_launch.optimizer.gradients import StepTotals
-from mimo_launch.plan.identity import plan_hash
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
@@ -88,7 +87,7 @@ def train(
     emit(
         RunStarted(
             name=spec.name,
-            plan=plan_hash(spec),
+            plan=session.plan_hash,
             steps=spec.train.steps,
             world_size=session.world_size,
             log_every=spec.train.log_every,

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch.distributed as dist
 
 from mimo_launch.comm.objects import gather_objects
-from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.spans import Timeline, measured, timeline_json
 from mimo_launch.plan.svg import render_svg
 from mimo_launch.plan.trace import render_trace
@@ -57,7 +56,7 @@ class Profile:
     def _write(self, number: int, timeline: Timeline) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         name, path = self._session.spec.name, self._folder / f"step-{number}"
-        drawing = render_svg(timeline, name=name, plan_hash=plan_hash(self._session.spec))
+        drawing = render_svg(timeline, name=name, plan_hash=self._session.plan_hash)
         path.with_suffix(".json").write_text(timeline_json(timeline), encoding="utf-8")
         path.with_suffix(".svg").write_text(drawing, encoding="utf-8")
         trace = render_trace(timeline, name=name)

@@ -62,7 +62,9 @@ class RankSession:
         if spec.eval is not None:
             proven(self.layout, generate_forward(self.layout))
         self.program = programs[self.rank]
-        _compare_plans(plan_hash(spec))
+        # Once: it generates the programs of all ranks.
+        self.plan_hash = plan_hash(spec)
+        _compare_plans(self.plan_hash)
         self.grids = GridSet(
             self.layout,
             self.rank,

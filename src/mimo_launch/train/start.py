@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.objects import from_first
 from mimo_launch.runtime.whereabouts import Phase
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.checkpoint.folder import CHECKPOINTS
 from mimo_launch.train.checkpoint.loading import load_state, load_weights, newest_usable
 from mimo_launch.train.checkpoint.saver import CheckpointSaver
@@ -44,9 +45,8 @@ def start_run(
     usable = newest_usable(run, group, emit, session.where.beat, own=True) if found else None
     if usable is not None:
         state, fresh = load_state(session, usable, group)
-        new = spec.model_dump(mode="json", by_alias=True)
         changes = (
-            *_changes(usable.marker.spec, new, ""),
+            *_changes(usable.marker.spec, dump_spec(spec), ""),
             *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
         )
         emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))

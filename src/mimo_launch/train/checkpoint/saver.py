@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.comm.objects import gather_objects
-from mimo_launch.plan.identity import plan_hash
 from mimo_launch.runtime.whereabouts import Phase
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.checkpoint.chunks import Chunk, state_chunks, update_counts
 from mimo_launch.train.checkpoint.folder import (
     CHECKPOINTS,
@@ -172,13 +172,12 @@ class CheckpointSaver:
             updates |= part
         failed = ""
         if dist.get_rank(self._group) == 0:
-            spec = self._session.spec
             marker = {
                 "format": FORMAT,
                 "counts": counts.run,
                 "updates": updates,
-                "plan": plan_hash(spec),
-                "spec": spec.model_dump(mode="json", by_alias=True),
+                "plan": self._session.plan_hash,
+                "spec": dump_spec(self._session.spec),
                 "torch": torch.__version__,
                 "files": files,
             }

@@ -12,6 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.model import Spec, WandbSpec
 from mimo_launch.train.events import (
     CheckpointSaved,
@@ -94,7 +95,7 @@ class WandbListener:
             id=run_id(self._run_dir),
             resume="allow",
             dir=str(self._run_dir),
-            config=self._spec.model_dump(mode="json", by_alias=True),
+            config=dump_spec(self._spec),
             settings=wandb.Settings(**{k: v for k, v in _SETTINGS.items() if hasattr(known, k)}),
         )
 
