@@ -1,0 +1,155 @@
+"""What a device does in a second and what it holds: every constant of the estimates, in one table.
+
+Decides: names, units, defaults and sources of the constants; the form of a calibration file.
+Relies on: nothing.
+Leaves: the formulas to `estimate_*` and `cost_model`, measuring to `mimo-launch bench --calibrate`.
+
+Rates are what the work achieves, not peaks of a data sheet, in bf16. GB and GB/s are powers of ten.
+"""
+
+import json
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.spec.wording import did_you_mean, found
+
+VERSION = 1
+
+_BLOCK = "measured on one H200, forward and backward, sequence 4,096, batch 2, torch 2.11"
+_SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
+_OPEN = "assumed; not measured yet"
+
+
+class CalibrationError(ValueError):
+    """A calibration file cannot be used; the message says which one, and why."""
+
+
+def _constant(default: float, unit: str, meaning: str, source: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "meaning": meaning, "source": source})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The constants of one kind of device; the defaults are those of an H200 with NVLink."""
+
+    device: str = "NVIDIA H200"
+    date: str = ""
+
+    language_linear: float = _constant(
+        600.0, "TFLOP/s", "matmuls of a decoder block, everything between them included", _BLOCK
+    )
+    language_attention: float = _constant(
+        600.0, "TFLOP/s", "scores and values of causal attention", f"as its block: {_BLOCK}"
+    )
+    vision_linear: float = _constant(
+        418.0, "TFLOP/s", "matmuls of a ViT block, everything between them included", _BLOCK
+    )
+    vision_attention: float = _constant(
+        418.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_BLOCK}"
+    )
+    head: float = _constant(700.0, "TFLOP/s", "vocabulary head and cross-entropy", _BLOCK)
+    matmul: float = _constant(
+        790.0, "TFLOP/s", "any other matmul: patch embedding, projector", "measured on one H200"
+    )
+    fp32_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp32", _SHEET)
+    fp64_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp64", _SHEET)
+
+    memory_bandwidth: float = _constant(
+        4300.0, "GB/s", "reads and writes of a device's own memory", "measured on one H200"
+    )
+    collective_bandwidth: float = _constant(
+        312.0, "GB/s", "bus bandwidth of collectives in a host", "all-gather on 4 H200, NVLink"
+    )
+    p2p_bandwidth: float = _constant(
+        233.0, "GB/s", "between a pair of ranks in a host", "measured on 4 H200, NVLink"
+    )
+    network_bandwidth: float = _constant(
+        50.0, "GB/s", "per rank between hosts", "400 Gbit/s per GPU, line rate; not measured"
+    )
+    collective_latency: float = _constant(30.0, "us", "start of one collective", _OPEN)
+    p2p_latency: float = _constant(20.0, "us", "start of one transfer between ranks", _OPEN)
+    action_overhead: float = _constant(
+        200.0, "us", "host and launch time of one forward or backward of a stage", _OPEN
+    )
+    step_overhead: float = _constant(
+        10.0, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _OPEN
+    )
+
+    context_memory: float = _constant(
+        0.6, "GB", "CUDA context, kernels and library workspaces outside the allocator", _OPEN
+    )
+    communicator_memory: float = _constant(
+        0.1, "GB", "buffers of one NCCL communicator outside the allocator", _OPEN
+    )
+    allocator_slack: float = _constant(
+        0.03, "x allocated", "memory that the allocator reserves and cannot use", _OPEN
+    )
+    workspace_memory: float = _constant(
+        0.1, "GB", "cuBLAS and attention workspaces inside the allocator", _OPEN
+    )
+
+    def dump(self, path: str | Path) -> None:
+        """Write a calibration file that `load` reads.
+
+        Raises: OSError if the file cannot be written.
+        """
+        values = asdict(self)
+        head = {"version": VERSION, "device": values.pop("device"), "date": values.pop("date")}
+        text = json.dumps({**head, "constants": values}, indent=2)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def constants() -> tuple[Field[Any], ...]:
+    """Return the fields that are constants; `metadata` holds `unit`, `meaning` and `source`."""
+    return tuple(each for each in fields(Calibration) if each.metadata)
+
+
+def load(path: str | Path) -> Calibration:
+    """Return the calibration of a file; constants it does not name keep their defaults.
+
+    Raises: CalibrationError if the file cannot be read or holds anything unknown.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CalibrationError(f"{path} is not JSON: {error}") from None
+    try:
+        return _calibration(data)
+    except ValueError as error:
+        raise CalibrationError(f"{path}: {error}") from None
+
+
+def _calibration(data: Any) -> Calibration:
+    if not isinstance(data, dict):
+        raise ValueError(f"a calibration is a JSON object, not {found(data)}")
+    if data.get("version") != VERSION:
+        raise ValueError(f"`version` is {found(data.get('version'))}, and this reads {VERSION}")
+    _only_known(data, ("version", "device", "date", "constants"))
+    for key in ("device", "date"):
+        if not isinstance(data.get(key, ""), str):
+            raise ValueError(f"`{key}` is {found(data[key])}; it must be text")
+    values = data.get("constants", {})
+    if not isinstance(values, dict):
+        raise ValueError(f"`constants` is {found(values)}; it must be an object")
+    known = {each.name: each for each in constants()}
+    _only_known(values, known)
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        # Also rejects NaN, which JSON in Python may hold.
+        if not is_number or not 0 <= value < float("inf"):
+            raise ValueError(f"`{name}` is {found(value)}; it must be a finite number >= 0")
+        if value == 0 and "/s" in known[name].metadata["unit"]:
+            raise ValueError(f"`{name}` is 0 {known[name].metadata['unit']}: it divides")
+    changes: dict[str, Any] = {key: data[key] for key in ("device", "date") if key in data}
+    changes |= {name: float(value) for name, value in values.items()}
+    return replace(Calibration(), **changes)
+
+
+def _only_known(values: dict[str, Any], known: Any) -> None:
+    for key in values:
+        if key not in known:
+            guess = did_you_mean(str(key), known) or f"known are {', '.join(known)}"
+            raise ValueError(f"`{key}` is not known here; {guess}")

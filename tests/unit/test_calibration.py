@@ -1,0 +1,65 @@
+"""Calibration files: written and read back, and every fault named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.plan.calibration import Calibration, CalibrationError, constants, load
+
+
+def test_reads_back_what_it_wrote(tmp_path: Path) -> None:
+    made = replace(Calibration(), device="other", date="2026-08-01", head=123.5, context_memory=0.0)
+    made.dump(tmp_path / "c.json")
+    assert load(tmp_path / "c.json") == made
+
+
+def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text('{"version": 1, "constants": {"p2p_bandwidth": 100}}')
+    assert load(file) == replace(Calibration(), p2p_bandwidth=100.0)
+
+
+def test_every_constant_says_what_it_is_and_where_it_comes_from() -> None:
+    assert {each.name for each in constants()} == set(Calibration.__slots__) - {"device", "date"}
+    for each in constants():
+        assert all(each.metadata[key] for key in ("unit", "meaning", "source")), each.name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "a calibration is a JSON object, not a list"),
+        ('{"version": 2}', "`version` is `2`, a whole number, and this reads 1"),
+        ("{}", "`version` is nothing"),
+        ('{"version": 1, "constant": {}}', "did you mean `constants`?"),
+        ('{"version": 1, "device": 3}', "`device` is `3`, a whole number; it must be text"),
+        ('{"version": 1, "constants": 3}', "it must be an object"),
+        ('{"version": 1, "constants": {"haed": 1}}', "did you mean `head`?"),
+        ('{"version": 1, "constants": {"head": "fast"}}', "must be a finite number"),
+        ('{"version": 1, "constants": {"head": NaN}}', "must be a finite number"),
+        ('{"version": 1, "constants": {"head": true}}', "must be a finite number"),
+        ('{"version": 1, "constants": {"head": -1}}', "must be a finite number"),
+        ('{"version": 1, "constants": {"head": 0}}', "`head` is 0 TFLOP/s"),
+    ],
+)
+def test_every_fault_is_named(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(text)
+    with pytest.raises(CalibrationError) as error:
+        load(file)
+    assert said in str(error.value)
+    assert str(file) in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="no such file"):
+        load(tmp_path / "absent.json")
+
+
+def test_a_constant_may_be_zero_unless_it_divides(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"version": 1, "constants": {"step_overhead": 0}}))
+    assert load(file).step_overhead == 0
