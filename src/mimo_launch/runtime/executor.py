@@ -5,7 +5,6 @@ Relies on: programs that the simulator has passed.
 Leaves: the work of an action to `compute`, `edges` and `bridges`, the update to `optimizer`.
 """
 
-import time
 from collections.abc import Iterable
 
 import torch
@@ -18,6 +17,7 @@ from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
 from mimo_launch.modules.build import RankModule, fsdp_modules
 from mimo_launch.parallel.masks import zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
+from mimo_launch.runtime.clock import StepClock
 from mimo_launch.runtime.compute import Stages, StepState
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.inputs import StepInputs
@@ -25,12 +25,9 @@ from mimo_launch.runtime.whereabouts import Whereabouts
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.spec.model import Spec
 
-# A slot and when it started and ended, in seconds of the host's clock.
-SlotTime = tuple[Slot, float, float]
-
 
 class Executor:
-    """Runs programs over this rank's modules; notes times in `times` while that is a list."""
+    """Runs programs over this rank's modules; `clock` notes each slot while it is started."""
 
     def __init__(
         self,
@@ -45,7 +42,7 @@ class Executor:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
         self.where = where
         self.layout, self.grids, self.modules = layout, grids, modules
-        self.times: list[SlotTime] | None = None
+        self.clock = StepClock(grids.device)
         self._posted: set[Action] = set()
         self.bridges = {
             encoder.name: Bridge(
@@ -93,12 +90,10 @@ class Executor:
             action = slot[0]
             if last.get((action.module, action.stage)) == position:
                 _set_gradient_sync(self.modules[action.module], action.stage or 0, sync=True)
-            start = time.perf_counter()
-            if action.kind.is_compute and position + 1 < len(program):
-                self._receive_early(program[position + 1], step)
-            self._run_slot(slot, step)
-            if self.times is not None:
-                self.times.append((slot, start, time.perf_counter()))
+            with self.clock.span(slot):
+                if action.kind.is_compute and position + 1 < len(program):
+                    self._receive_early(program[position + 1], step)
+                self._run_slot(slot, step)
         self._end()
         return step
 

@@ -1,11 +1,10 @@
 """Measures when each action of a step ran, in the form in which `plan` draws its timeline.
 
 Decides: which steps are measured and where their files go.
-Relies on: the executor noting the time around every slot; the clock of one host, which all share.
+Relies on: `runtime.clock` noting every slot; the clock of one host, which all share.
 Leaves: drawing to `plan.svg` and `plan.trace`.
 
-A transfer lasts from when its rank is ready to when it goes on; a compute lasts until its call
-returns, which on a processor is when the work is done.
+A transfer lasts from when its rank is ready to when it goes on.
 """
 
 from pathlib import Path
@@ -35,21 +34,20 @@ class Profile:
 
         Ranks: collective over the world for such a step, so that all start together.
         """
-        wanted = step in self.steps
-        self._session.executor.times = [] if wanted else None
-        if wanted:
+        if step in self.steps:
             dist.barrier()
+            self._session.executor.clock.start()
 
     def finish(self, step: int) -> None:
         """Write the step's timeline, drawing and trace on rank 0.
 
         Ranks: collective over the world for a measured step.
         """
-        times = self._session.executor.times
-        if times is None:
+        if step not in self.steps:
             return
-        self._session.executor.times = None
-        by_rank = gather_objects(times)
+        noted = self._session.executor.clock.stop()
+        slots = [(what, start, end) for what, start, end in noted if isinstance(what, tuple)]
+        by_rank = gather_objects(slots)
         if self._session.rank == 0:
             self._write(step + 1, measured(self._session.layout, by_rank))
 
