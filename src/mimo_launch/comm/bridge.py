@@ -8,14 +8,16 @@ Rows that stay on their rank are copied, not sent. Shapes follow from the DataPl
 there is no handshake.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.routing import Transfer
 
@@ -71,7 +73,7 @@ def language_end(
 
 
 def _end(num_rows: int, rows: dict[int, list[int]], device: torch.device) -> BridgeEnd:
-    peers = (PeerRows(p, torch.tensor(rows[p], device=device)) for p in sorted(rows))
+    peers = (PeerRows(p, to_device(np.array(rows[p]), device)) for p in sorted(rows))
     return BridgeEnd(num_rows, tuple(peers))
 
 
@@ -114,29 +116,31 @@ class Pending:
     buffers: list[Tensor]
 
 
-def post_sends(
-    source: Tensor, sender: BridgeEnd, *, group: ProcessGroup, rank: int, tag: int
-) -> Pending:
+# The group that carries rows from one rank to another.
+GroupOf = Callable[[int, int], ProcessGroup]
+
+
+def post_sends(source: Tensor, sender: BridgeEnd, group_of: GroupOf, *, rank: int) -> Pending:
     """Start sending rows to every peer; rows for this rank itself are not sent."""
     pending = Pending([], [])
     for peer in sender.peers:
         if peer.peer != rank:
             buffer = source.index_select(0, peer.index)
             pending.buffers.append(buffer)
-            pending.works.append(require_work(dist.isend(buffer, peer.peer, group=group, tag=tag)))
+            work = dist.isend(buffer, peer.peer, group=group_of(rank, peer.peer))
+            pending.works.append(require_work(work))
     return pending
 
 
-def post_receives(
-    receiver: BridgeEnd, *, group: ProcessGroup, rank: int, tag: int, like: Tensor
-) -> Pending:
+def post_receives(receiver: BridgeEnd, group_of: GroupOf, *, rank: int, like: Tensor) -> Pending:
     """Start receiving rows from every peer, in the order of `receiver.peers`."""
     pending = Pending([], [])
     for peer in receiver.peers:
         if peer.peer != rank:
             buffer = like.new_empty((len(peer.index), like.shape[1]))
             pending.buffers.append(buffer)
-            pending.works.append(require_work(dist.irecv(buffer, peer.peer, group=group, tag=tag)))
+            work = dist.irecv(buffer, peer.peer, group=group_of(peer.peer, rank))
+            pending.works.append(require_work(work))
     return pending
 
 

@@ -9,8 +9,10 @@ Leaves: choosing collectives to `comm`.
 # otherwise, so each gets the job's timeout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.channels import components_of
+from mimo_launch.schedule.channels import Channel, Line, components_of, line_of, lines_of
+
+# Of 132 on a Hopper GPU; each moves some 20 GB/s over NVLink.
+P2P_THREAD_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class GridSet:
         Ranks: collective over the world. Raises: RuntimeError from torch if a rank is missing.
         """
         self.layout, self.rank, self.device = layout, rank, device
-        self._timeout = timeout
+        self._timeout, self._backend = timeout, "nccl" if device.type == "cuda" else "gloo"
         self._by_ranks: dict[tuple[int, ...], ProcessGroup] = {}
         self._named: dict[str, Group] = {}
         for plan in layout.groups:
@@ -56,20 +61,25 @@ class GridSet:
         for encoder in layout.encoders:
             for ranks in components_of(layout, encoder.name):
                 self._create(f"{encoder.name}.bridge", ranks, keep_single=False)
-        self._p2p: dict[str, ProcessGroup] = {}
-        if _has_point_to_point(layout):
-            # Forward and backward traffic in groups of their own: opposite directions never queue
-            # behind each other.
-            everyone = list(range(layout.world_size))
-            for direction in ("forward", "backward"):
-                self._p2p[direction] = dist.new_group(
-                    everyone, timeout=timeout, group_desc=f"p2p.{direction}"
-                )
+        # Job-wide, since groups of pairs would be too many. On a GPU each pair of ranks gets a
+        # queue of its own inside a group, so that channels never wait for each other, as the
+        # simulator has it.
+        self._p2p = {line: self._new_p2p(line) for line in lines_of(layout)}
+
+    def _new_p2p(self, line: Line) -> ProcessGroup:
+        group: ProcessGroup = dist.new_group(
+            list(range(self.layout.world_size)),
+            timeout=self._timeout,
+            backend=self._backend,
+            pg_options=_p2p_options(self._timeout) if self._backend == "nccl" else None,
+            group_desc=str(line),
+        )
+        return group
 
     def _create(self, name: str, ranks: tuple[int, ...], *, keep_single: bool) -> None:
         if (len(ranks) > 1 or keep_single) and ranks not in self._by_ranks:
             self._by_ranks[ranks] = dist.new_group(
-                list(ranks), timeout=self._timeout, group_desc=name
+                list(ranks), timeout=self._timeout, backend=self._backend, group_desc=name
             )
         if self.rank in ranks:
             handle = self._by_ranks.get(ranks) if len(ranks) > 1 else None
@@ -87,9 +97,33 @@ class GridSet:
         """Return this rank's component of a bridge."""
         return self._named[f"{encoder}.bridge"]
 
-    def p2p(self, direction: str) -> ProcessGroup:
-        """Return the job-wide point-to-point group, `forward` or `backward`."""
-        return self._p2p[direction]
+    def p2p(self, channel: Channel) -> ProcessGroup:
+        """Return the job-wide group that carries a channel between two ranks."""
+        return self._p2p[line_of(channel)]
+
+    def warm(self, channels: Sequence[Channel]) -> None:
+        """Make every communicator that this rank will use; `channels` are those of its program.
+
+        The first use of a communicator waits on the host for its other ranks, which in the middle
+        of a step would be a wait that no schedule knows of. Here every rank goes through its own
+        in one global order, so no ranks can wait for each other in a circle.
+
+        Ranks: collective over the world. On the processor nothing needs it.
+        """
+        if self.device.type != "cuda":
+            return
+        token = torch.ones(1, device=self.device)
+        for group in self._by_ranks.values():
+            if self.rank in dist.get_process_group_ranks(group):
+                dist.all_reduce(token, group=group)
+        dist.all_reduce(token)
+        for channel in channels:
+            transfer = dist.isend if channel.src == self.rank else dist.irecv
+            other = channel.dst if channel.src == self.rank else channel.src
+            work = transfer(token, other, group=self.p2p(channel))
+            if work is not None:
+                work.wait()
+        torch.cuda.synchronize(self.device)
 
     def mesh(self, module: str) -> DeviceMesh:
         """Return the 1-D mesh over dp x cp that shards the weights of `module`.
@@ -111,9 +145,13 @@ class GridSet:
             dist.destroy_process_group()
 
 
-def _has_point_to_point(layout: Layout) -> bool:
-    """Return whether any rank sends to another inside a pipeline."""
-    pipelined = any(len(module.stages) > 1 for module in layout.modules)
-    upstream = any(not module.in_phases for module in layout.encoders)
-    filled = layout.schedule == "bubble_filling"
-    return layout.world_size > 1 and (pipelined or upstream or filled)
+def _p2p_options(timeout: timedelta) -> Any:
+    """Return NCCL's options of a point-to-point group.
+
+    A transfer that waits for its peer occupies its thread blocks all the while: few of them leave
+    the GPU to the layers, at a bandwidth that still hides behind a microbatch.
+    """
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    options.config.max_ctas = P2P_THREAD_BLOCKS
+    return options

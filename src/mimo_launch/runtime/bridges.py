@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from mimo_launch.comm.bridge import (
     BridgeEnd,
@@ -33,6 +34,7 @@ from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.language import Placement
 from mimo_launch.runtime.inputs import num_rows, owned_rows, placement
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.channels import Channel, is_sender
 
 
 @dataclass(slots=True)
@@ -56,13 +58,12 @@ class Bridge:
         layout: Layout,
         grids: GridSet,
         encoder: ModuleLayout,
-        tag: int,
         *,
         modules: dict[str, RankModule],
         dtype: torch.dtype,
         width: int,
     ) -> None:
-        self.layout, self.grids, self.encoder, self.tag = layout, grids, encoder, tag
+        self.layout, self.grids, self.encoder = layout, grids, encoder
         self.rank = grids.rank
         # Rows leave the last stage of the encoder and enter the first stage of language.
         source, target = modules.get(encoder.name), modules.get(layout.language.name)
@@ -138,18 +139,17 @@ class Bridge:
             )
             self._deliver(index, got, forward=forward)
             return
-        group = self.grids.p2p("forward" if forward else "backward")
-        if kind in (Kind.SEND_F, Kind.SEND_B):
+
+        def group_of(src: int, dst: int) -> ProcessGroup:
+            return self.grids.p2p(Channel(self.encoder.name, True, forward, src, dst))
+
+        if is_sender(kind):
             state.outgoing = self._outgoing(index, forward=forward)
             if state.outgoing is None or near is None:
                 raise RuntimeError(f"{self.encoder.name}: nothing to send for group {index}")
-            self.sent.append(
-                post_sends(state.outgoing, near, group=group, rank=self.rank, tag=self.tag)
-            )
+            self.sent.append(post_sends(state.outgoing, near, group_of, rank=self.rank))
         elif far is not None:
-            state.incoming = post_receives(
-                far, group=group, rank=self.rank, tag=self.tag, like=self.like
-            )
+            state.incoming = post_receives(far, group_of, rank=self.rank, like=self.like)
 
     def wait(self, kind: Kind, index: int) -> None:
         """Finish a receive; sends are waited for at the end of the step, they block nothing."""

@@ -1,7 +1,8 @@
 """Transfers between neighbouring stages of one module on this rank.
 
 Decides: which activation waits for its gradient, and the buffers of sends and receives.
-Relies on: `schedule.channels` for the partner; shapes known on both sides, so no handshake.
+Relies on: `schedule.channels` for the partner, whose messages arrive in the order sent; shapes
+known on both sides, so no handshake.
 Leaves: bridges between modules to `bridges`.
 
 Every tp and cp rank of a stage sends its own shard to the rank at the same place of the next stage.
@@ -19,10 +20,7 @@ from mimo_launch.comm.bridge import require_work
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.channels import partners
-
-# Tags keep the edges of several stages and modules between one pair of ranks apart.
-TAG_STRIDE = 1024
+from mimo_launch.schedule.channels import channels, is_sender
 
 
 @dataclass(slots=True)
@@ -39,14 +37,12 @@ class StageEdges:
         layout: Layout,
         grids: GridSet,
         module: str,
-        number: int,
         *,
         dtype: torch.dtype,
         first_with_grad: int,
     ) -> None:
-        """`number` tells modules apart in tags; from `first_with_grad` on inputs need gradients."""
+        """Carry `dtype`; from stage `first_with_grad` on, inputs need gradients."""
         self.layout, self.grids, self.module = layout, grids, module
-        self.base_tag = (1 + number) * TAG_STRIDE
         self.dtype, self.first_with_grad = dtype, first_with_grad
         self.inputs: dict[tuple[int, int], Tensor] = {}
         self.outputs: dict[tuple[int, int], Tensor] = {}
@@ -74,22 +70,17 @@ class StageEdges:
 
     def post(self, action: Action, shape: tuple[int, int]) -> None:
         """Start a transfer; `shape` is that of the activation, [tokens of this rank, width]."""
-        [peer] = partners(self.layout, self.grids.rank, action)
-        stage = action.stage or 0
-        key = (stage, action.index)
-        forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
-        group = self.grids.p2p("forward" if forward else "backward")
-        # An edge is named by its upper stage.
-        upper = stage if action.kind in (Kind.SEND_F, Kind.RECV_B) else stage - 1
-        tag = self.base_tag + upper
-        if action.kind in (Kind.SEND_F, Kind.SEND_B):
+        [channel] = channels(self.layout, self.grids.rank, action)
+        group, key = self.grids.p2p(channel), (action.stage or 0, action.index)
+        if is_sender(action.kind):
+            forward = action.kind is Kind.SEND_F
             tensor = self._output(key) if forward else self._input_gradient(key)
             tensor = tensor.contiguous()
-            work = require_work(dist.isend(tensor, peer, group=group, tag=tag))
+            work = require_work(dist.isend(tensor, channel.dst, group=group))
             self._sent[action] = (work, tensor)
             return
         buffer = torch.empty(shape, dtype=self.dtype, device=self.grids.device)
-        work = require_work(dist.irecv(buffer, peer, group=group, tag=tag))
+        work = require_work(dist.irecv(buffer, channel.src, group=group))
         self._incoming[action] = _Incoming(work, buffer)
 
     def wait(self, action: Action) -> None:

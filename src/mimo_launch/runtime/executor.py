@@ -49,12 +49,11 @@ class Executor:
                 layout,
                 grids,
                 encoder,
-                tag,
                 modules=modules,
                 dtype=dtype,
                 width=spec.language.model.hidden,
             )
-            for tag, encoder in enumerate(layout.encoders)
+            for encoder in layout.encoders
         }
         trains_any = any(not module.frozen for module in layout.modules)
         self.edges = {
@@ -62,12 +61,11 @@ class Executor:
                 layout,
                 grids,
                 module.name,
-                number,
                 dtype=dtype,
                 # The first stage that receives an activation whose gradient anyone needs.
                 first_with_grad=_first_with_grad(module, trains_any=trains_any),
             )
-            for number, module in enumerate(layout.modules)
+            for module in layout.modules
         }
         self.stages = Stages(spec, layout, grids, modules, self.bridges, self.edges)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.shards import cut_runs, encoder_samples, row_cut, token_runs
@@ -49,8 +50,8 @@ def read_text(
 ) -> Text:
     """Return the text of one microbatch of one language replica."""
     texts = [inputs.text(s) for s in layout.samples.language(replica, microbatch)]
-    tokens, labels = (np.stack(part) for part in zip(*texts, strict=True))
-    return Text(torch.as_tensor(tokens, device=device), torch.as_tensor(labels, device=device))
+    tokens, labels = (to_device(np.stack(part), device) for part in zip(*texts, strict=True))
+    return Text(tokens, labels)
 
 
 def read_documents(
@@ -61,7 +62,7 @@ def read_documents(
     documents = np.stack([inputs.documents(sample) for sample in samples])
     if (documents == documents[:, :1]).all():
         return None
-    return torch.as_tensor(documents, device=device)
+    return to_device(documents, device)
 
 
 def group_images(
@@ -78,9 +79,9 @@ def group_images(
 def image_lengths(
     layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
 ) -> list[int]:
-    """Return the rows of each image that one encoder replica encodes for one group, in order."""
+    """Return the patches of each image that one encoder replica encodes for a group, in order."""
     return [
-        span.rows
+        span.rows * module.patches_per_row
         for sample in encoder_samples(layout, module, replica, group)
         for span in plan.samples[sample].spans.get(module.name, ())
     ]
@@ -115,5 +116,4 @@ def placement(
     sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
     placed = cuts[tp] if context.sequence_parallel else runs
     places = [run.place + i for run in placed for i in range(run.num_rows)]
-    index = torch.tensor(places, dtype=torch.long, device=context.device)
-    return Placement(sizes, index), sizes[tp]
+    return Placement(sizes, to_device(np.array(places, np.int64), context.device)), sizes[tp]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.routing import components
-from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import fills_bubbles
 
 FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
@@ -29,6 +29,64 @@ class Channel(NamedTuple):
     forward: bool
     src: int
     dst: int
+
+
+class Line(NamedTuple):
+    """Channels that may share a process group: of one module, kind of edge and way, and all from
+    lower to higher ranks (`up`) or all the other way.
+
+    Between two ranks such a group carries one channel, so its transfers are in one order on both.
+    """  # noqa: D205
+
+    module: str
+    is_bridge: bool
+    forward: bool
+    up: bool
+
+    def __str__(self) -> str:
+        edge = "bridge" if self.is_bridge else "edge"
+        way = "forward" if self.forward else "backward"
+        return f"p2p.{self.module}.{edge}.{way}.{'up' if self.up else 'down'}"
+
+
+def line_of(channel: Channel) -> Line:
+    """Return the line of a channel between two ranks."""
+    return Line(channel.module, channel.is_bridge, channel.forward, up=channel.src < channel.dst)
+
+
+def lines_of(layout: Layout) -> tuple[Line, ...]:
+    """Return every line that a step or an evaluation of a layout may use, in one fixed order."""
+    found = []
+    for module in layout.modules:
+        depth = module.grid.size("pp")
+        if depth > 1:
+            # Virtual stages also lead from the last place of the pipeline back to the first.
+            turns = len(module.stages) > depth
+            found += _both_ways(module.name, is_bridge=False, up=True, down=turns)
+        if not module.is_language and (not module.in_phases or fills_bubbles(layout, module)):
+            mine, theirs = module.grid.ranks, layout.language.grid.ranks
+            up, down = mine.start < theirs.stop - 1, theirs.start < mine.stop - 1
+            found += _both_ways(module.name, is_bridge=True, up=up, down=down)
+    return tuple(found)
+
+
+def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[Line]:
+    """Return lines whose forward leads `up`, `down` or both; the backward runs against it."""
+    forward = [Line(module, is_bridge, True, way) for way in (True, False) if (up, down)[not way]]
+    return forward + [Line(module, is_bridge, False, not line.up) for line in forward]
+
+
+def channels_of(layout: Layout, rank: int, program: Program) -> tuple[Channel, ...]:
+    """Return the channels between `rank` and others that a program uses, in one global order."""
+    found = {
+        channel
+        for slot in program
+        for action in slot
+        if not action.kind.is_compute and not action.kind.is_collective
+        for channel in channels(layout, rank, action)
+        if channel.src != channel.dst
+    }
+    return tuple(sorted(found))
 
 
 def is_sender(kind: Kind) -> bool:

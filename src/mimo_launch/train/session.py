@@ -27,9 +27,11 @@ from mimo_launch.optimizer.gradients import (
 from mimo_launch.parallel.segments import DeclaredParameter
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.timeline import proven
+from mimo_launch.runtime.clock import Section
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.inputs import StepInputs
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
+from mimo_launch.schedule.channels import channels_of
 from mimo_launch.schedule.generate import generate, generate_forward
 from mimo_launch.spec.model import Spec
 
@@ -71,6 +73,7 @@ class RankSession:
             timeout=timedelta(seconds=spec.train.timeout),
             device=self.device,
         )
+        self.grids.warm(channels_of(self.layout, self.rank, self.program))
         self.where.enter(Phase.BUILDING)
         self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
         self.executor = Executor(
@@ -118,20 +121,27 @@ class RankSession:
         result = self.executor.run(self.program, inputs)
         self.losses = result.seen_losses
         self.where.enter(Phase.REDUCING)
+        clock, loss = self.executor.clock, result.loss
+        with clock.span(Section.PARTIAL_SUMS):
+            self._sum_partial()
+        with clock.span(Section.TOTALS):
+            return reduce_totals(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
+
+    def _sum_partial(self) -> None:
+        """Sum the gradients that ranks hold terms of: over tp, and those of a tied embedding."""
         for name, module in self.modules.items():
             sum_partial_gradients(self.declared(name), module.context.tp, module.terms)
         tied = self.grids.tied()
         if tied is not None and not self.layout.language.frozen:
             language = self.modules[self.layout.language.name]
             sum_tied_gradients(self.declared(language.name), tied, language.terms)
-        loss = result.loss
-        return reduce_totals(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
 
     def update(self, step: int, totals: StepTotals) -> None:
         """Clip and apply the gradients of `gradients`."""
         self.where.enter(Phase.UPDATING)
-        clip_gradients(self.modules, totals.norm, self.spec.optimizer.clip)
-        self.updates.apply(step)
+        with self.executor.clock.span(Section.UPDATE):
+            clip_gradients(self.modules, totals.norm, self.spec.optimizer.clip)
+            self.updates.apply(step)
 
 
 def _compare_plans(mine: str) -> None:
