@@ -223,7 +223,8 @@ def _layout_specs(
         kind=kind,
         virtual_stages=virtual_stages,
         mbs=mbs,
-        max_patches=draw(st.integers(1, 4)),
+        # So many that every encoder has an image of a whole row.
+        max_patches=draw(st.integers(1, 4)) * max(_shuffle(m) ** 2 for m in modules.values()),
         max_images=draw(st.sampled_from([1, 1, 2, 3])),
         max_documents=draw(st.sampled_from([1, 1, 2, 4])),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
@@ -346,8 +347,15 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         model |= {
             "channels": draw(st.integers(1, 2)),
             "projector": draw(st.sampled_from(["mlp", "linear"])),
+            "shuffle": draw(st.sampled_from([1, 2, 1])),
         }
     return {**made, "model": model}
+
+
+def _shuffle(module: Box) -> int:
+    """Side of the square of patches that becomes one row of an encoder."""
+    side: int = module["model"].get("shuffle", 1)
+    return side
 
 
 def features(made: Spec) -> set[str]:
@@ -362,6 +370,7 @@ def features(made: Spec) -> set[str]:
     found |= {"idle ranks"} if made.idle_ranks is not None else set()
     found |= {"packed documents"} if made.data.max_documents > 1 else set()
     found |= {"several images"} if made.data.max_images > 1 else set()
+    found |= {"pixel shuffle"} if any(e.patches_per_row > 1 for e in layout.encoders) else set()
     found |= {"tied"} if made.language.model.tied else set()
     found |= {"text only"} if made.data.text_only == 1 else set()
     found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()

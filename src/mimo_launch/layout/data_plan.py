@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """One image of a sample: `height x width` patches, whose rows stand at `position` and after."""
+    """One image of a sample: `height x width` rows, which stand at `position` and after.
+
+    A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`.
+    """
 
     position: int
     height: int

@@ -11,7 +11,14 @@ from functools import cached_property
 
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
-from mimo_launch.spec.model import DecoderModel, ModuleSpec, ScheduleKind, Spec, rank_range
+from mimo_launch.spec.model import (
+    DecoderModel,
+    ModuleSpec,
+    ScheduleKind,
+    Spec,
+    VitModel,
+    rank_range,
+)
 
 LANGUAGE = "language"
 
@@ -38,7 +45,8 @@ class ModuleLayout:
     `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
     language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
     one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
-    the first stage with anything to train, past which no gradient flows back.
+    the first stage with anything to train, past which no gradient flows back. Of an encoder,
+    `patches_per_row` patches become one row (pixel shuffle).
     """
 
     name: str
@@ -50,6 +58,7 @@ class ModuleLayout:
     group_size: int
     tied: bool = False
     first_trained: int = 0
+    patches_per_row: int = 1
 
     @property
     def is_language(self) -> bool:
@@ -208,6 +217,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
         tied=isinstance(module.model, DecoderModel) and module.model.tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
+        patches_per_row=module.model.patches_per_row if isinstance(module.model, VitModel) else 1,
     )
 
 

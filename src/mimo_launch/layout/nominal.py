@@ -4,8 +4,9 @@ Decides: what a sample is taken to look like when only the spec is known.
 Relies on: the spec's types and the image sizes of `tokens`.
 Leaves: real steps to the data sets; whoever shows nominal rows says that they are nominal.
 
-Every sample has one image per encoder, the same for all samples, placed after the first token, one
-encoder after another. When all samples are text (`text_only: 1`) none has an image.
+Every sample has as many images per encoder as the data have at least, of the same size in all
+samples, placed after the first token, one encoder after another. When all samples are text
+(`text_only: 1`) none has an image.
 """
 
 from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
@@ -20,8 +21,10 @@ def nominal_data_plan(spec: Spec) -> DataPlan:
     if spec.data.text_only < 1:
         for encoder in spec.encoders:
             size = nominal_image(spec, encoder)
-            spans[encoder] = (ImageSpan(position, size.height, size.width),)
-            position += size.rows
+            num_images = 1 if isinstance(spec.data, DigitsData) else spec.data.min_images
+            places = range(position, position + num_images * size.rows, size.rows)
+            spans[encoder] = tuple(ImageSpan(p, size.height, size.width) for p in places)
+            position = places.stop
     num_tokens, num_labels = _lengths(spec, position - 1)
     return DataPlan(
         0,
@@ -37,12 +40,12 @@ def nominal_digits(data: DigitsData) -> int:
 
 
 def nominal_image(spec: Spec, encoder: str) -> ImageSize:
-    """Return the average image that `encoder` meets, in patches."""
+    """Return the average image that `encoder` meets, in rows."""
     largest = largest_image(spec, encoder)
     if isinstance(spec.data, DigitsData):
         per_digit = largest.width // spec.data.max_digits
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
-    return ImageSize(1, max(1, largest.width // 2))
+    return largest if spec.data.image else ImageSize(1, max(1, largest.width // 2))
 
 
 def _lengths(spec: Spec, rows: int) -> tuple[int, int]:

@@ -6,7 +6,8 @@ Leaves: pairing the two ends to `routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
 Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
-a rank holds what it owns: an even cut of the patches, which are padded at the end.
+a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut as
+the rows that they become, so no cut splits the square of patches of a row (pixel shuffle).
 
 Language end: the token list of a microbatch is the samples one after another. Context parallelism
 gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
@@ -45,8 +46,8 @@ def even_cut(total: int, parts: int, index: int) -> range:
     return range(total * index // parts, total * (index + 1) // parts)
 
 
-def local_patches(module: ModuleLayout, total: int) -> int:
-    """Return how many of a replica's `total` patches each cp rank holds, padding included.
+def local_rows(module: ModuleLayout, total: int) -> int:
+    """Return how many of a replica's `total` rows each cp rank holds, padding included.
 
     Padded so that every cp rank, and under sequence parallelism every tp rank, holds equally many.
     """
@@ -55,9 +56,15 @@ def local_patches(module: ModuleLayout, total: int) -> int:
     return -(-total // unit) * unit // cp_size
 
 
+def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
+    """Return the patches of a replica's `total` rows that cp rank `cp` holds, padding included."""
+    size = local_rows(module, total) * module.patches_per_row
+    return range(cp * size, (cp + 1) * size)
+
+
 def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
     """Return the rows of a replica's `total` that the encoder rank at (cp, tp) owns."""
-    tp_size, size = module.grid.size("tp"), local_patches(module, total)
+    tp_size, size = module.grid.size("tp"), local_rows(module, total)
     first, last = min(total, cp * size), min(total, (cp + 1) * size)
     if not module.sequence_parallel:
         inner = even_cut(last - first, tp_size, tp)

@@ -39,25 +39,29 @@ def placeholder_id(spec: Spec, encoder: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """An image in patches."""
+    """An image in rows: patches or, with pixel shuffle, squares of patches."""
 
     height: int
     width: int
 
     @property
     def rows(self) -> int:
-        """Number of patches, which is the number of rows."""
+        """Number of rows."""
         return self.height * self.width
 
 
 def largest_image(spec: Spec, encoder: str) -> ImageSize:
-    """Largest image that `encoder` can meet in a sample, in patches."""
-    model = spec.encoders[encoder].model
-    if isinstance(spec.data, DigitsData):
-        patch = model.patch if isinstance(model, VitModel) else DIGIT_SIDE
-        side = max(1, DIGIT_SIDE // patch)
-        return ImageSize(side, side * spec.data.max_digits)
-    return ImageSize(1, spec.data.max_patches)
+    """Largest image that `encoder` can meet in a sample, in rows."""
+    model, data = spec.encoders[encoder].model, spec.data
+    if isinstance(data, DigitsData):
+        row_side = model.row_side if isinstance(model, VitModel) else DIGIT_SIDE
+        side = max(1, DIGIT_SIDE // row_side)
+        return ImageSize(side, side * data.max_digits)
+    shuffle = model.shuffle if isinstance(model, VitModel) else 1
+    if data.image is not None:
+        height, width = data.image
+        return ImageSize(height // shuffle, width // shuffle)
+    return ImageSize(1, data.max_patches // shuffle**2)
 
 
 def longest_sample(spec: Spec) -> int:

@@ -1,11 +1,13 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
-Decides: patch order, positions, the projector, and which rows this rank owns at the end.
+Decides: patch order, positions, pixel shuffle, the projector, and which rows this rank owns at the
+end.
 Relies on: `layout.shards.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 
 Legend: P pixels of a patch, N patches of a replica's group (padded to a multiple of tp under
-sequence parallelism), R rows (one per patch), D width, L width of the language model.
+sequence parallelism), s side of the square of patches that becomes one row, R = N / s^2 rows, D
+width, L width of the language model.
 """
 
 from collections.abc import Sequence
@@ -50,18 +52,21 @@ class EncoderInput:
 def pack_images(
     images: Sequence[np.ndarray], model: VitModel, context: ParallelContext, held: range
 ) -> Patches:
-    """Cut images [channels, height, width] into patches in row-major order, one after another.
+    """Cut images [channels, height, width] into patches, one image after another.
 
-    Of that list, padded at the end, this rank keeps `held`.
+    The patches of a square that becomes one row stand together, in row-major order, and so do the
+    squares of an image: a row is a view of its patches, and positions alone say where a patch is.
+    Of the list, padded at the end, this rank keeps `held`.
     """
-    side = model.patch
+    side, s = model.patch, model.shuffle
     patches, positions = [], []
     for image in images:
         channels, height, width = image.shape
-        rows, columns = height // side, width // side
-        cut = image.reshape(channels, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
-        patches.append(cut.reshape(rows * columns, channels * side * side))
-        positions.append(np.indices((rows, columns)).reshape(2, -1).T)
+        rows, columns = height // (s * side), width // (s * side)
+        cut = image.reshape(channels, rows, s, side, columns, s, side)
+        patches.append(cut.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * side * side))
+        places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
+        positions.append(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
     padding = max(0, held.stop - sum(len(part) for part in patches))
     patches.append(np.zeros((padding, model.channels * side * side), dtype=np.float32))
     positions.append(np.zeros((padding, 2), dtype=np.int64))
@@ -157,13 +162,14 @@ class VisionStage(nn.Module):
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
+            self.row_width = model.hidden * model.patches_per_row
             self.projector: nn.Module
             if model.projector == "mlp":
                 self.projector = Mlp(
-                    context, model.hidden, language_width, language_width, gated=False, bias=True
+                    context, self.row_width, language_width, language_width, gated=False, bias=True
                 )
             else:
-                self.projector = LinearProjector(context, model.hidden, language_width)
+                self.projector = LinearProjector(context, self.row_width, language_width)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
@@ -175,7 +181,8 @@ class VisionStage(nn.Module):
             x_nD = layer(x_nD, packed.mask)
         if not self.stage.is_last:
             return x_nD
-        rows: Tensor = self.projector(self.norm(x_nD))
+        # Pixel shuffle (arXiv:2404.16821): the patches of a row stand together, so it is a view.
+        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.row_width))
         # Copies, not views: FSDP hooks the outputs of a module and would lose them on a view.
         if self.context.sequence_parallel:
             return rows[: packed.sizes[self.context.tp.index]].clone()

@@ -16,7 +16,7 @@ from torch import Tensor
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import LANGUAGE, Layout
-from mimo_launch.layout.shards import local_patches
+from mimo_launch.layout.shards import held_patches
 from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.language import LanguageInput
 from mimo_launch.modules.vision import EncoderInput, pack_images
@@ -119,9 +119,8 @@ class Stages:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size("cp")
         else:
-            tokens = local_patches(
-                module, num_rows(self.layout, step.plan, module, self.rank, action.index)
-            )
+            rows = num_rows(self.layout, step.plan, module, self.rank, action.index)
+            tokens = len(held_patches(module, rows, module.grid.index("cp", self.rank)))
         return tokens // (module.grid.size("tp") if module.sequence_parallel else 1), width
 
     def _encoder_input(
@@ -134,8 +133,7 @@ class Stages:
         layout = module.layout
         replica = layout.grid.index("dp", self.rank)
         total = num_rows(self.layout, step.plan, layout, self.rank, group)
-        size, cp = local_patches(layout, total), module.context.cp.index
-        held, patches = range(cp * size, (cp + 1) * size), None
+        held, patches = held_patches(layout, total, module.context.cp.index), None
         if layout.stages[stage].is_first:
             images = group_images(self.layout, step.inputs, layout, replica, group)
             patches = pack_images(images, model, module.context, held)

@@ -36,6 +36,11 @@ class VitModel(Strict):
     patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
     channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
     mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+    shuffle: PositiveInt = Field(
+        1,
+        description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
+        "becomes one row, as wide as all of them, in front of the projector.",
+    )
     projector: Literal["mlp", "linear"] = Field(
         "mlp", description="Last layer of the encoder: two linear maps with a GELU, or one."
     )
@@ -44,6 +49,16 @@ class VitModel(Strict):
     def mlp_width(self) -> int:
         """Width inside the MLP, default applied."""
         return self.mlp or 4 * self.hidden
+
+    @property
+    def patches_per_row(self) -> int:
+        """Patches of the square that becomes one row."""
+        return self.shuffle**2
+
+    @property
+    def row_side(self) -> int:
+        """Side, in pixels, of the square that becomes one row."""
+        return self.shuffle * self.patch
 
 
 class DecoderModel(Strict):

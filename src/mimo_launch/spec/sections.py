@@ -78,7 +78,7 @@ class DigitsData(_Samples):
 
 
 class SyntheticData(_Samples):
-    """Random tokens and images of random sizes, a pure function of (seed, sample)."""
+    """Random tokens and images of random or given sizes, a pure function of (seed, sample)."""
 
     kind: Literal["synthetic"]
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -86,6 +86,14 @@ class SyntheticData(_Samples):
     )
     min_patches: PositiveInt = Field(1, description="Smallest image, in patches.")
     max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
+    image: tuple[PositiveInt, PositiveInt] | None = Field(
+        None,
+        description="Height and width of every image, in patches, instead of random sizes.",
+        strict=False,
+    )
+    min_images: PositiveInt = Field(
+        1, description="Fewest images of a sample for one encoder, if it has one at all."
+    )
     max_images: PositiveInt = Field(
         1, description="Most images of a sample for one encoder; each further one by a coin toss."
     )

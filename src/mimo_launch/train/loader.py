@@ -133,14 +133,14 @@ def _records(source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs) 
         yield position, partial(source.answer, position), partial(setitem, into.answers, position)
     for encoder, positions in reads.images.items():
         model = spec.modules[encoder].model
-        patch = model.patch if isinstance(model, VitModel) else None
+        row_side = model.row_side if isinstance(model, VitModel) else None
         for position in positions:
-            read = partial(_read_images, source, position, encoder, patch)
+            read = partial(_read_images, source, position, encoder, row_side)
             yield position, read, partial(setitem, into.pixels, (position, encoder))
 
 
 def _read_images(
-    source: DatasetInputs, position: int, encoder: str, patch: int | None
+    source: DatasetInputs, position: int, encoder: str, row_side: int | None
 ) -> list[np.ndarray]:
     """Return the images of a sample. Raises: BadSample if they are not those of the index."""
     images = source.images(position, encoder)
@@ -148,7 +148,9 @@ def _read_images(
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        size = image.shape[1:] if patch is None else (span.height * patch, span.width * patch)
+        size = image.shape[1:]
+        if row_side is not None:
+            size = span.height * row_side, span.width * row_side
         if image.shape[1:] != size:
             raise BadSample(f"pixels {image.shape[1:]} for {encoder}, the index has {size}")
     return images

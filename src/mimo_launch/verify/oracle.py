@@ -124,6 +124,8 @@ class Oracle:
             y = self._linear(self._layer_norm(x_ND, f"{layer}.mlp_norm"), f"{layer}.mlp.up")
             x_ND = x_ND + self._linear(F.gelu(y), f"{layer}.mlp.down")
         x_ND = self._layer_norm(x_ND, f"{encoder}.norm")
+        if model.shuffle > 1:
+            x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
         if model.projector == "linear":
             return self._linear(x_ND, f"{encoder}.projector.linear")
         hidden = F.gelu(self._linear(x_ND, f"{encoder}.projector.up"))
@@ -154,6 +156,23 @@ class Oracle:
             )
         head = "language.embedding" if model.tied else "language.head"
         return self._linear(self._rms_norm(x_SD, "language.norm"), head)
+
+
+def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
+    """Join the patches of each square, row by row, as Idefics3 and InternVL do.
+
+    Image of any height, `width` patches wide: [N, D] -> [N / side^2, side^2 * D].
+    """
+    height, joined = len(x_ND) // width, []
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            square = [
+                x_ND[y * width + x]
+                for y in range(top, top + side)
+                for x in range(left, left + side)
+            ]
+            joined.append(torch.cat(square))
+    return torch.stack(joined)
 
 
 def _attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | None) -> Tensor:

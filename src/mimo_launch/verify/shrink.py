@@ -40,11 +40,8 @@ def shrink(spec: Spec) -> Spec:
     }
     data = small.data
     if isinstance(data, SyntheticData):
-        # An image of one patch has nothing to attend to: its queries and keys have no gradient.
-        largest = max(2, min(6, data.max_patches))
-        # Nor does the first token have anything before it: some text must follow.
-        update = {"min_patches": 2, "max_patches": largest, "min_text": TEXT_TOKENS}
-        data = data.model_copy(update=update)
+        models = (module.model for module in spec.encoders.values())
+        data = _shrink_images(data, [m.shuffle for m in models if isinstance(m, VitModel)])
     small = small.model_copy(
         update={
             "modules": modules,
@@ -68,6 +65,21 @@ def shrink(spec: Spec) -> Spec:
         update={"global_": _global_batch(small), "seq": _sequence(small)}
     )
     return small.model_copy(update={"batch": batch})
+
+
+def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
+    """Return data of little text and small images, which hold whole squares of patches."""
+    # An image of one patch has nothing to attend to: its queries and keys have no gradient.
+    update: dict[str, object] = {
+        "min_patches": 2,
+        "max_patches": max(2, min(6 * max(shuffles, default=1) ** 2, data.max_patches)),
+        # Nor does the first token have anything before it: some text must follow.
+        "min_text": TEXT_TOKENS,
+    }
+    if data.image is not None:
+        (height, width), unit = data.image, lcm(*shuffles)
+        update["image"] = min(height, 2 * unit), min(width, 3 * unit)
+    return data.model_copy(update=update)
 
 
 def _num_ranks(spec: Spec) -> int:

@@ -5,7 +5,8 @@ A share of the samples spells the digits in number words instead of showing them
 
 Decides: which images are held out, which of them a strip shows, and how pixels are scaled.
 Relies on: `digits.npz` beside this file (1,797 images of 8 x 8 pixels with values 0 to 16).
-Leaves: cutting a strip into patches to the encoder; rows are its patches in row-major order.
+Leaves: cutting a strip into patches to the encoder; rows are its patches, or with pixel
+shuffle squares of patches, in row-major order.
 """
 
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class DigitStrips:
 
         Raises:
             ValueError: `min_digits` exceeds `max_digits`, the longest strip does not fit in
-                `batch.seq`, or a patch does not divide the side of a digit.
+                `batch.seq`, or the square of a row does not tile a digit.
         """
         if data.min_digits > data.max_digits:
             raise ValueError(f"min_digits {data.min_digits} exceeds max_digits {data.max_digits}")
@@ -206,7 +207,7 @@ class DigitStrips:
             position += num_digits
         else:
             for name, model in self._models.items():
-                side = DIGIT_SIDE // model.patch
+                side = DIGIT_SIDE // model.row_side
                 span = ImageSpan(position, side, side * num_digits)
                 spans[name] = (span,)
                 position += span.rows
@@ -218,6 +219,6 @@ def _vit(spec: Spec, encoder: str) -> VitModel:
     model = spec.encoders[encoder].model
     if not isinstance(model, VitModel):
         raise ValueError(f"{encoder}: {model.kind} cannot read images")
-    if DIGIT_SIDE % model.patch:
-        raise ValueError(f"{encoder}: patch {model.patch} does not divide {DIGIT_SIDE} pixels")
+    if DIGIT_SIDE % model.row_side:
+        raise ValueError(f"{encoder}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
     return model

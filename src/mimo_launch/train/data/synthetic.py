@@ -1,10 +1,12 @@
-"""Random tokens and images of random sizes, at random places: hard cases for layouts, no task.
+"""Random tokens and images, at random places: hard cases for layouts and benchmarks, no task.
 
-Decides: what a synthetic sample looks like; lengths, image sizes, places and orders all vary, so
-that a layout which confuses two of them computes a different loss.
+Decides: what a synthetic sample looks like; lengths, image sizes (unless one is given), places and
+orders all vary, so that a layout which confuses two of them computes a different loss.
 Relies on: `draws` for words that depend on (seed, split, index) only.
 Leaves: nothing to learn; real tasks are in `digits`.
 """
+
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from mimo_launch.layout.data_plan import ImageSpan, SamplePlan
 from mimo_launch.layout.tokens import (
     IGNORE_LABEL,
     PAD,
+    largest_image,
     longest_sample,
     placeholder_id,
     vocab_size,
@@ -44,7 +47,8 @@ class SyntheticSamples:
 
         Raises:
             ValueError: The largest images leave no room for text in `batch.seq`, the vocabulary
-                holds placeholders only, or an encoder does not read images.
+                holds placeholders only, an encoder does not read images, or no image has a square
+                of patches that becomes a row.
         """
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
@@ -83,11 +87,12 @@ class SyntheticSamples:
         for number, (name, image) in enumerate(self._slots):
             at = number * _WORDS_PER_IMAGE
             present, tall, wide, turn, place = words[at : at + _WORDS_PER_IMAGE]
-            # Every further image is there half of the time, if the first one is.
+            # Images above `min_images` are there half of the time, if the first one is.
             limit = self._extra_limit if image else self._text_limit
-            if present >= limit and (image == 0 or name in has_image):
+            chosen = present >= limit or 0 < image < self._data.min_images
+            if chosen and (image == 0 or name in has_image):
                 has_image.add(name)
-                turns.append((turn, name, self._size(tall, wide)))
+                turns.append((turn, name, self._size(name, tall, wide)))
                 places.append(place)
         rows = sum(height * width for _, _, (height, width) in turns)
         least = self._data.min_text
@@ -128,13 +133,13 @@ class SyntheticSamples:
         return tokens, labels
 
     def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
-        """Standard normal pixels [channels, height x patch, width x patch], one image or none."""
+        """Standard normal pixels [channels, height, width] of each image."""
         model = self._models[encoder]
         stream = 1 + list(self._models).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))
         return [
             normal.standard_normal(
-                (model.channels, span.height * model.patch, span.width * model.patch),
+                (model.channels, span.height * model.row_side, span.width * model.row_side),
                 dtype=np.float32,
             )
             for span in self.plan(split, index).spans.get(encoder, ())
@@ -160,11 +165,15 @@ class SyntheticSamples:
         self.plan(split, index)
         return ()
 
-    def _size(self, tall: int, wide: int) -> tuple[int, int]:
-        """Height and width in patches, of an area of at most `max_patches`."""
-        height = 1 + pick(tall, min(MAX_HEIGHT, self._data.max_patches))
-        widest = self._data.max_patches // height
-        narrowest = min(-(-self._data.min_patches // height), widest)
+    def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:
+        """Height and width in rows, of an area of at most `max_patches` unless a size is given."""
+        model, data = self._models[encoder], self._data
+        if data.image is not None:
+            return data.image[0] // model.shuffle, data.image[1] // model.shuffle
+        fewest, most = (n / model.patches_per_row for n in (data.min_patches, data.max_patches))
+        height = 1 + pick(tall, min(MAX_HEIGHT, int(most)))
+        widest = int(most) // height
+        narrowest = min(ceil(fewest / height), widest)
         return height, narrowest + pick(wide, widest - narrowest + 1)
 
 
@@ -173,4 +182,6 @@ def _vit(spec: Spec, encoder: str) -> VitModel:
     model = spec.encoders[encoder].model
     if not isinstance(model, VitModel):
         raise ValueError(f"{encoder}: {model.kind} cannot read images")
+    if largest_image(spec, encoder).rows == 0:
+        raise ValueError(f"{encoder}: no image holds a square of {model.shuffle} patches")
     return model
