@@ -93,6 +93,23 @@ MODEL_CODES = (
         "model: {kind: vit, patch: 4}\ndata: {kind: digits}",
     ),
     Code(
+        "empty-image-range",
+        "The fewest images, or the smallest ones, of synthetic data are above the most.",
+        "How many images a sample has, and how many patches an image has, is drawn between the "
+        "two limits, both included.",
+        "data: {kind: synthetic, min_images: 4}   # max_images is 1",
+        "data: {kind: synthetic, min_images: 4, max_images: 4}",
+    ),
+    Code(
+        "shuffle-over-image",
+        "The squares of a pixel shuffle do not fit into the images.",
+        "With `shuffle: s` each square of s x s neighbouring patches becomes one row. An image is "
+        "cut into whole squares: of digits, every digit is; of synthetic images, the given size, "
+        "or the largest image must hold one square.",
+        "model: {kind: vit, patch: 4, shuffle: 4}\ndata: {kind: digits}",
+        "model: {kind: vit, patch: 4, shuffle: 2}\ndata: {kind: digits}",
+    ),
+    Code(
         "channels-unlike-data",
         "An encoder reads another number of channels than the images have.",
         "The first layer of the encoder has one weight per pixel and channel. Digits are "

@@ -5,11 +5,13 @@ Relies on: `tokens` for the vocabulary of the digits task.
 Leaves: making samples to `train.data`.
 """
 
+from math import gcd
+
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.checks.rule import Findings, divisors
 from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.layout.tokens import DIGIT_SIDE, DIGITS_BASE_VOCAB
-from mimo_launch.spec.model import DecoderModel, DigitsData, Spec, VitModel
+from mimo_launch.spec.model import DecoderModel, DigitsData, Spec, SyntheticData, VitModel
 
 _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")
 _MODEL = ("modules", LANGUAGE, "model")
@@ -46,6 +48,57 @@ def patch_divides_digit(spec: Spec, name: str) -> Findings:
             help=f"these fit: {sizes}",
             related=(_DATA,),
         )
+
+
+def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
+    """Images hold whole squares of the patches that become one row."""
+    model, data = spec.modules[name].model, spec.data
+    if not isinstance(model, VitModel) or model.shuffle == 1:
+        return
+    side, related = model.shuffle, Related(path=("data", "kind"), label="these data")
+    if isinstance(data, DigitsData):
+        patches = DIGIT_SIDE // model.patch
+        sizes, where = divisors(patches), f"a digit of {patches} x {patches} patches"
+        related = _DATA
+    elif data.image is not None:
+        height, width = data.image
+        sizes, where = divisors(gcd(height, width)), f"images of {height} x {width} patches"
+        related = Related(path=("data", "image"), label="the size of every image")
+    else:
+        sizes = [each for each in range(1, side + 1) if each**2 <= data.max_patches]
+        where = f"images of at most {data.max_patches} patches"
+    if side in sizes:
+        return
+    fits = ", ".join(f"`shuffle: {size}`" for size in sizes)
+    yield Diagnostic(
+        code="shuffle-over-image",
+        headline=f"`{name}`: squares of {side} x {side} patches do not fit into {where}",
+        path=("modules", name, "model", "shuffle"),
+        why="pixel shuffle makes one row of each square, and an image is cut into whole squares",
+        help=f"these fit: {fits}",
+        related=(related,),
+    )
+
+
+def image_ranges_not_empty(spec: Spec) -> Findings:
+    """Of synthetic images, the smallest size and number are not above the largest."""
+    data = spec.data
+    if not isinstance(data, SyntheticData):
+        return
+    ranges = {"images": (data.min_images, data.max_images)}
+    if data.image is None:
+        ranges["patches"] = data.min_patches, data.max_patches
+    for what, (least, most) in ranges.items():
+        if least > most:
+            given = f"max_{what}" in data.model_fields_set
+            yield Diagnostic(
+                code="empty-image-range",
+                headline=f"`min_{what}` {least} is above `max_{what}` {most}",
+                path=("data", f"min_{what}"),
+                why=f"the number of {what} is drawn between the two",
+                help=f"write `max_{what}: {least}`",
+                related=(Related(path=("data", f"max_{what}"), label="the most"),) * given,
+            )
 
 
 def channels_fit_digits(spec: Spec, name: str) -> Findings:

@@ -8,7 +8,7 @@ Leaves: values that are wrong by themselves to `spec`.
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.layout import LANGUAGE, runs_in_phases
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import Spec, SyntheticData
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -136,6 +136,18 @@ def optimizer_settings_used(spec: Spec) -> Findings:
         if key in spec.optimizer.model_fields_set:
             yield _no_effect(
                 ("optimizer", key), f"`{key}` does nothing with `kind: sgd`", "it belongs to AdamW"
+            )
+
+
+def image_sizes_used(spec: Spec) -> Findings:
+    """Limits of random sizes given with one size for all images."""
+    data = spec.data
+    if not isinstance(data, SyntheticData) or data.image is None:
+        return
+    for key in ("min_patches", "max_patches"):
+        if key in data.model_fields_set:
+            yield _no_effect(
+                ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
             )
 
 

@@ -33,7 +33,7 @@ _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
 _SCHEDULES = (*_KINDS, "interleaved-microbatches-uneven", "full-sharding-in-bubbles")
-_DIGITS = ("patch-over-digit", "empty-digit-range")
+_IMAGES = ("patch-over-digit", "empty-digit-range", "empty-image-range", "shuffle-over-image")
 
 # Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
 RULES: tuple[ModuleRule | SpecRule, ...] = (
@@ -64,10 +64,12 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(schedules.bubbles_are_filled),
     ModuleRule(schedules.bubbles_need_no_gather),
     SpecRule(data.digit_range_not_empty),
+    SpecRule(data.image_ranges_not_empty),
     ModuleRule(data.patch_divides_digit),
+    ModuleRule(data.shuffle_tiles_images, needs=("patch-over-digit",)),
     ModuleRule(data.channels_fit_digits),
     SpecRule(data.vocab_holds_tokens),
-    SpecRule(batch.seq_holds_samples, needs=(*_DIGITS, *_ROLE)),
+    SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_ROLE)),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(effects.something_trains),
@@ -79,6 +81,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.encoder_microbatches_used),
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
+    SpecRule(effects.image_sizes_used),
     ModuleRule(support.backend_supported),
     ModuleRule(saved.init_from_is_checkpoint),
     ModuleRule(saved.init_partial_used),
