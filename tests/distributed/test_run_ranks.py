@@ -2,13 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.launcher.ranks import RankError, Ranks, run_ranks
 
 
 def add_ranks(offset: int) -> int:
@@ -63,3 +66,53 @@ def test_a_rank_that_is_killed_is_named() -> None:
     with pytest.raises(RankError, match="rank 1 died without a word"):
         run_ranks(die_on_one, world_size=2)
     assert time.monotonic() - started < 10
+
+
+def process_of_rank(value: int) -> tuple[int, int]:
+    return os.getpid(), add_ranks(value)
+
+
+def test_ranks_that_stay_run_one_job_after_another() -> None:
+    with Ranks(2) as ranks:
+        first, second = (ranks.run(process_of_rank, value) for value in (10, 20))
+    assert [pid for pid, _ in first] == [pid for pid, _ in second]
+    assert [[total for _, total in found] for found in (first, second)] == [[21, 21], [41, 41]]
+
+
+def test_ranks_are_started_anew_after_an_error() -> None:
+    with Ranks(2) as ranks:
+        before = ranks.run(process_of_rank, 0)
+        with pytest.raises(RankError, match="rank 1 has had enough"):
+            ranks.run(raise_on_one)
+        after = ranks.run(process_of_rank, 0)
+    assert not {pid for pid, _ in before} & {pid for pid, _ in after}
+    assert [total for _, total in after] == [1, 1]
+
+
+def test_ranks_leave_with_their_parent() -> None:
+    program = (
+        "import os, torch\n"
+        "from tests.distributed.test_run_ranks import process_of_rank\n"
+        "from mimo_launch.launcher.ranks import Ranks\n"
+        "print(*(pid for pid, _ in Ranks(2).run(process_of_rank, 0)), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "ranks outlive their parent"
+        time.sleep(0.05)
+
+
+def test_ranks_on_gpus_are_not_forked_from_a_process_that_uses_them(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
+        run_ranks(add_ranks, 0, world_size=1, device="cuda")
+
+
+def test_a_rank_without_a_gpu_says_so() -> None:
+    missing = torch.cuda.device_count() + 1
+    with pytest.raises(RankError, match="has no GPU"):
+        run_ranks(add_ranks, 0, world_size=missing, device="cuda")

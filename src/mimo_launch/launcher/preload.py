@@ -1,6 +1,6 @@
 """Imports what every worker needs, once, before workers are forked.
 
-Decides: the list of slow imports.
+Decides: the list of slow imports; that none of them initialises CUDA, which does not survive a fork.
 Relies on: fork; a spawned worker gains nothing.
 Leaves: forking to `local` and `ranks`.
 """
@@ -16,11 +16,15 @@ def import_for_workers() -> None:
     """
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Whoever asks for GPUs asks NVML, not the driver. `1` is the only value that torch knows.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
-    import mimo_launch.launcher.worker  # noqa: F401
+    import mimo_launch.launcher.worker
+    import mimo_launch.train.loop
+    import mimo_launch.train.start  # noqa: F401
 
     torch.set_num_threads(1)
