@@ -8,6 +8,7 @@ from tests.support.planted import (
     disjoint,
     mixed_text,
     piped,
+    shuffled,
     wide_group,
 )
 from tests.support.proof import failures, verdicts
@@ -20,6 +21,7 @@ CLEAN = {
     "mixed text": mixed_text,
     "piped": piped,
     "wide group": wide_group,
+    "shuffled": shuffled,
 }
 
 

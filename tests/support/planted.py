@@ -310,6 +310,24 @@ def slot_of_the_whole_group() -> None:
     inputs.encoder_samples = by_microbatch
 
 
+def shuffled(**settings: Any) -> Spec:
+    """Vision tp 2 with a pixel shuffle of 2 x 2 patches in front of language cp 2."""
+    return spec(
+        {"vision": box(0, tp=2, model={"shuffle": 2}), "language": box(2, cp=2)},
+        **{"microbatches": 2, "mbs": 2, "max_patches": 32, **settings},
+    )
+
+
+def squares_row_major() -> None:
+    """Patches stand in the order of the image, yet neighbours in the list become one row."""
+    correct = compute.pack_images
+
+    def row_major(images: Any, model: Any, *rest: Any) -> Any:
+        return correct(images, model.model_copy(update={"shuffle": 1}), *rest)
+
+    compute.pack_images = row_major
+
+
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -332,4 +350,5 @@ BUGS: dict[str, Bug] = {
     "rows sequence-major": Bug(rows_sequence_major, piped()),
     "documents see each other": Bug(documents_see_each_other, piped(max_documents=4)),
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
+    "squares row-major": Bug(squares_row_major, shuffled()),
 }
