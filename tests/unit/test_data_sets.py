@@ -175,6 +175,53 @@ def test_plan_agrees_with_tokens_and_images(data, patches, split):
             assert shapes == [(1, s.height * patch, s.width * patch) for s in spans]
 
 
+def with_shuffle(spec: Spec, **sides: int) -> Spec:
+    """Return the spec with these sides of the squares that become rows, by encoder."""
+    modules = dict(spec.modules)
+    for name, side in sides.items():
+        model = modules[name].model.model_copy(update={"shuffle": side})
+        modules[name] = modules[name].model_copy(update={"model": model})
+    return spec.model_copy(update={"modules": modules})
+
+
+@pytest.mark.parametrize("data", [DIGITS, {**SYNTHETIC, "max_patches": 20, "max_images": 2}])
+def test_pixel_shuffle_divides_rows_and_keeps_whole_squares(data):
+    plain = make_spec({**data, "text_only": 0.0}, (2, 2))
+    dataset = build_dataset(with_shuffle(plain, eye0=2))
+    for index in range(50):
+        plan = dataset.plan("train", index)
+        tokens, _ = dataset.text("train", index)
+        for name, side in (("eye0", 4), ("eye1", 2)):
+            images = dataset.images("train", index, name)
+            assert [i.shape[1] % side + i.shape[2] % side for i in images] == [0] * len(images)
+            rows = sum(image.size // side**2 for image in images)
+            assert rows == plan.rows(name)
+            placed = tokens == tok.placeholder_id(plain, name)
+            assert placed.sum() == rows
+        if data is DIGITS:
+            assert plan.rows("eye1") == 4 * plan.rows("eye0")
+    spec = with_shuffle(plain, eye0=2)
+    assert tok.longest_sample(spec) < tok.longest_sample(plain)
+
+
+def test_images_of_a_given_size_and_number_fill_the_sequence():
+    data = {**SYNTHETIC, "image": [4, 6], "min_images": 2, "max_images": 3, "text_only": 0.0}
+    spec = with_shuffle(make_spec({**data, "min_text": 10}, (4,)), eye0=2)
+    assert tok.longest_sample(spec) == 3 * 6 + 10
+    dataset = build_dataset(with_shuffle(make_spec({**data, "min_text": 10}, seq=28), eye0=2))
+    numbers = set()
+    for index in range(60):
+        spans = dataset.plan("train", index).spans["eye0"]
+        numbers.add(len(spans))
+        assert {(span.height, span.width) for span in spans} == {(2, 3)}
+        images = dataset.images("train", index, "eye0")
+        assert [image.shape for image in images] == [(1, 16, 24)] * len(spans)
+        assert dataset.plan("train", index).num_tokens >= 6 * len(spans) + 10
+    assert numbers == {2, 3}
+    with pytest.raises(ValueError, match="no image holds"):
+        build_dataset(with_shuffle(make_spec(SYNTHETIC), eye0=4))
+
+
 def test_synthetic_samples_vary_in_every_way():
     spec = make_spec(SYNTHETIC, (4, 2), seq=48)
     dataset = build_dataset(spec)

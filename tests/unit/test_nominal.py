@@ -62,6 +62,19 @@ def test_synthetic_images_have_half_of_the_patches(largest: int, rows: int) -> N
     assert nominal_data_plan(made).samples[0].rows("vision") == rows
 
 
+def test_synthetic_images_of_one_size_are_all_nominal() -> None:
+    data = {"kind": "synthetic", "image": [4, 6], "min_images": 2, "max_images": 2, "text_only": 0}
+    vision = box(0, model={"shuffle": 2})
+    made = spec({"vision": vision}, data={**data, "min_text": 8}, seq=20)
+    nominal = nominal_data_plan(made).samples[0]
+    assert [span.position for span in nominal.spans["vision"]] == [1, 7]
+    for index in range(8):
+        real = build_dataset(made).plan("train", index)
+        sizes = [[(s.height, s.width) for s in p.spans["vision"]] for p in (real, nominal)]
+        assert sizes[0] == sizes[1] == [(2, 3), (2, 3)]
+        assert (real.rows("vision"), real.num_tokens) == (12, nominal.num_tokens)
+
+
 @settings(max_examples=50, deadline=None)
 @given(layout_specs(8, supported_only=False))
 def test_nominal_samples_fit_the_sequence(made: Spec) -> None:

@@ -92,7 +92,7 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
 
 def _heading(header: Header) -> RenderableType:
     rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
-    nominal = f"one image per encoder: {rows}" if rows else "no image"
+    nominal = f"the same images: {rows}" if rows else "no image"
     lines = [
         f"{header.name}: {header.world_size} ranks, plan {header.plan_hash}",
         f"A step: {header.global_batch} samples of {header.seq} tokens, "
