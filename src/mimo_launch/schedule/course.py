@@ -5,6 +5,7 @@ Relies on: nothing.
 Leaves: making the course to `simulate`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mimo_launch.schedule.actions import Action, Kind, Slot
@@ -12,15 +13,31 @@ from mimo_launch.schedule.actions import Action, Kind, Slot
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Model time of one forward and one backward of each module's stage on one index."""
+    """Model time of actions.
 
-    forward: dict[str, float] = field(default_factory=dict)
-    backward: dict[str, float] = field(default_factory=dict)
+    `forward` and `backward` are those of a stage of each module on one index. `exact`, by module,
+    stage and kind, goes before them; transfers take no time unless they are in it: a send from
+    posting to arrival, an exchange as a whole. `first` is added to a stage's forward of index 0.
+    """
+
+    forward: Mapping[str, float] = field(default_factory=dict)
+    backward: Mapping[str, float] = field(default_factory=dict)
+    exact: Mapping[tuple[str, int | None, Kind], float] = field(default_factory=dict)
+    first: Mapping[tuple[str, int | None], float] = field(default_factory=dict)
 
     def of(self, action: Action) -> float:
         """Return the duration of a compute action."""
-        table = self.forward if action.kind is Kind.FORWARD else self.backward
-        return table.get(action.module, 1.0)
+        is_forward = action.kind is Kind.FORWARD
+        cost = self.exact.get((action.module, action.stage, action.kind))
+        if cost is None:
+            cost = (self.forward if is_forward else self.backward).get(action.module, 1.0)
+        if is_forward and action.index == 0:
+            cost += self.first.get((action.module, action.stage), 0.0)
+        return cost
+
+    def of_transfer(self, action: Action) -> float:
+        """Return the time that a send or an exchange takes."""
+        return self.exact.get((action.module, action.stage, action.kind), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

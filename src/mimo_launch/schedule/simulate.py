@@ -5,7 +5,8 @@ Relies on: programs from `generate`, partners and teams from `channels`, data fl
 Leaves: drawing to `plan`.
 
 A send is posted and the program goes on; its rows stay with the sender until the receive meets it,
-so no transport needs a buffer. A slot ends when all its receives have met their send. Messages of a
+so no transport needs a buffer. A slot ends when all its receives have met their send, and the time
+that the transfer takes is over. Messages of a
 channel meet in the order posted. A compute is a barrier of its team, an exchange of its component.
 Fewer barriers, other costs or more buffers remove waiting and add none: programs that end here end
 everywhere. With `rendezvous` a send, too, holds its rank up until it is received.
@@ -14,6 +15,7 @@ A program at fault stops its rank: an action before its input, a second time, or
 """
 
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mimo_launch.layout.layout import Layout
@@ -39,9 +41,14 @@ def simulate(
     costs: Costs | None = None,
     *,
     rendezvous: bool = False,
+    among: Collection[int] | None = None,
 ) -> Simulation:
-    """Return the course of one step; `stuck` is empty exactly if every rank reaches its end."""
-    return _Simulator(layout, programs, costs or Costs(), rendezvous).run()
+    """Return the course of one step; `stuck` is empty exactly if every rank reaches its end.
+
+    With `among`, only these ranks take part, and nobody waits for others: for times of a large job
+    whose replicas are alike, not for proofs.
+    """
+    return _Simulator(layout, programs, costs or Costs(), rendezvous, among).run()
 
 
 @dataclass(slots=True)
@@ -66,7 +73,12 @@ class _Line:
 
 class _Simulator:
     def __init__(
-        self, layout: Layout, programs: tuple[Program, ...], costs: Costs, rendezvous: bool
+        self,
+        layout: Layout,
+        programs: tuple[Program, ...],
+        costs: Costs,
+        rendezvous: bool,
+        among: Collection[int] | None,
     ) -> None:
         self.layout, self.programs, self.costs = layout, programs, costs
         self.rendezvous = rendezvous
@@ -78,10 +90,14 @@ class _Simulator:
         self.release: list[float] = [0.0] * len(programs)
         self.arrived: dict[tuple[Action, int], list[int]] = {}
         self.posted: list[list[tuple[float, int]]] = [[] for _ in programs]
-        self.faults = _faults(layout, programs)
-        self.ready = deque(range(len(programs)))
+        self.among = None if among is None else frozenset(among)
+        self.together: dict[tuple[str, int | None, int, int], tuple[int, ...]] = {}
+        ranks = range(len(programs)) if self.among is None else sorted(self.among)
+        self.faults = _faults(layout, programs, ranks)
+        self.ready = deque(ranks)
 
     def run(self) -> Simulation:
+        ranks = tuple(self.ready)
         while self.ready:
             rank = self.ready.popleft()
             while self.at[rank] < self._stop(rank) and self._enter(rank):
@@ -91,7 +107,7 @@ class _Simulator:
             for channel, line in self.lines.items()
             for end in reversed(line.sends)
         }
-        stuck = [self._said(rank, unmet.get(rank)) for rank in range(len(self.programs))]
+        stuck = [self._said(rank, unmet.get(rank)) for rank in ranks]
         return Simulation(
             tuple(tuple(events) for events in self.events),
             tuple(each for each in stuck if each),
@@ -123,15 +139,26 @@ class _Simulator:
         self.clock[rank] = stop
         self.at[rank] += 1
 
-    def _meet(self, rank: int, action: Action, ranks: tuple[int, ...]) -> bool:
+    def _present(self, action: Action, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of a team or component that take part."""
+        if self.among is None:
+            return ranks
+        # Those of one stage never share a rank unless they are equal.
+        key = (action.module, action.stage, ranks[0], len(ranks))
+        if key not in self.together:
+            self.together[key] = tuple(rank for rank in ranks if rank in self.among)
+        return self.together[key]
+
+    def _meet(self, rank: int, action: Action, everyone: tuple[int, ...]) -> bool:
         """Wait for all ranks of a team or a component; the last one to come lets all go."""
+        ranks = self._present(action, everyone)
         here = self.arrived.setdefault((action, ranks[0]), [])
         here.append(rank)
         if len(here) < len(ranks):
             return False
         begin = max(self.clock[member] for member in here)
         is_compute = action.kind.is_compute
-        stop = begin + self.costs.of(action) if is_compute else begin
+        stop = begin + (self.costs.of if is_compute else self.costs.of_transfer)(action)
         for member in here:
             self._finish(member, begin if is_compute else self.clock[member], stop)
             if member != rank:
@@ -146,6 +173,7 @@ class _Simulator:
             (channel, _End(action, rank, now), is_sender(action.kind))
             for action in slot
             for channel in channels(self.layout, rank, action)
+            if self.among is None or (channel.src in self.among and channel.dst in self.among)
         ]
         self.open[rank] = sum(self.rendezvous or not sends for _, _, sends in used)
         for channel, end, sends in used:
@@ -165,7 +193,7 @@ class _Simulator:
                 return
             line.sends.popleft()
             line.receives.popleft()
-            meeting = max(sent.time, got.time)
+            meeting = max(sent.time + self.costs.of_transfer(sent.action), got.time)
             self.posted[sent.rank] += [(sent.time, 1), (meeting, -1)]
             for end in (sent, got) if self.rendezvous else (got,):
                 self.open[end.rank] -= 1
@@ -175,11 +203,14 @@ class _Simulator:
                     self.ready.append(end.rank)
 
 
-def _faults(layout: Layout, programs: tuple[Program, ...]) -> dict[int, tuple[int, str]]:
+def _faults(
+    layout: Layout, programs: tuple[Program, ...], ranks: Iterable[int]
+) -> dict[int, tuple[int, str]]:
     """Return the first fault of each faulty program; ranks of one role and program share it."""
     found: dict[tuple[Role, int], tuple[int, str] | None] = {}
     faults = {}
-    for rank, program in enumerate(programs):
+    for rank in ranks:
+        program = programs[rank]
         key = role_of(layout, rank), id(program)
         if key not in found:
             found[key] = first_fault(layout, key[0], program)

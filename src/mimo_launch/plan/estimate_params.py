@@ -1,0 +1,158 @@
+"""The weights of a stage as one rank holds them: shapes, before sharding over dp x cp.
+
+Decides: nothing; repeats what the layers of `modules` declare, which a test compares.
+Relies on: the even cut of `layout.shards` over tp.
+Leaves: bytes to `estimate_memory`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from mimo_launch.layout.layout import Stage
+from mimo_launch.layout.shards import even_cut
+from mimo_launch.layout.tokens import padded_vocab_size
+from mimo_launch.spec.model import DecoderModel, ModuleSpec, Spec, VitModel
+
+# Where a module has fewer parameters per block, it is one FSDP unit (`modules.build`, tested).
+MIN_PARAMETERS_PER_BLOCK = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter: its shape on a tp rank, and whether it is trained."""
+
+    shape: tuple[int, ...]
+    trains: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def shard(self, ranks: int) -> int:
+        """Return the elements of one shard over dp x cp, which FSDP2 pads to equal rows."""
+        return -(-self.shape[0] // ranks) * prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class StageWeights:
+    """The weights of one stage: those of each of its equal blocks, and those around the blocks.
+
+    `split` says whether every block is an FSDP unit of its own. The unit of all the rest is `ends`.
+    """
+
+    num_blocks: int
+    block: tuple[Weight, ...]
+    ends: tuple[Weight, ...]
+    full_sharding: bool
+
+    @cached_property
+    def numel(self) -> int:
+        """Number of elements on a tp rank."""
+        return sum(each.numel for each in self.all())
+
+    @cached_property
+    def trained(self) -> int:
+        """Number of those that are trained."""
+        return sum(each.numel for each in self.all() if each.trains)
+
+    @property
+    def split(self) -> bool:
+        """Whether blocks are FSDP units of their own."""
+        return self.full_sharding or self.numel >= MIN_PARAMETERS_PER_BLOCK * self.num_blocks
+
+    def all(self) -> Iterator[Weight]:
+        """Yield every weight."""
+        for _ in range(self.num_blocks):
+            yield from self.block
+        yield from self.ends
+
+    def units(self) -> tuple[tuple[Weight, ...], ...]:
+        """Return the FSDP units, the root last."""
+        if not self.split:
+            return (tuple(self.all()),)
+        return (*(self.block for _ in range(self.num_blocks)), self.ends)
+
+
+def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
+    """Return the weights of one stage on the rank at `tp`."""
+    module = spec.modules[stage.module]
+    trains = module.frozen is False
+    if isinstance(module.model, DecoderModel):
+        block = tuple(_decoder_block(module.model, module, tp))
+        ends = tuple(_decoder_ends(spec, module.model, stage, tp))
+        projector: tuple[tuple[int, ...], ...] = ()
+    else:
+        block = tuple(_vit_block(module.model, module, tp))
+        ends = tuple(_vit_ends(module.model, stage))
+        width = spec.language.model.hidden
+        projector = tuple(_projector(module.model, module, tp, width)) if stage.is_last else ()
+    return StageWeights(
+        stage.num_layers,
+        tuple(Weight(shape, trains) for shape in block),
+        (
+            *(Weight(shape, trains) for shape in ends),
+            *(Weight(shape, module.frozen is not True) for shape in projector),
+        ),
+        module.sharding == "full",
+    )
+
+
+Shapes = Iterator[tuple[int, ...]]
+
+
+def _part(total: int, module: ModuleSpec, tp: int) -> int:
+    return len(even_cut(total, module.grid.tp, tp))
+
+
+def _decoder_block(model: DecoderModel, module: ModuleSpec, tp: int) -> Shapes:
+    width, head, kv_heads = model.hidden, model.head_size, model.num_kv_heads
+    queries = _part(model.heads * head, module, tp)
+    yield from ((width,), (width,))
+    if kv_heads < module.grid.tp:
+        # Each rank holds the one key/value head that its query heads need.
+        yield from ((queries, width), (2 * head, width))
+    else:
+        yield (queries + 2 * _part(kv_heads * head, module, tp), width)
+    yield (width, queries)
+    if model.qk_norm:
+        yield from ((head,), (head,))
+    inner = _part(model.mlp_width, module, tp)
+    yield from ((2 * inner, width), (width, inner))
+
+
+def _decoder_ends(spec: Spec, model: DecoderModel, stage: Stage, tp: int) -> Shapes:
+    words = _part(padded_vocab_size(spec), spec.modules[stage.module], tp)
+    if stage.is_first or (stage.is_last and model.tied):
+        yield (words, model.hidden)
+    if stage.is_last:
+        yield (model.hidden,)
+        if not model.tied:
+            yield (words, model.hidden)
+
+
+def _vit_block(model: VitModel, module: ModuleSpec, tp: int) -> Shapes:
+    width = model.hidden
+    mine, inner = _part(width, module, tp), _part(model.mlp_width, module, tp)
+    yield from ((width,),) * 4
+    yield from ((3 * mine, width), (3 * mine,), (width, mine), (width,))
+    yield from ((inner, width), (inner,), (width, inner), (width,))
+
+
+def _vit_ends(model: VitModel, stage: Stage) -> Shapes:
+    width = model.hidden
+    if stage.is_first:
+        yield from ((width, model.channels * model.patch**2), (width,))
+    if stage.is_last:
+        yield from ((width,), (width,))
+
+
+def _projector(model: VitModel, module: ModuleSpec, tp: int, out: int) -> Shapes:
+    row = model.hidden * model.patches_per_row
+    if model.projector == "linear":
+        yield from ((out, _part(row, module, tp)), (out,))
+        return
+    inner = _part(out, module, tp)
+    yield from ((inner, row), (inner,), (out, inner), (out,))

@@ -1,0 +1,91 @@
+"""Weights that the estimates count are those that the layers declare, shape by shape."""
+
+from collections import Counter
+
+import pytest
+import torch
+from tests.support.specs import box, spec
+
+from mimo_launch.grids.grid_set import Group
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.modules import build
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.plan import estimate_params
+from mimo_launch.plan.estimate_params import stage_weights
+from mimo_launch.spec.model import Spec
+
+DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
+VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}
+
+
+def specs() -> dict[str, Spec]:
+    """Every size that changes a shape, one spec each."""
+
+    def one(language: dict, vision: dict, tp: int, pp: int = 1, **more) -> Spec:
+        return spec(
+            {
+                "vision": box(0, tp=tp, dp=pp, model={**VIT, **vision}, **more),
+                "language": box(0, tp=tp, pp=pp, model={**DECODER, **language}, **more),
+            },
+            microbatches=pp,
+            mbs=pp,
+        )
+
+    return {
+        "tp 1": one({}, {}, 1),
+        "tp 2, kv heads split": one({"kv_heads": 4}, {"projector": "linear"}, 2),
+        "tp 4, kv heads shared": one({"kv_heads": 2}, {"mlp": 64}, 4, sequence_parallel=True),
+        "tied, qk_norm, head_dim": one({"tied": True, "qk_norm": True, "head_dim": 6}, {}, 2, 3),
+        "untied over pp": one({"mlp": 100, "vocab_multiple": 4}, {}, 1, 5),
+        "pixel shuffle, mlp": one({}, {"shuffle": 2}, 2),
+        "pixel shuffle, linear": one({}, {"shuffle": 2, "projector": "linear"}, 2),
+        "frozen": one({}, {}, 1, frozen=True),
+        "full sharding": one({}, {}, 2, sharding="full"),
+    }
+
+
+@pytest.mark.parametrize("name", specs())
+def test_weights_are_those_of_the_layers(name: str) -> None:
+    made = specs()[name]
+    for module in build_layout(made).modules:
+        size = module.grid.size("tp")
+        for stage in module.stages:
+            for tp in range(size):
+                context = ParallelContext(
+                    tp=Group(tuple(range(size)), tp, None),
+                    sequence_parallel=module.sequence_parallel,
+                    device=torch.device("meta"),
+                )
+                network = build.build_network(made, stage, context)
+                got = stage_weights(made, stage, tp)
+                want = Counter(tuple(p.shape) for p in network.parameters())
+                assert Counter(weight.shape for weight in got.all()) == want
+                assert got.numel == sum(p.numel() for p in network.parameters())
+                assert len(got.units()) == (stage.num_layers + 1 if got.split else 1)
+                assert sum(w.numel for unit in got.units() for w in unit) == got.numel
+
+
+def test_trained_weights_are_those_that_the_spec_leaves_trainable() -> None:
+    for frozen in (False, True, "except_projector"):
+        made = spec({"vision": box(0, frozen=frozen, model=VIT), "language": box(1)})
+        module = build_layout(made)["vision"]
+        (stage,) = module.stages
+        network = build.build_network(made, stage, ParallelContext())
+        build._freeze(network, frozen)
+        got = stage_weights(made, stage, 0)
+        assert got.trained == sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def test_blocks_become_units_at_the_same_size() -> None:
+    assert estimate_params.MIN_PARAMETERS_PER_BLOCK == build.MIN_PARAMETERS_PER_BLOCK
+    layout = build_layout(specs()["full sharding"])
+    assert all(
+        stage_weights(specs()["full sharding"], stage, 0).split
+        for module in layout.modules
+        for stage in module.stages
+    )
+
+
+def test_shards_are_padded_to_equal_rows() -> None:
+    weight = estimate_params.Weight((10, 3), trains=True)
+    assert [weight.shard(ranks) for ranks in (1, 4, 16)] == [30, 9, 3]
