@@ -6,9 +6,11 @@ Leaves: the text of a report to `failure`.
 """
 
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.console import Console, run_output
+from mimo_launch.cli.console import Console
 from mimo_launch.cli.failure import show_failure
 
 if TYPE_CHECKING:
@@ -16,12 +18,22 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.failure import RunFailed
     from mimo_launch.launcher.hosts import Hosts
     from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.train.events import Listener
+
+# What shows the events of an attempt while it is entered.
+Screen = AbstractContextManager["Listener"]
 
 
 def run_attempts(
-    job: "Job", hosts: "Hosts", console: Console, stop: "StopRequest", *, max_restarts: int
+    job: "Job",
+    hosts: "Hosts",
+    show: Callable[[], Screen],
+    console: Console,
+    stop: "StopRequest",
+    *,
+    max_restarts: int,
 ) -> int:
-    """Train, again after a failure if restarts are left, and return the exit code."""
+    """Run a job, again after a failure if restarts are left, and return the exit code."""
     from mimo_launch.launcher.failure import RunFailed
     from mimo_launch.launcher.signals import Interrupted
 
@@ -29,7 +41,7 @@ def run_attempts(
     while True:
         restart += 1
         try:
-            ended_by = _attempt(job, hosts, console, stop)
+            ended_by = _attempt(job, hosts, show, console, stop)
         except RunFailed as failed:
             show_failure(failed, job.spec, job.run, console)
             if restart > max_restarts or not _goes_on(failed, job, console, restart, stop):
@@ -46,18 +58,16 @@ def interrupted_by(number: int, console: Console) -> int:
     return 128 + number
 
 
-def _attempt(job: "Job", hosts: "Hosts", console: Console, stop: "StopRequest") -> int:
-    from rich.console import Console as RichConsole
-
-    from mimo_launch.cli.progress import progress_for
+def _attempt(
+    job: "Job", hosts: "Hosts", show: Callable[[], Screen], console: Console, stop: "StopRequest"
+) -> int:
     from mimo_launch.launcher.local import launch
 
     if hosts.node:
         # Events come from rank 0, so the launcher of its host shows them.
         return launch(job, hosts, lambda event: None, stop, console.note)
-    output = run_output()
-    with progress_for(RichConsole(file=output, no_color=not console.colors(output))) as progress:
-        return launch(job, hosts, progress, stop, console.note)
+    with show() as listener:
+        return launch(job, hosts, listener, stop, console.note)
 
 
 def _goes_on(

@@ -13,21 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.console import Console, run_output
+from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.launcher.entry import Job
+    from mimo_launch.train.events import Listener
 
 # A rank that only lost its peers leaves so much later than the one that failed by itself, which the
 # starter then sees first.
 STAY_SECONDS = 2.0
 
 
-def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> int:
-    """Be one of the ranks that something else started; return the exit code."""
-    from rich.console import Console as RichConsole
+def join(job: "Job", listener: "Listener", console: Console) -> int:
+    """Be one of the ranks that something else started; return the exit code.
 
-    from mimo_launch.cli.progress import PlainProgress
+    `listener` hears the events of rank 0.
+    """
     from mimo_launch.launcher.errors import cause_of, write_error
     from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.launcher.worker import Links, run_worker
@@ -43,9 +44,8 @@ def join(spec: "Spec", folder: Path, console: Console, profile_steps: int) -> in
     stop = JoinedStop()
     stop.install()
     links = Links(where=Whereabouts(), stop=stop, failed=failed)
-    listeners = (PlainProgress(RichConsole(file=run_output())),)
     try:
-        ended_by = run_worker(spec, folder, listeners, profile_steps=profile_steps, links=links)
+        ended_by = run_worker(job.spec, job.run, (listener,), task=job.task, links=links)
     except Exception:
         console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
         ended_by, status = 0, 1

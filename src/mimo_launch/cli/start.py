@@ -5,60 +5,77 @@ Relies on: `launcher` for folders and hosts.
 Leaves: attempts and exit codes to `attempts`, ranks that something else started to `join`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from mimo_launch.cli.attempts import interrupted_by, run_attempts
+from mimo_launch.cli.attempts import Screen, interrupted_by, run_attempts
 from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.cli.origin import Origin
+    from mimo_launch.launcher.entry import Job
     from mimo_launch.launcher.hosts import Hosts
     from mimo_launch.launcher.joining import NodePlace
     from mimo_launch.launcher.run_folder import RunFolder
     from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.launcher.tasks import RankTask
     from mimo_launch.plan.rows import Report
     from mimo_launch.spec.model import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What to train and how, as the command line says."""
+    """What to run and how, as the command line says.
+
+    `say` tells the plan, `show` makes what shows the run; it is given whether lines must do.
+    """
 
     spec: "Spec"
+    task: "RankTask"
     file: Path
     runs: Path
-    resume: bool | None
-    profile: int
-    max_restarts: int
-    shown: frozenset[int]
+    say: Callable[[str], None]
+    show: Callable[[bool], Screen]
+    resume: bool | None = None
+    max_restarts: int = 0
+    shown: frozenset[int] = frozenset()
 
     @property
     def run(self) -> Path:
         """The run folder."""
         return self.runs / self.spec.name
 
+    @property
+    def job(self) -> "Job":
+        """What workers are told."""
+        from mimo_launch.launcher.entry import Job
+
+        return Job(spec=self.spec, task=self.task, run=self.run, shown=self.shown)
+
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
-    """Train as what this process is, and return the exit code."""
+    """Run as what this process is, and return the exit code."""
     from mimo_launch.cli.join import join
     from mimo_launch.launcher.signals import StopRequest
 
     if origin.joined is not None:
-        ended = _prepare(request, console) if origin.speaks else _finished(request)
+        ended = _prepare(request, console) if origin.speaks else _finished(request, speaks=False)
         if ended is not None:
             return ended
-        return join(request.spec, request.run, console, request.profile)
+        with request.show(True) as listener:
+            return join(request.job, listener, console)
     with StopRequest() as stop:
         if origin.place is not None:
             return _on_many_hosts(request, origin.place, console, stop)
         return _on_one_host(request, console, stop)
 
 
-def _finished(request: Start, console: Console | None = None) -> int | None:
+def _finished(request: Start, *, speaks: bool) -> int | None:
     """Return 0 if there is nothing left to do, and say so. Raises: typer.BadParameter."""
     from mimo_launch.launcher.run_folder import NothingToResume, goes_on
 
@@ -68,9 +85,9 @@ def _finished(request: Start, console: Console | None = None) -> int | None:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
     if saved is None or saved.step < request.spec.train.steps:
         return None
-    if console is not None:
-        console.answer(f"{request.run} is finished: {saved.step} steps are done")
-        console.answer("  to go on, raise train.steps; to start anew, give --no-resume")
+    if speaks:
+        request.say(f"{request.run} is finished: {saved.step} steps are done")
+        request.say("  to go on, raise train.steps; to start anew, give --no-resume")
     return 0
 
 
@@ -82,7 +99,7 @@ def _prepare(request: Start, console: Console) -> int | None:
     from mimo_launch.plan.report import build_report
     from mimo_launch.plan.timeline import DeadlockError
 
-    ended = _finished(request, console)
+    ended = _finished(request, speaks=True)
     if ended is not None:
         return ended
     try:
@@ -98,7 +115,7 @@ def _prepare(request: Start, console: Console) -> int | None:
         console.note(f"error: the run folder cannot be written: {error}")
         return 1
     for line in _summary(report, request.file, folder):
-        console.answer(line)
+        request.say(line)
     return None
 
 
@@ -162,9 +179,5 @@ def _on_many_hosts(
 
 
 def _attempts(request: Start, hosts: "Hosts", console: Console, stop: "StopRequest") -> int:
-    from mimo_launch.launcher.entry import Job
-
-    job = Job(
-        spec=request.spec, run=request.run, profile_steps=request.profile, shown=request.shown
-    )
-    return run_attempts(job, hosts, console, stop, max_restarts=request.max_restarts)
+    show, restarts = partial(request.show, False), request.max_restarts
+    return run_attempts(request.job, hosts, show, console, stop, max_restarts=restarts)

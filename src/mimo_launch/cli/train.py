@@ -6,12 +6,16 @@ who started this process.
 Leaves: everything that happens to `start`.
 """
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.console import console_of
+from mimo_launch.cli.console import Console, console_of, run_output
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.progress import LiveProgress, PlainProgress
 
 HELP = """
 \b
@@ -89,6 +93,7 @@ def train(
     from mimo_launch.cli.findings import show_findings
     from mimo_launch.cli.origin import Origin, node_place, origin_of
     from mimo_launch.cli.start import Start, start
+    from mimo_launch.launcher.tasks import Training
     from mimo_launch.layout.checks.entry import load_and_check
 
     console = console_of(ctx)
@@ -106,14 +111,26 @@ def train(
         raise typer.Exit(2)
     request = Start(
         spec=checked.spec,
+        task=Training(profile),
         file=file,
         runs=runs,
+        say=console.answer,
+        show=partial(_progress, console),
         resume=resume,
-        profile=profile,
         max_restarts=max_restarts,
         shown=shown,
     )
     raise typer.Exit(start(request, origin, console))
+
+
+def _progress(console: Console, plain: bool) -> "PlainProgress | LiveProgress":
+    from rich.console import Console as RichConsole
+
+    from mimo_launch.cli.progress import PlainProgress, progress_for
+
+    output = run_output()
+    rich = RichConsole(file=output, no_color=not console.colors(output))
+    return PlainProgress(rich) if plain else progress_for(rich)
 
 
 def _ranks(text: str | None) -> frozenset[int]:

@@ -20,6 +20,7 @@ from mimo_launch.launcher.errors import cause_of, in_words, write_error
 from mimo_launch.launcher.logs import STACK
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.stacks import write_stacks_on_signal
+from mimo_launch.launcher.tasks import RankTask
 from mimo_launch.runtime.whereabouts import Cause
 from mimo_launch.spec.model import Spec
 
@@ -29,11 +30,11 @@ STAY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run: a spec, its folder, and the ranks whose output is shown."""
+    """What to run: a spec, what for, its folder, and the ranks whose output is shown."""
 
     spec: Spec
     run: Path
-    profile_steps: int = 0
+    task: RankTask
     shown: frozenset[int] = field(default_factory=frozenset)
 
 
@@ -75,7 +76,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
             job.spec,
             job.run,
             listeners,
-            profile_steps=job.profile_steps,
+            task=job.task,
             links=Links(where=seat.where, stop=seat.stop, failed=failed),
         )
     except BaseException as error:

@@ -14,16 +14,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mimo_launch.launcher.tasks import RankTask
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
-from mimo_launch.train.listeners.build import listeners_of
-from mimo_launch.train.listeners.guard import Guarded
-from mimo_launch.train.loop import Hooks, train
-from mimo_launch.train.metrics import MetricsFile
-from mimo_launch.train.profile import Profile
+from mimo_launch.train.listeners.guard import Closable
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
 
 
 def _no_signal() -> int:
@@ -52,13 +48,12 @@ def run_worker(
     run_dir: Path,
     listeners: Sequence[Listener] = (),
     *,
-    profile_steps: int = 0,
+    task: RankTask,
     links: Links | None = None,
 ) -> int:
-    """Train as one rank and return the signal that ended the run, or 0.
+    """Do `task` as one rank and return the signal that ended it, or 0.
 
-    Rank 0 writes metrics and tells `listeners`. `profile_steps` steps are measured, their timelines
-    written to `run_dir/profile`.
+    Rank 0 keeps the task's records and tells `listeners`.
 
     Ranks: collective over the world. Raises: whatever went wrong on this rank.
     """
@@ -70,29 +65,21 @@ def run_worker(
         for sink in sinks:
             sink(event)
 
-    metrics: MetricsFile | None = None
-    logs: list[Guarded] = []
+    records: list[Closable] = []
     try:
         links.where.enter(Phase.CONNECTING)
         dist.init_process_group("gloo", timeout=timedelta(seconds=spec.train.timeout))
         if dist.get_rank() == 0:
-            stops = spec.train.on_write_error == "stop"
-            metrics = MetricsFile(run_dir / "metrics.jsonl", emit, stops_on_error=stops)
-            logs = listeners_of(spec, run_dir, emit)
-            sinks += [metrics, *listeners, *logs]
+            records = task.records(spec, run_dir, emit)
+            sinks += [*records, *listeners]
         session = RankSession(spec, where=links.where)
-        profile = Profile(session, run_dir / "profile", profile_steps) if profile_steps else None
-        state, saver = start_run(session, run_dir, emit)
-        hooks = Hooks(saver=saver, stop=links.stop, profile=profile)
-        ended_by = train(session, emit, hooks, state)
+        ended_by = task.run(session, run_dir, emit, links.stop)
     except BaseException as error:
         links.failed(error)
         raise
     finally:
-        for log in logs:
-            log.close()
-        if metrics is not None:
-            metrics.close()
+        for record in reversed(records):
+            record.close()
         if dist.is_initialized():
             dist.destroy_process_group()
     links.where.finished(ended_by)
