@@ -74,6 +74,7 @@ class Block(nn.Module):
     def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
+        self._run = torch.compile(self._compute) if context.compiled else self._compute
         out_scale = (2 * shape.layers) ** -0.5
         self.attention_norm = Norm(context, shape.width, shape.norm)
         self.attention = Attention(
@@ -101,9 +102,9 @@ class Block(nn.Module):
         """Return the block's output for every token."""
         if self.recompute and torch.is_grad_enabled():
             # Inside the block, so that FSDP's hooks stand outside and run once.
-            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            out: Tensor = checkpoint(self._run, x_nD, mask, use_reentrant=False)
             return out
-        return self._compute(x_nD, mask)
+        return self._run(x_nD, mask)
 
     def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         x_nD = x_nD + self.attention(self.attention_norm(x_nD), mask)

@@ -91,6 +91,7 @@ def build_modules(
             dtype=storage_dtype(spec.train.precision),
             compute_dtype=compute_dtype(spec.train.precision),
             device=grids.device,
+            compiled=_compiles(spec, module.name, grids.device),
         )
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
@@ -108,6 +109,18 @@ def build_modules(
         terms = FiniteFlag(context.device)
         modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)
     return modules
+
+
+def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
+    """Return whether the blocks of a module go through torch.compile.
+
+    By default where it pays: on GPUs, for the types that one trains in.
+    """
+    module = spec.modules[name]
+    if module.compile == "auto":
+        trained_type = spec.train.precision != "fp64"
+        return device.type == "cuda" and module.backend == "torch" and trained_type
+    return module.compile
 
 
 def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:

@@ -10,13 +10,14 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, D width, v vo
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd import gather_rows
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead, vocab_logits
+from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.parallel.masks import causal_mask
 from mimo_launch.spec.model import DecoderModel
@@ -117,12 +118,12 @@ class LanguageStage(nn.Module):
         if batch.labels is None:
             return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
         labels = batch.labels.flatten()
-        return vocab_cross_entropy(logits, labels, part, self.context.tp).sum()
+        return vocab_cross_entropy(logits, labels, part, self.context).sum()
 
     def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
         """Return this rank's logits [N, v] and the words they are for."""
         if self.model.tied:
-            part, logits = self.embedding.part, vocab_logits(x_ND, self.embedding.weight)
+            part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
         else:
             part, logits = self.head.part, self.head(x_ND)
         return mask_padding(logits, part, self.vocab), part

@@ -109,6 +109,8 @@ class Attention(nn.Module):
 
         In one collective, so that the order of its backward is the same on every rank.
         """
+        if self.context.cp.size == 1:
+            return k_NgK, v_NgK
         both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
         k, v = both.chunk(2, dim=1)
         return k, v
@@ -150,6 +152,12 @@ class Attention(nn.Module):
     def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         num_tokens, heads, head_size = q_NhK.shape
+        if mask.same is not None:
+            q, k, v = (
+                x.view(*mask.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK)
+            )
+            out = F.scaled_dot_product_attention(q, k, v)
+            return out.transpose(1, 2).reshape(num_tokens, -1)
         k_all, v_all = self._gather_kv(k_NgK, v_NgK)
         if mask.tokens.numel() == 0:
             # No image here: stay on the graph, so that backward still reaches every weight and

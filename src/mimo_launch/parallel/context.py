@@ -5,7 +5,9 @@ Relies on: `comm.autograd`.
 Leaves: the maths to the layers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,11 +20,17 @@ from mimo_launch.parallel.segments import TpGrad
 SINGLE = Group((0,), 0, None)
 
 
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelContext:
     """Parallelism of one module on one rank; the default is one rank alone.
 
-    `dtype` is the type of stored weights, `compute_dtype` that of activations.
+    `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
+    blocks and passes over large tensors go through torch.compile.
     """
 
     tp: Group = SINGLE
@@ -31,6 +39,7 @@ class ParallelContext:
     dtype: torch.dtype = torch.float32
     compute_dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    compiled: bool = False
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""
@@ -43,6 +52,10 @@ class ParallelContext:
     def leave(self, x: Tensor) -> Tensor:
         """End a tensor-parallel region by summing partial outputs, [N, D] -> [n or N, D]."""
         return scatter_tokens(x, self.tp) if self.sequence_parallel else exit_tp(x, self.tp)
+
+    def fused(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """Call a function of tensors: in one pass over memory, where modules are compiled."""
+        return (_compiled(function) if self.compiled else function)(*tensors)
 
     @property
     def token_grad(self) -> TpGrad:

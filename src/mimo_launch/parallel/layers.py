@@ -110,6 +110,8 @@ class RowLinear(SegmentedModule):
 
     def forward(self, x_Nf: Tensor) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
+        if self.context.tp.size == 1:
+            return F.linear(x_Nf, self.weight, self.bias)
         out = self.context.leave(F.linear(x_Nf, self.weight))
         return out if self.bias is None else out + self.bias
 
@@ -186,11 +188,5 @@ class VocabHead(SegmentedModule):
         self.declare("weight", segment, dtype=context.dtype)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Return logits in at least fp32."""
-        return vocab_logits(x_ND, self.weight)
-
-
-def vocab_logits(x_ND: Tensor, weight_vD: Tensor) -> Tensor:
-    """Return this rank's logits [N, v] in at least fp32."""
-    logits = F.linear(x_ND, weight_vD)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        """Return this rank's logits."""
+        return F.linear(x_ND, self.weight)

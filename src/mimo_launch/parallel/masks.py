@@ -7,23 +7,40 @@ Leaves: the attention itself to `attention`.
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from mimo_launch.comm.transfer import to_device
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents packed into sequences: `numbers` [sequences, positions] names that of each position.
+
+    `lengths` are those of all documents, sequence after sequence, as the host knows them.
+    """
+
+    numbers: Tensor
+    lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CausalMask:
     """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
 
-    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence. `documents`
-    [batch, all positions] numbers documents packed into a sequence, which do not see each other;
-    positions run on, because a rotary embedding sees distances only.
+    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence. `documents` are
+    packed into sequences and do not see each other; positions run on, because a rotary embedding
+    sees distances only.
     """
 
     batch: int
     cos: Tensor
     sin: Tensor
-    documents: Tensor | None
+    documents: Documents | None
 
     def rotate(self, x_BSHK: Tensor) -> Tensor:
         """Return x turned by its positions (RoPE, arXiv:2104.09864), in at least fp32."""
@@ -41,7 +58,8 @@ class CausalMask:
         causal = place[:, None] >= torch.arange(keys, device=self.cos.device)
         if self.documents is None:
             return causal
-        mine, theirs = self.documents[:, keys - queries : keys], self.documents[:, :keys]
+        numbers = self.documents.numbers
+        mine, theirs = numbers[:, keys - queries : keys], numbers[:, :keys]
         return (causal & (mine[:, :, None] == theirs[:, None, :]))[:, None]
 
 
@@ -64,7 +82,7 @@ def causal_mask(
     theta: float,
     dtype: torch.dtype,
     *,
-    documents: Tensor | None,
+    documents: Documents | None,
 ) -> CausalMask:
     """Return the mask of `batch` sequences of which this rank holds the given positions."""
     wide = torch.promote_types(dtype, torch.float32)
@@ -78,12 +96,14 @@ def causal_mask(
 class ImageMask:
     """Tokens are images one after another; a token sees its own image.
 
-    For each image of which this rank holds a token: `queries` [images, most tokens held] names
-    those tokens in this rank's list, `keys` [images, longest] all its tokens in the list of all cp
-    ranks, 0 where `valid` is false. `tokens` names the place, in the flattened queries, of each of
-    this rank's tokens; padding tokens come after them.
+    Where the list is made of whole images of one length and nothing else, `same` says how many and
+    how long. Otherwise, for each image of which this rank holds a token: `queries` [images, most
+    tokens held] names those tokens in this rank's list, `keys` [images, longest] all its tokens in
+    the list of all cp ranks, 0 where `valid` is false. `tokens` names the place, in the flattened
+    queries, of each of this rank's tokens; padding tokens come after them.
     """
 
+    same: tuple[int, int] | None
     queries: Tensor
     keys: Tensor
     valid: Tensor
@@ -96,29 +116,30 @@ def image_mask(lengths: list[int], held: range, device: torch.device) -> ImageMa
 
     `held` are the tokens of this rank in the list of all; it may reach into the padding.
     """
-    starts, stops = [], []
-    first = 0
-    for length in lengths:
-        if max(first, held.start) < min(first + length, held.stop):
-            starts.append(first)
-            stops.append(first + length)
-        first += length
-    begin = torch.tensor(starts, dtype=torch.long, device=device)
-    end = torch.tensor(stops, dtype=torch.long, device=device)
+    ends = np.cumsum([0, *lengths], dtype=np.int64)
+    begin, end = ends[:-1], ends[1:]
+    mine = np.maximum(begin, held.start) < np.minimum(end, held.stop)
+    begin, end = begin[mine], end[mine]
+    lengths_here = set((end - begin).tolist())
+    same = None
+    if held == range(int(ends[-1])) and len(lengths_here) == 1:
+        same, begin, end = (len(begin), int(end[0])), begin[:0], end[:0]
+    # On the host: index tensors whose size depends on values would make it wait for a device.
     keys, valid = _padded(begin, end)
-    queries, own = _padded(begin.clamp(min=held.start), end.clamp(max=held.stop))
+    queries, own = _padded(np.maximum(begin, held.start), np.minimum(end, held.stop))
     return ImageMask(
-        torch.where(own, queries - held.start, 0),
-        keys,
-        valid,
-        own.flatten().nonzero().flatten(),
-        is_full=len({stop - start for start, stop in zip(starts, stops, strict=True)}) <= 1,
+        same,
+        to_device(np.where(own, queries - held.start, 0), device),
+        to_device(keys, device),
+        to_device(valid, device),
+        to_device(own.flatten().nonzero()[0], device),
+        is_full=len(lengths_here) <= 1,
     )
 
 
-def _padded(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+def _padded(begin: Index, end: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
     """Return begin .. end of each row, 0 where the row is shorter, and where it is not."""
     longest = int((end - begin).max()) if len(begin) else 0
-    places = begin[:, None] + torch.arange(longest, device=begin.device)
+    places = begin[:, None] + np.arange(longest)
     valid = places < end[:, None]
-    return torch.where(valid, places, 0), valid
+    return np.where(valid, places, 0), valid

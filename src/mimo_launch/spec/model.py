@@ -95,6 +95,11 @@ class ModuleSpec(Strict):
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
     )
+    compile: bool | Literal["auto"] = Field(
+        "auto",
+        description="Compile the blocks with torch.compile; `auto`: on GPUs, with the backend "
+        "`torch`, below fp64.",
+    )
     init_from: str | None = Field(
         None,
         description="Checkpoint, or run folder with one, to take this module's weights from; "
