@@ -97,7 +97,8 @@ def test_ranks_leave_with_their_parent() -> None:
         "print(*(pid for pid, _ in Ranks(2).run(process_of_rank, 0)), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
     deadline = time.monotonic() + 5

@@ -1,6 +1,6 @@
 """Imports what every worker needs, once, before workers are forked.
 
-Decides: the list of slow imports; that none of them initialises CUDA, which does not survive a fork.
+Decides: the list of slow imports; none initialises CUDA, which does not survive a fork.
 Relies on: fork; a spawned worker gains nothing.
 Leaves: forking to `local` and `ranks`.
 """

@@ -173,7 +173,7 @@ class Ranks:
 
 def refuse_initialised_cuda() -> None:
     """Raise a RuntimeError if CUDA is initialised in this process: it does not survive a fork."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError(
             "workers on GPUs are forked, and CUDA does not survive a fork, but this process has "
             "initialised it; start them before the first use of CUDA, or from a process of its own"
@@ -203,7 +203,7 @@ def _rank_main(
             result = _run_job(rank, world_size, device, job)
             faulthandler.cancel_dump_traceback_later()
             try:
-                # Plain pickle: torch's own would pass tensors by handles that die with this process.
+                # Not the pickle of torch: handles of its tensors die with this process.
                 pipe.send_bytes(pickle.dumps(result))
                 job = pickle.loads(pipe.recv_bytes())
             except (EOFError, ConnectionResetError, BrokenPipeError):
