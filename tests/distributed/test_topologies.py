@@ -14,6 +14,8 @@ from mimo_launch.train.loop import train
 from mimo_launch.train.session import RankSession
 
 TOPOLOGIES = sorted(Path("topologies").glob("*.yaml"))
+BENCH = sorted(Path("topologies/bench").glob("*.yaml"))
+BENCH_IN_DEFAULT_SUITE = {"r1_dp1_dp3", "r1_dp2_tp2", "long_vision_in_language_grid_cp4"}
 
 
 def load(path: Path, *overrides: str) -> Spec:
@@ -38,6 +40,20 @@ def losses(spec: Spec) -> list[float]:
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
 def test_a_topology_computes_the_one_rank_gradients(path: Path) -> None:
     """Oracle 5 in float64: loss, norms, every gradient, the clipped update; two steps."""
+    assert failures(verdicts(load(path))) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            p, marks=() if p.stem in BENCH_IN_DEFAULT_SUITE else pytest.mark.sweep, id=p.stem
+        )
+        for p in BENCH
+    ],
+)
+def test_the_layout_of_a_benchmark_computes_the_one_rank_gradients(path: Path) -> None:
+    """The same proof on the grids, schedule and kinds of layers of topologies/bench, shrunk."""
     assert failures(verdicts(load(path))) == []
 
 

@@ -56,7 +56,7 @@ SPECS = [
     if block.language == "yaml" and re.search(r"^version:", block.text, re.MULTILINE)
 ]
 COMMANDS = [block for block in ALL if block.language == "console" and RUNNABLE.match(block.text)]
-TOPOLOGIES = sorted((ROOT / "topologies").glob("*.yaml"))
+TOPOLOGIES = sorted((ROOT / "topologies").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("block", SPECS, ids=lambda block: block.id)

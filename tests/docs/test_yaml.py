@@ -9,7 +9,7 @@ from mimo_launch.diag.codes import CODES
 from mimo_launch.layout.checks.entry import check_text, load_and_check
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted((ROOT / "topologies").glob("*.yaml"))
+SHIPPED = sorted((ROOT / "topologies").rglob("*.yaml"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     (page, number, block)
