@@ -19,7 +19,7 @@ from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
-from mimo_launch.parallel.masks import causal_mask
+from mimo_launch.parallel.masks import Documents, causal_mask
 from mimo_launch.spec.model import DecoderModel
 
 
@@ -40,15 +40,15 @@ class LanguageInput:
     """One microbatch of `num_sequences` B as this rank sees it.
 
     tokens, on the first stage, and labels, on the last, [B, S]: the S positions [S] that this cp
-    rank holds of each sequence; without labels the last stage gives greedy answers. documents
-    [B, all positions] numbers the packed documents, None where every sample is one. rows[encoder]
-    [r, D] are the rows this rank received, on the first stage only.
+    rank holds of each sequence; without labels the last stage gives greedy answers. documents: what
+    the samples pack, None where every sample is one. rows[encoder] [r, D] are the rows this rank
+    received, on the first stage only.
     """
 
     num_sequences: int
     tokens: Tensor | None
     positions: Tensor
-    documents: Tensor | None
+    documents: Documents | None
     labels: Tensor | None
     rows: Mapping[str, Tensor]
     placements: Mapping[str, Placement]

@@ -19,7 +19,7 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents packed into sequences: `numbers` [sequences, positions] names that of each position.
+    """Documents packed into sequences: `numbers` [sequences, positions] tells them apart.
 
     `lengths` are those of all documents, sequence after sequence, as the host knows them.
     """
@@ -100,7 +100,8 @@ class ImageMask:
     how long. Otherwise, for each image of which this rank holds a token: `queries` [images, most
     tokens held] names those tokens in this rank's list, `keys` [images, longest] all its tokens in
     the list of all cp ranks, 0 where `valid` is false. `tokens` names the place, in the flattened
-    queries, of each of this rank's tokens; padding tokens come after them.
+    queries, of each of this rank's tokens; padding tokens come after them. For kernels that take
+    lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`.
     """
 
     same: tuple[int, int] | None
@@ -109,12 +110,17 @@ class ImageMask:
     valid: Tensor
     tokens: Tensor
     is_full: bool
+    own_lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    first_key: int
 
 
-def image_mask(lengths: list[int], held: range, device: torch.device) -> ImageMask:
+def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: bool) -> ImageMask:
     """Return the mask of images with the given numbers of tokens.
 
-    `held` are the tokens of this rank in the list of all; it may reach into the padding.
+    `held` are the tokens of this rank in the list of all; it may reach into the padding. `alone`:
+    the module has no other cp rank. One that holds all images beside others that hold padding
+    still joins them in their collectives.
     """
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     begin, end = ends[:-1], ends[1:]
@@ -122,11 +128,12 @@ def image_mask(lengths: list[int], held: range, device: torch.device) -> ImageMa
     begin, end = begin[mine], end[mine]
     lengths_here = set((end - begin).tolist())
     same = None
-    if held == range(int(ends[-1])) and len(lengths_here) == 1:
+    if alone and held == range(int(ends[-1])) and len(lengths_here) == 1:
         same, begin, end = (len(begin), int(end[0])), begin[:0], end[:0]
     # On the host: index tensors whose size depends on values would make it wait for a device.
     keys, valid = _padded(begin, end)
-    queries, own = _padded(np.maximum(begin, held.start), np.minimum(end, held.stop))
+    own_begin, own_end = np.maximum(begin, held.start), np.minimum(end, held.stop)
+    queries, own = _padded(own_begin, own_end)
     return ImageMask(
         same,
         to_device(np.where(own, queries - held.start, 0), device),
@@ -134,6 +141,9 @@ def image_mask(lengths: list[int], held: range, device: torch.device) -> ImageMa
         to_device(valid, device),
         to_device(own.flatten().nonzero()[0], device),
         is_full=len(lengths_here) <= 1,
+        own_lengths=tuple((own_end - own_begin).tolist()),
+        key_lengths=tuple((end - begin).tolist()),
+        first_key=int(begin[0]) if len(begin) else 0,
     )
 
 

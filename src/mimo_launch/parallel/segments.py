@@ -8,6 +8,7 @@ Leaves: values to `init`, sums over tp to `optimizer.gradients`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -89,7 +90,8 @@ class SegmentedModule(nn.Module):
     """A layer that owns parameters; FSDP replaces the tensors, the declaration stays.
 
     Where fused layers are an implementation detail, `names_itself` drops the layer's own name from
-    the path: `attention.inputs` holds `attention.q.weight`, on every layout.
+    the path: `attention.inputs` holds `attention.q.weight`, on every layout. `segments` are by the
+    attribute that holds them; for layers of a library it leads into them, with dots.
     """
 
     names_itself = True
@@ -148,4 +150,4 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
                 rows = segment.local_shape[0]
                 placed.append(Placed(f"{prefix}.{segment.name}", segment, row, row + rows))
                 row += rows
-            yield DeclaredParameter(getattr(layer, attribute), tuple(placed))
+            yield DeclaredParameter(attrgetter(attribute)(layer), tuple(placed))

@@ -138,7 +138,8 @@ class Stages:
             images = group_images(self.layout, step.inputs, layout, replica, group)
             patches = pack_images(images, model, module.context, held)
         lengths = image_lengths(self.layout, step.plan, layout, replica, group)
-        mask = image_mask(lengths, held, module.context.device)
+        alone = module.context.cp.size == 1
+        mask = image_mask(lengths, held, module.context.device, alone=alone)
         return EncoderInput(mask, owned_rows(layout, total, self.rank), patches)
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:

@@ -18,6 +18,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.shards import cut_runs, encoder_samples, row_cut, token_runs
 from mimo_launch.modules.language import Placement
 from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.masks import Documents
 
 
 class StepInputs(Protocol):
@@ -56,13 +57,19 @@ def read_text(
 
 def read_documents(
     layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
-) -> Tensor | None:
-    """Return the document of each position [B, seq]; None if every sample is one document."""
+) -> Documents | None:
+    """Return the documents of one microbatch; None if every sample is one document."""
     samples = layout.samples.language(replica, microbatch)
     documents = np.stack([inputs.documents(sample) for sample in samples])
     if (documents == documents[:, :1]).all():
         return None
-    return to_device(documents, device)
+    return Documents(to_device(documents, device), document_lengths(documents))
+
+
+def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
+    """Return the lengths of all documents, sample after sample, of their numbers [B, seq]."""
+    ends = np.diff(documents, axis=1, append=documents[:, -1:] + 1).flatten().nonzero()[0] + 1
+    return tuple(np.diff(ends, prepend=0).tolist())
 
 
 def group_images(

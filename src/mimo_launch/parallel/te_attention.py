@@ -1,0 +1,154 @@
+"""Attention with Transformer Engine: its norm and projections, its kernels, its ring over cp.
+
+Decides: which of its attention formats carries each mask, and what goes around it unpadded.
+Relies on: `te_layers` for the layers, `masks` for lengths that the host knows.
+Leaves: the residual stream to `modules.te_block`.
+
+Legend: n tokens between regions, N tokens of this rank inside, D width, h heads and g key/value
+heads of this rank, K head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd import gather_tokens
+from mimo_launch.comm.transfer import to_device
+from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.te_layers import TeLayers
+
+# A causal window looks back without limit; the package wants it said with each mask.
+CAUSAL, WHOLE = (-1, 0), (-1, -1)
+SMALLEST_BOUND = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Sequences one after another: int32 [sequences + 1] bounds, and a limit of their lengths."""
+
+    bounds: Tensor
+    longest: int
+
+
+def packed(lengths: Sequence[int], device: torch.device) -> Packed:
+    """Return sequences of the given lengths, none of which is 0.
+
+    The limit is a power of two, so that batches of different images share compiled kernels.
+    """
+    return _packed(tuple(lengths), device)
+
+
+@lru_cache(maxsize=256)
+def _packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
+    # Kept because every layer of a stage asks, and because data often repeats its lengths.
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    longest = max(SMALLEST_BOUND, 1 << (max(lengths) - 1).bit_length())
+    return Packed(to_device(bounds.numpy(), device), longest)
+
+
+class TeAttention(nn.Module):
+    """Norm, then multi-head or grouped-query attention: [n, D] -> [n, D], without the residual."""
+
+    def __init__(
+        self,
+        layers: TeLayers,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        norm: Literal["rms", "layer"],
+        bias: bool,
+        qk_norm: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.head_size = layers.context, head_size
+        self.heads = len(self.context.part(heads))
+        # With fewer key/value heads than tp ranks, several ranks hold the same one.
+        self.kv_heads = max(1, kv_heads // self.context.tp.size)
+        features = (self.heads + 2 * self.kv_heads) * head_size
+        self.inputs = layers.norm_column(width, features, norm=norm, bias=bias)
+        self.q_norm = layers.head_norm(head_size) if qk_norm else None
+        self.k_norm = layers.head_norm(head_size) if qk_norm else None
+        sizes = self.heads, self.kv_heads, head_size
+        self.core = layers.attention(*sizes, ring=False)
+        self.ring = layers.attention(*sizes, ring=True) if self.context.cp.size > 1 else self.core
+        self.output = layers.row(heads * head_size, width, bias=bias)
+
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return attention over the tokens."""
+        fused = self.inputs(x_nD)
+        shape = fused.shape[0], self.heads + 2 * self.kv_heads, self.head_size
+        q, k, v = fused.view(shape).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if isinstance(mask, CausalMask):
+            mixed = self._causal(q, k, v, mask)
+        else:
+            mixed = self._per_image(q, k, v, mask)
+        out: Tensor = self.output(mixed)
+        return out
+
+    def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
+        """Return causal attention inside each document, [N, h * K]."""
+        q, k, v = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
+        q, k, v = mask.rotate(q), mask.rotate(k), v.contiguous()
+        if mask.documents is None:
+            out: Tensor = self.ring(
+                q, k, v, qkv_format="bshd", attn_mask_type="causal", window_size=CAUSAL
+            )
+        elif self.context.cp.size == 1:
+            documents = packed(mask.documents.lengths, q.device)
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+            out = self._packed(q, k, v, documents, documents, causal=True)
+        else:
+            # Its ring cuts every document in chunks, ours every sequence; `layout.checks` says so.
+            raise ValueError("transformer_engine has no ring over packed documents")
+        return out.reshape(q_NhK.shape[0], -1)
+
+    def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
+        """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
+        num_tokens = q_NhK.shape[0]
+        if mask.same is not None:
+            shape = (*mask.same, *q_NhK.shape[1:])
+            q, k, v = (x.contiguous().view(shape) for x in (q_NhK, k_NgK, v_NgK))
+            out: Tensor = self.core(
+                q, k, v, qkv_format="bshd", attn_mask_type="no_mask", window_size=WHOLE
+            )
+            return out.reshape(num_tokens, -1)
+        if self.context.cp.size > 1:
+            # In one collective, so that the order of its backward is the same on every rank.
+            both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
+            k_NgK, v_NgK = both.chunk(2, dim=1)
+        own, last_key = sum(mask.own_lengths), mask.first_key + sum(mask.key_lengths)
+        if own == 0:
+            # No image here: stay on the graph, so that backward still reaches every weight and
+            # every rank of the cp group joins the collective.
+            return q_NhK.flatten(1) * 0 + (k_NgK.sum() + v_NgK.sum()) * 0
+        k, v = (x[mask.first_key : last_key].contiguous() for x in (k_NgK, v_NgK))
+        queries, keys = (packed(x, q_NhK.device) for x in (mask.own_lengths, mask.key_lengths))
+        out = self._packed(q_NhK[:own].contiguous(), k, v, queries, keys, causal=False)
+        return nn.functional.pad(out, (0, 0, 0, num_tokens - own)) if own < num_tokens else out
+
+    def _packed(
+        self, q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, *, causal: bool
+    ) -> Tensor:
+        """Return attention inside each sequence of a list without padding, [tokens, h * K]."""
+        out: Tensor = self.core(
+            q,
+            k,
+            v,
+            qkv_format="thd",
+            attn_mask_type="padding_causal" if causal else "padding",
+            window_size=CAUSAL if causal else WHOLE,
+            cu_seqlens_q=queries.bounds,
+            cu_seqlens_kv=keys.bounds,
+            max_seqlen_q=queries.longest,
+            max_seqlen_kv=keys.longest,
+        )
+        return out

@@ -1,0 +1,177 @@
+"""Transformer Engine's layers, built for the tp and cp groups of one module.
+
+Decides: which of its layers stand for ours, and with which arguments.
+Relies on: transformer-engine 2.20, imported by the first module that asks for it and nowhere else.
+Leaves: names and initial values of the parameters to `modules.te_block`.
+
+Legend: D width, f features of this rank, K head size.
+"""
+
+import importlib
+import warnings
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.parallel.context import ParallelContext
+
+EPS = 1e-5  # As in `layers.Norm`.
+NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
+
+
+class BackendError(RuntimeError):
+    """The layers of a backend cannot be had in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeLayers:
+    """Makes layers of Transformer Engine that hold this rank's part of the weights, unset.
+
+    The layers do the collectives around a tensor-parallel region themselves: those of
+    `ParallelContext.enter` and `leave`. `stream` is the second stream of ring attention, one for
+    all layers of a stage.
+    """
+
+    te: ModuleType
+    context: ParallelContext
+    stream: torch.cuda.Stream | None
+
+    def norm_column(
+        self, width: int, features: int, *, norm: Literal["rms", "layer"], bias: bool
+    ) -> nn.Module:
+        """Return a norm and a linear layer of which this rank has `features` outputs.
+
+        [n, D] -> [N, f].
+        """
+        return self._make(
+            "LayerNormLinear",
+            width,
+            # Divided by tp again: ranks that share a key/value head hold more than their part.
+            features * self.context.tp.size,
+            normalization=NORMS[norm],
+            eps=EPS,
+            bias=bias,
+            parallel_mode=self._mode("column"),
+            init_method=_unset,
+            sequence_parallel=self.context.sequence_parallel,
+        )
+
+    def row(self, features: int, width: int, *, bias: bool) -> nn.Module:
+        """Return a linear layer that ends a region, `features` cut over tp: [N, f] -> [n, D]."""
+        return self._make(
+            "Linear",
+            features,
+            width,
+            bias=bias,
+            parallel_mode=self._mode("row"),
+            init_method=_unset,
+            sequence_parallel=self.context.sequence_parallel,
+        )
+
+    def norm_swiglu(self, width: int, inner: int, *, norm: Literal["rms", "layer"]) -> nn.Module:
+        """Return a norm and a SwiGLU MLP without biases, `inner` cut over tp: [n, D] -> [n, D]."""
+        return self._make(
+            "LayerNormMLP",
+            width,
+            inner,
+            normalization=NORMS[norm],
+            eps=EPS,
+            bias=False,
+            activation="swiglu",
+            set_parallel_mode=self.context.tp.size > 1,
+            init_method=_unset,
+            output_layer_init_method=_unset,
+            sequence_parallel=self.context.sequence_parallel,
+        )
+
+    def head_norm(self, head_size: int) -> nn.Module:
+        """Return an RMSNorm over each head, [..., K] -> [..., K]."""
+        norm: nn.Module = self.te.RMSNorm(
+            head_size, eps=EPS, device="cpu", dtype=self.context.dtype
+        )
+        return norm
+
+    def attention(self, heads: int, kv_heads: int, head_size: int, *, ring: bool) -> nn.Module:
+        """Return softmax attention of this rank's heads; the mask comes with each call.
+
+        A ring passes keys and values around the cp group. Its load balancing is ours: rank r holds
+        chunks r and 2 * cp - 1 - r of each sequence.
+        """
+        cp = self.context.cp
+        ends = {
+            "cp_group": cp.handle,
+            "cp_global_ranks": list(cp.ranks),
+            "cp_stream": self.stream,
+            "cp_comm_type": "p2p",
+        }
+        core: nn.Module = self.te.DotProductAttention(
+            heads,
+            head_size,
+            num_gqa_groups=kv_heads,
+            attention_dropout=0.0,
+            attn_mask_type="no_mask",
+            **(ends if ring else {}),
+        )
+        return core
+
+    def _mode(self, mode: str) -> str | None:
+        """Return the parallel mode; without tp none, which adds biases inside the matmul."""
+        return mode if self.context.tp.size > 1 else None
+
+    def _make(self, layer: str, *sizes: int, **options: Any) -> nn.Module:
+        with warnings.catch_warnings():
+            # It would have CUDA_DEVICE_MAX_CONNECTIONS=1, with which pipelines hang.
+            warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS.*")
+            made: nn.Module = getattr(self.te, layer)(
+                *sizes,
+                tp_group=self.context.tp.handle,
+                tp_size=self.context.tp.size,
+                params_dtype=self.context.dtype,
+                # Initial values are drawn on the processor; the module is moved afterwards.
+                device="cpu",
+                # It adds gradients to buffers of its own, behind the back of FSDP2, which takes
+                # them from autograd.
+                fuse_wgrad_accumulation=False,
+                **options,
+            )
+        return made
+
+
+def te_layers(context: ParallelContext) -> TeLayers:
+    """Return the maker of layers for a module.
+
+    Raises: BackendError without a GPU, for another type than bf16 and fp16, or when the package
+    cannot be imported.
+    """
+    if context.device.type != "cuda":
+        raise BackendError(
+            f"transformer_engine needs a GPU and this rank computes on {context.device}; "
+            "use `backend: torch`"
+        )
+    if context.compute_dtype not in (torch.bfloat16, torch.float16):
+        raise BackendError(
+            f"transformer_engine computes in 16 bits, not in {context.compute_dtype}; "
+            "use `backend: torch`, or `train.precision: bf16`"
+        )
+    te = load_transformer_engine()
+    stream: Any = torch.cuda.Stream(context.device) if context.cp.size > 1 else None  # type: ignore[no-untyped-call]
+    return TeLayers(te, context, stream)
+
+
+def load_transformer_engine() -> ModuleType:
+    """Import the package. Raises: BackendError with its own words."""
+    try:
+        return importlib.import_module("transformer_engine.pytorch")
+    # Not only ImportError: an incomplete installation or a missing library is a RuntimeError, an
+    # OSError or an AssertionError.
+    except Exception as error:
+        raise BackendError(
+            f"transformer_engine cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _unset(weight: Tensor) -> None:
+    """Leave a weight as it is: `init` fills it."""
