@@ -58,23 +58,35 @@ def pack_images(
     squares of an image: a row is a view of its patches, and positions alone say where a patch is.
     Of the list, padded at the end, this rank keeps `held`.
     """
-    side, s = model.patch, model.shuffle
-    patches, positions = [], []
+    size = model.channels * model.patch**2
+    pixels = np.zeros((len(held), size), dtype=np.float32)
+    positions = np.zeros((len(held), 2), dtype=np.int64)
+    first = 0
     for image in images:
-        channels, height, width = image.shape
-        rows, columns = height // (s * side), width // (s * side)
-        cut = image.reshape(channels, rows, s, side, columns, s, side)
-        patches.append(cut.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * side * side))
-        places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
-        positions.append(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
-    padding = max(0, held.stop - sum(len(part) for part in patches))
-    patches.append(np.zeros((padding, model.channels * side * side), dtype=np.float32))
-    positions.append(np.zeros((padding, 2), dtype=np.int64))
-    mine = slice(held.start, held.stop)
-    pixels = np.concatenate(patches)[mine]
+        last = first + image.size // size
+        start, stop = max(first, held.start), min(last, held.stop)
+        if start < stop:
+            here = slice(start - held.start, stop - held.start)
+            part = slice(start - first, stop - first)
+            cut, places = _cut_image(image, model)
+            pixels[here], positions[here] = cut[part], places[part]
+        first = last
     return Patches(
         torch.as_tensor(pixels, dtype=context.compute_dtype, device=context.device),
-        torch.as_tensor(np.concatenate(positions)[mine], device=context.device),
+        torch.as_tensor(positions, device=context.device),
+    )
+
+
+def _cut_image(image: np.ndarray, model: VitModel) -> tuple[np.ndarray, np.ndarray]:
+    """Return the patches [N, P] of an image, square after square, and their (y, x) [N, 2]."""
+    side, s = model.patch, model.shuffle
+    channels, height, width = image.shape
+    rows, columns = height // (s * side), width // (s * side)
+    cut = image.reshape(channels, rows, s, side, columns, s, side).transpose(1, 4, 2, 5, 0, 3, 6)
+    places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
+    return (
+        cut.reshape(-1, channels * side * side),
+        places.transpose(1, 3, 2, 4, 0).reshape(-1, 2),
     )
 
 
