@@ -92,17 +92,20 @@ def build_modules(
             compute_dtype=compute_dtype(spec.train.precision),
             device=grids.device,
             compiled=_compiles(spec, module.name, grids.device),
+            backend=spec.modules[module.name].backend,
         )
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
         flags: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
-            network = build_network(spec, stage, context)
-            init_parameters(module.name, network, spec.train.seed, randomise=randomise)
-            network.to(context.device)
+            # Weights get memory only once they are sharded: no rank ever holds a whole model.
+            with torch.device("meta"):
+                network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
-            flags[stage.index] = FiniteFlag(context.device)
             _shard(network, grids, module.name, sharding, spec.train.precision)
+            network.to_empty(device=context.device)
+            init_parameters(module.name, network, spec.train.seed, randomise=randomise)
+            flags[stage.index] = FiniteFlag(context.device)
             for unit in fsdp_modules(network):
                 watch(unit, grids.group(module.name, "dp", "cp").size, flags[stage.index])
             stages[stage.index] = network

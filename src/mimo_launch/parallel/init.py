@@ -5,63 +5,112 @@ Relies on: numpy's Philox, a counter-based generator (Salmon et al. 2011), on th
 Leaves: scales to the layers' declarations.
 
 A tensor is drawn in tiles, each from a stream of its own, so a rank draws only the tiles it holds a
-part of, whatever the cut.
+part of, whatever the cut, and several threads share the work.
 """
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.parallel.local import local_segments
 from mimo_launch.parallel.segments import Segment, declared_parameters
 
 TILE = 128
+# Below this many tiles threads cost more than they save.
+MIN_TILES_FOR_THREADS = 256
 
 
 def init_parameters(
     module_name: str, root: nn.Module, seed: int, *, randomise: bool = False
 ) -> None:
-    """Fill every parameter below `root` with its initial values.
+    """Fill what this rank holds of every parameter below `root` with its initial values.
 
     With `randomise`, constants get noise too, so that no gradient vanishes by symmetry (verify).
     """
+    declared = declared_parameters(module_name, root)
     with torch.no_grad():
-        for declared in declared_parameters(module_name, root):
-            for placed in declared.placed:
-                local = declared.parameter[placed.first_row : placed.last_row]
-                local.copy_(initial_values(placed.name, placed.segment, seed, randomise=randomise))
+        for item in local_segments(declared, lambda parameter: parameter.detach()):
+            rows = range(item.first_row, item.first_row + item.local.shape[0])
+            values = initial_values(item.name, item.segment, seed, randomise=randomise, rows=rows)
+            item.local.copy_(values)
 
 
-def initial_values(name: str, segment: Segment, seed: int, *, randomise: bool = False) -> Tensor:
-    """Return this rank's part of a segment in float64."""
+def initial_values(
+    name: str, segment: Segment, seed: int, *, randomise: bool = False, rows: range | None = None
+) -> Tensor:
+    """Return this rank's part of a segment in float64; of that part only `rows`, if given."""
+    rows = range(segment.local_shape[0]) if rows is None else rows
+    shape = (len(rows), *segment.local_shape[1:])
     constant = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}[segment.init]
     if segment.init != "normal" and not randomise:
-        return torch.full(segment.local_shape, constant, dtype=torch.float64)
+        return torch.full(shape, constant, dtype=torch.float64)
     scale = segment.std if segment.init == "normal" else 0.1
-    return torch.from_numpy(constant + scale * _normal(name, segment, seed))
+    drawn = _normal(name, segment, seed, rows).reshape(shape)
+    drawn *= scale
+    drawn += constant
+    return torch.from_numpy(drawn)
 
 
-def _normal(name: str, segment: Segment, seed: int) -> np.ndarray:
-    """Return this rank's part of a standard normal tensor, tile by tile."""
-    rows, columns = segment.shape[0], int(np.prod(segment.shape[1:], dtype=np.int64))
-    row_part, column_part = range(rows), range(columns)
+class _Part(NamedTuple):
+    """What is wanted of a tensor seen as a matrix of `shape`."""
+
+    shape: tuple[int, int]
+    rows: range
+    columns: range
+
+    def tiles(self) -> Iterator[tuple[int, int]]:
+        """Yield the upper left corners of the tiles that hold some of it."""
+        for top in range(self.rows.start // TILE * TILE, self.rows.stop, TILE):
+            for left in range(self.columns.start // TILE * TILE, self.columns.stop, TILE):
+                yield top, left
+
+
+def _normal(name: str, segment: Segment, seed: int, rows: range) -> np.ndarray:
+    """Return some rows of this rank's part of a standard normal tensor, tile by tile."""
+    width = int(np.prod(segment.shape[1:], dtype=np.int64))
+    part = _Part((segment.shape[0], width), rows, range(width))
     if segment.axis == 0:
-        row_part = range(segment.start, segment.stop)
+        first = segment.start
+        part = part._replace(rows=range(first + rows.start, first + rows.stop))
     elif segment.axis is not None:
-        column_part = range(segment.start, segment.stop)
-    out = np.empty((len(row_part), len(column_part)))
-    for top in range(row_part.start // TILE * TILE, row_part.stop, TILE):
-        for left in range(column_part.start // TILE * TILE, column_part.stop, TILE):
-            shape = min(TILE, rows - top), min(TILE, columns - left)
-            tile = _stream(name, seed, top, left).standard_normal(shape)
-            first_row, last_row = max(top, row_part.start), min(top + TILE, row_part.stop)
-            first, last = max(left, column_part.start), min(left + TILE, column_part.stop)
-            out[
-                first_row - row_part.start : last_row - row_part.start,
-                first - column_part.start : last - column_part.start,
-            ] = tile[first_row - top : last_row - top, first - left : last - left]
-    return out.reshape(segment.local_shape)
+        part = part._replace(columns=range(segment.start, segment.stop))
+    out = np.empty((len(part.rows), len(part.columns)))
+    draw, tiles = partial(_draw, name, seed, part, out), list(part.tiles())
+    if len(tiles) < MIN_TILES_FOR_THREADS:
+        for tile in tiles:
+            draw(tile)
+    else:
+        with ThreadPoolExecutor(_num_threads()) as pool:
+            list(pool.map(draw, tiles))
+    return out
+
+
+def _draw(name: str, seed: int, part: _Part, out: np.ndarray, tile: tuple[int, int]) -> None:
+    """Draw one tile and keep what is wanted of it."""
+    top, left = tile
+    shape = min(TILE, part.shape[0] - top), min(TILE, part.shape[1] - left)
+    values = _stream(name, seed, top, left).standard_normal(shape)
+    rows = range(max(top, part.rows.start), min(top + TILE, part.rows.stop))
+    columns = range(max(left, part.columns.start), min(left + TILE, part.columns.stop))
+    out[_within(rows, part.rows.start), _within(columns, part.columns.start)] = values[
+        _within(rows, top), _within(columns, left)
+    ]
+
+
+def _within(places: range, origin: int) -> slice:
+    return slice(places.start - origin, places.stop - origin)
+
+
+def _num_threads() -> int:
+    """Return this worker's share of the host's processors."""
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _stream(name: str, seed: int, top: int, left: int) -> np.random.Generator:

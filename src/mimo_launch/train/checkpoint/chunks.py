@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mimo_launch.modules.build import RankModule, fsdp_modules
 from mimo_launch.optimizer.build import Updates
-from mimo_launch.optimizer.gradients import LocalSegment, local_segments
+from mimo_launch.parallel.local import LocalSegment, local_segments
 from mimo_launch.parallel.segments import DeclaredParameter
 
 WEIGHTS = "weights"
