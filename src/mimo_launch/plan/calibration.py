@@ -4,7 +4,7 @@ Decides: names, units, defaults and sources of the constants; the form of a cali
 Relies on: nothing.
 Leaves: the formulas to `estimate_*` and `cost_model`, measuring to `mimo-launch bench --calibrate`.
 
-Rates are what the work achieves, not peaks of a data sheet, in bf16. GB and GB/s are powers of ten.
+Rates are what the work achieves in bf16; only `peak` is of a data sheet. GB and GB/s are powers of ten.
 """
 
 import json
@@ -51,6 +51,9 @@ class Calibration:
     head: float = _constant(700.0, "TFLOP/s", "vocabulary head and cross-entropy", _BLOCK)
     matmul: float = _constant(
         790.0, "TFLOP/s", "any other matmul: patch embedding, projector", "measured on one H200"
+    )
+    peak: float = _constant(
+        989.0, "TFLOP/s", "what `bench` gives MFU as a share of", "NVIDIA's H200 data sheet, dense"
     )
     fp32_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp32", _SHEET)
     fp64_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp64", _SHEET)
