@@ -40,12 +40,13 @@ class StepClock:
         self._noted: list[tuple[Slot | Section, _Instant, _Instant]] | None = None
         self._origin: tuple[float, _Instant] = (0.0, 0.0)  # One moment on both clocks.
 
-    def start(self) -> None:
-        """Begin to note. Waits for the GPU, so that its clock and the host's can be compared."""
+    def start(self) -> float:
+        """Begin to note; return the time. Waits for the GPU, to set its clock by the host's."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._origin = (time.perf_counter(), self._now())
         self._noted = []
+        return self._origin[0]
 
     @contextmanager
     def span(self, what: Slot | Section) -> Iterator[None]:
