@@ -39,7 +39,7 @@ def one_step(made: Spec, faults: Faults) -> tuple[float, list[TensorPiece], list
     with RankSession(made, randomise=True) as session:
         reader = StepReader(session, damaged(made, faults), state, events.append)
         inputs = reader.read("train", ids_of(made, 0), 0)
-        totals = session.gradients(inputs)
+        totals = session.gradients(inputs).read()
         return totals.loss, _pieces(session, gradients=True), events, state.bad_samples
 
 

@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import RankError, run_ranks
 from mimo_launch.layout.tokens import IGNORE_LABEL
-from mimo_launch.optimizer.gradients import local_tensor
+from mimo_launch.parallel.local import local_tensor
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
@@ -90,7 +90,7 @@ def totals_without_labels(made: Spec) -> tuple[float, float]:
     samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
     empty = WithoutLabels(inputs.dataset, "train", replace(inputs.plan, samples=samples))
     with RankSession(made) as session:
-        totals = session.gradients(empty)
+        totals = session.gradients(empty).read()
     return totals.loss, totals.norm
 
 

@@ -16,7 +16,7 @@ def gradients_on(device_name: str, made: Spec) -> tuple[float, dict[str, Any]]:
     import torch
     import torch.distributed as dist
 
-    from mimo_launch.optimizer.gradients import local_tensor
+    from mimo_launch.parallel.local import local_tensor
     from mimo_launch.train.data.dataset import build_dataset
     from mimo_launch.train.loader import step_inputs
     from mimo_launch.train.session import RankSession
@@ -25,7 +25,7 @@ def gradients_on(device_name: str, made: Spec) -> tuple[float, dict[str, Any]]:
     dist.init_process_group("nccl" if device_name == "cuda" else "gloo")
     inputs = step_inputs(build_dataset(made), "train", tuple(range(made.batch.global_)), 0)
     with RankSession(made, device=torch.device(device_name), randomise=True) as session:
-        totals = session.gradients(inputs)
+        totals = session.gradients(inputs).read()
         found = {
             placed.name: local_tensor(declared.parameter.grad)[placed.first_row : placed.last_row]
             .cpu()

@@ -91,7 +91,7 @@ def norm_over_one_grid() -> None:
 
     def partial_norm(*args: Any, **options: Any) -> Any:
         totals = correct(*args, **options)
-        return replace(totals, norm=totals.norms["language"])
+        return replace(totals, norm=totals.squares["language"].sqrt())
 
     session.reduce_totals = partial_norm
 

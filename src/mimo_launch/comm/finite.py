@@ -33,9 +33,10 @@ class FiniteFlag:
         """Look at a tensor."""
         self._sum.add_(x.detach().sum())
 
-    def is_finite(self) -> bool:
-        """Return whether all of it was finite. Waits for the device."""
-        return bool(self._sum.isfinite())
+    @property
+    def value(self) -> Tensor:
+        """A float64 scalar of the device that is finite if all of it was; it changes with more."""
+        return self._sum
 
 
 class WatchedReduceScatter:

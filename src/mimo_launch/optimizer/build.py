@@ -1,16 +1,19 @@
 """One optimizer per module, its settings merged from the spec.
 
-Decides: parameter groups, what decays, when a step is skipped.
-Relies on: torch's fused AdamW and SGD on sharded parameters.
-Leaves: gradients to `gradients`.
+Decides: parameter groups, what decays, how an update is scaled or skipped by the device alone.
+Relies on: torch's fused AdamW and SGD, which take both as tensors for `torch.amp.GradScaler`.
+Leaves: gradients to `gradients`, the scale and the verdict to `totals`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mimo_launch.modules.build import RankModule
 from mimo_launch.optimizer.lr import learning_rate
+from mimo_launch.parallel.local import local_tensor
 from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec
 
 
@@ -42,18 +45,70 @@ class Updates:
             for name, update in self.by_module.items()
         }
 
-    def apply(self, step: int) -> None:
-        """Update every weight with the gradients as they are."""
+    def apply(
+        self, step: int, *, skip: Tensor | None = None, divisor: Tensor | None = None
+    ) -> None:
+        """Update every weight with its gradient divided by `divisor`, unless `skip` is 1.
+
+        A skip leaves weights, moments and update counts as they are; what it leaves in the
+        gradients is of no use. Both are scalars of the device, `skip` float32, `divisor` float64;
+        the host waits for neither.
+        """
         rates = self.learning_rates(step)
         for name, update in self.by_module.items():
-            for group in update.optimizer.param_groups:
+            optimizer: Any = update.optimizer
+            for group in optimizer.param_groups:
                 group["lr"] = rates[name]
-            update.optimizer.step()
+            optimizer.found_inf = skip
+            optimizer.grad_scale = None if divisor is None else _scale(optimizer, divisor)
+            optimizer.step()
 
     def clear(self) -> None:
         """Drop all gradients; moments and step counts stay."""
         for update in self.by_module.values():
             update.optimizer.zero_grad(set_to_none=True)
+
+
+def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
+    """Return the divisor as fused optimizers take it, in float32, which is too coarse for float64:
+    those gradients are divided here.
+    """  # noqa: D205
+    exact = [
+        local_tensor(parameter.grad)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and parameter.dtype == divisor.dtype
+    ]
+    if not exact:
+        return divisor.float()
+    torch._foreach_div_(exact, divisor)
+    return None
+
+
+class _LocalAdamW(torch.optim.AdamW):
+    """Moves the shards that FSDP2 left on this rank, without DTensor around every operation.
+
+    State stays by parameter, sharded like it.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        answer = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        return _locally(lists, answer)
+
+
+class _LocalSGD(torch.optim.SGD):
+    """The same for SGD, which has no state."""
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        answer = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        return _locally(lists, answer)
+
+
+def _locally(lists: tuple[list[Tensor], ...], answer: bool) -> bool:
+    """Put local tensors in the place of sharded ones, in every list of an optimizer's step."""
+    for tensors in lists:
+        tensors[:] = [local_tensor(tensor) for tensor in tensors]
+    return answer
 
 
 def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
@@ -66,10 +121,8 @@ def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModu
     peak = common.lr if own.lr is None else own.lr
     optimizer: torch.optim.Optimizer
     if common.kind == "adamw":
-        optimizer = torch.optim.AdamW(
-            groups, lr=peak, betas=common.betas, eps=common.eps, fused=True
-        )
+        optimizer = _LocalAdamW(groups, lr=peak, betas=common.betas, eps=common.eps, fused=True)
     else:
-        optimizer = torch.optim.SGD(groups, lr=peak, foreach=True)
+        optimizer = _LocalSGD(groups, lr=peak, fused=True)
     warmup = common.schedule.warmup if own.warmup is None else own.warmup
     return ModuleUpdate(peak, warmup, optimizer)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mimo_launch.optimizer.gradients import StepTotals
+from mimo_launch.optimizer.totals import StepTotals
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
@@ -32,7 +32,7 @@ from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import EndOfRun, RunState
 from mimo_launch.train.step import StepRunner
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Saver(Protocol):
@@ -95,18 +95,18 @@ def train(
             first_step=state.step,
         )
     )
-    reader = StepReader(session, dataset, state, emit)
-    steps = StepRunner(session, reader, emit, hooks.profile)
     begin = time.perf_counter()
-    try:
-        stopped = _steps(session, steps, reader, order, emit, hooks, state)
-    except EndOfRun:
-        # What was saved before must not be lost: all ranks wait for it alike.
-        if hooks.saver is not None:
-            hooks.saver.finish()
-            _tell(hooks.saver, emit)
-        raise
-    saved = None if hooks.saver is None else _finish_saves(session, emit, hooks.saver)
+    with StepReader(session, dataset, state, emit) as reader:
+        steps = StepRunner(session, reader, emit, hooks.profile)
+        try:
+            stopped = _steps(session, steps, reader, order, emit, hooks, state)
+        except EndOfRun:
+            # What was saved before must not be lost: all ranks wait for it alike.
+            if hooks.saver is not None:
+                hooks.saver.finish()
+                _tell(hooks.saver, emit)
+            raise
+        saved = None if hooks.saver is None else _finish_saves(session, emit, hooks.saver)
     if stopped:
         emit(RunStopped(step=state.step, signal=stopped, checkpoint=saved))
     else:
@@ -125,24 +125,30 @@ def _steps(
     state: RunState,
 ) -> int:
     """Run steps to the last one or to a signal, which is returned; save and evaluate as due."""
-    spec, stopped, due = session.spec, 0, False
+    spec, stopped, save = session.spec, 0, False
     while state.step < spec.train.steps and not stopped:
-        totals = steps.run(state, order.take(state.samples), _flags(hooks, spec))
-        stopped = _stop_signal(totals)
-        if state.step == spec.train.steps:
+        steps.start(state, order, _flags(hooks, spec))
+        evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
+        if hooks.saver is not None and spec.checkpoint is not None:
+            save = save or _is_due(spec, state.step, spec.checkpoint.every)
+        last = state.step == spec.train.steps
+        totals = steps.settle(state, all_steps=save or evaluates or last)
+        stopped = max(map(_stop_signal, totals), default=0)
+        if stopped:
+            totals += steps.settle(state)
+        if last:
             steps.finish(state)  # Before the last save: a run that failed must not look finished.
-        if hooks.saver is not None and totals.flags[-1]:
+        if hooks.saver is not None and any(step.flags[-1] for step in totals):
             _finish_saves(session, emit, hooks.saver)
-        if spec.eval is not None and not stopped and _is_due(spec, state.step, spec.eval.every):
+        if spec.eval is not None and evaluates and not stopped:
             session.where.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None and spec.checkpoint is not None:
-            due = due or _is_due(spec, state.step, spec.checkpoint.every)
             # Nothing is saved while numbers are bad: a run that they end goes on from before them.
-            if stopped or (due and (totals.finite or state.step == spec.train.steps)):
+            if stopped or (save and (totals[-1].finite or last)):
                 session.where.enter(Phase.SAVING)
                 hooks.saver.save(state)
-                due = False
+                save = False
             if not stopped:  # What became of the last save of a run that stops is told at its end.
                 _tell(hooks.saver, emit)
     return stopped

@@ -11,16 +11,18 @@ is named last: its numbers come from all samples of the step.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from mimo_launch.comm.objects import gather_objects
+from mimo_launch.comm.pending import HostCopy
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import LANGUAGE, Layout
 from mimo_launch.layout.reads import samples_of
-from mimo_launch.modules.build import RankModule
-from mimo_launch.optimizer.gradients import local_segments, sum_of_squares
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import EndOfRun
@@ -54,39 +56,56 @@ class Evidence:
     squares: dict[str, float] = field(default_factory=dict)
 
 
-def own_evidence(session: RankSession) -> Evidence:
-    """Return what this rank saw of the last step. Waits for the device."""
-    return Evidence(
-        losses=tuple(m for m, loss in session.losses.items() if not loss.isfinite()),
-        gradients=tuple(
-            (name, stage)
-            for name, module in session.modules.items()
-            for stage, flag in module.flags.items()
-            if not flag.is_finite()
-        ),
-        squares={name: _squares(module) for name, module in session.modules.items()},
+@dataclass(frozen=True, slots=True)
+class PendingEvidence:
+    """The same on its way from the device, where the next step already overwrites it."""
+
+    microbatches: tuple[int, ...]
+    stages: tuple[tuple[str, int], ...]
+    modules: tuple[str, ...]
+    host: HostCopy
+
+    def read(self) -> Evidence:
+        """Return what this rank saw. Waits for the device."""
+        numbers = iter(self.host.read())
+        losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
+        gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
+        # What was summed over tp is the same on all tp ranks: `terms` saw it before.
+        terms = [math.isfinite(next(numbers)) for _ in self.modules]
+        squares = {
+            name: next(numbers) if finite else math.inf
+            for name, finite in zip(self.modules, terms, strict=True)
+        }
+        return Evidence(losses, gradients, squares)
+
+
+def note_evidence(session: RankSession, own_squares: Mapping[str, Tensor]) -> PendingEvidence:
+    """Keep what this rank saw of the step whose gradients the session holds.
+
+    `own_squares` are per module the sums of squares of what this rank had before sums over tp.
+    """
+    modules = session.modules.values()
+    numbers = [
+        *session.losses.values(),
+        *(flag.value for module in modules for flag in module.flags.values()),
+        *(module.terms.value for module in modules),
+        *(own_squares[module.name] for module in modules),
+    ]
+    zero = torch.zeros((), device=session.device)  # A rank that is idle has seen nothing.
+    return PendingEvidence(
+        microbatches=tuple(session.losses),
+        stages=tuple((module.name, stage) for module in modules for stage in module.flags),
+        modules=tuple(session.modules),
+        host=HostCopy(torch.stack([number.double() for number in (*numbers, zero)])),
     )
 
 
-def _squares(module: RankModule) -> float:
-    """Return the sum of squares of what this rank alone had before sums over tp."""
-    if not module.terms.is_finite():
-        return math.inf
-    # What was summed over tp is the same on all tp ranks: `terms` saw it before.
-    alone = [
-        segment.local
-        for segment in local_segments(module.declared())
-        if module.context.tp.size == 1 or segment.segment.tp_grad != "partial"
-    ]
-    return float(sum_of_squares(alone, module.context.device))
-
-
-def find_origin(session: RankSession, plan: DataPlan) -> NonFinite:
+def find_origin(layout: Layout, plan: DataPlan, seen: PendingEvidence) -> NonFinite:
     """Return where the numbers of a bad step came from, the same on all ranks.
 
     Ranks: collective over the world; only after a step that all ranks know to be bad.
     """
-    return blame(session.layout, plan, gather_objects(own_evidence(session)))
+    return blame(layout, plan, gather_objects(seen.read()))
 
 
 def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:

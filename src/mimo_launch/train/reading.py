@@ -1,4 +1,4 @@
-"""Reads a step before it runs, and has all ranks agree on the samples that cannot be read.
+"""Reads steps ahead, and has all ranks agree on the samples that cannot be read.
 
 Decides: that a bad sample is left out on every rank alike, and how many a run may have.
 Relies on: `layout.reads` for who reads what; every rank having the same DataPlan.
@@ -6,12 +6,26 @@ Leaves: what damage looks like to `loader` and the data sets.
 
 The agreement costs an all-reduce of one number per step. Without it the ranks that could not read
 a sample would disagree with the others on rows, routes and N, and hang.
+
+One thread reads one step ahead of the one that runs and starts the agreement on it; the main thread
+waits for both when it comes to the step. The agreement has a gloo group of its own, so that it
+waits for no device. What was read ahead counts for nothing until its step comes: a run that is
+stopped and goes on counts the same bad samples as one that was not.
 """
 
-import torch
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from mimo_launch.comm.objects import gather_objects
+from mimo_launch.comm.pending import SumOverRanks
 from mimo_launch.layout.reads import reads_of
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.data.dataset import Dataset
@@ -24,6 +38,15 @@ from mimo_launch.train.state import EndOfRun, RunState
 _MOST_LISTED = 5
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What this rank has read of a step, and how many samples all ranks could not read."""
+
+    inputs: ReadInputs
+    reasons: dict[int, str]
+    num_bad: SumOverRanks
+
+
 class TooManyBadSamples(EndOfRun):
     """More samples could not be read than a run may leave out."""
 
@@ -34,6 +57,7 @@ class StepReader:
     def __init__(
         self, session: RankSession, dataset: Dataset, state: RunState, emit: Listener
     ) -> None:
+        """Create the group of the agreements. Ranks: collective over the world."""
         self.dataset = dataset
         self._session, self._state, self._emit = session, state, emit
         # Answers are decoded and judged in evaluation, for data that have any.
@@ -43,6 +67,40 @@ class StepReader:
             "heldout": reads_of(session.layout, session.rank, decode=decodes),
         }
         self._known: set[int] = set()
+        timeout = timedelta(seconds=session.spec.train.timeout)
+        self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
+        # One thread, so that ranks start their agreements in the same order.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._ahead: tuple[tuple[int, ...], int, Future[_Read]] | None = None
+
+    def __enter__(self) -> "StepReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of the thread.
+
+        Where all ranks end alike, a step that is being read ahead is waited for: none of them must
+        leave the others in its agreement.
+        """
+        if self._ahead is not None and (kind is None or issubclass(kind, EndOfRun)):
+            future = self._ahead[-1]
+            wait([future])
+            if future.exception() is None:
+                with suppress(RuntimeError):  # A peer met an error in a step that nobody will run.
+                    future.result().num_bad.wait()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
+        """Start to read the next step of training; at most one is read ahead.
+
+        Ranks: collective over the world.
+        """
+        self._ahead = (ids, step, self._start("train", ids, step))
 
     def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
         """Return the samples `ids` of a step (counted from 0), without those that any rank cannot
@@ -50,18 +108,37 @@ class StepReader:
 
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples.
         """  # noqa: D205
-        session, where = self._session, self._session.where
+        where = self._session.where
         if split == "train":
             where.enter(Phase.READING, step + 1)
-        source = step_inputs(self.dataset, split, ids, step)
-        inputs, reasons = read_ahead(source, self._reads[split], session.spec, where.beat)
+        read = self._taken(split, ids, step).result()
         if split == "train":
             where.enter(Phase.AGREEING)
-        bad = agree(reasons, session.device)
+        bad = agree(read.reasons, read.num_bad, self._group)
         if not bad:
-            return inputs
+            return read.inputs
         self._report(split, step, {ids[position]: why for position, why in bad.items()}, len(bad))
-        return inputs.without(bad)
+        return read.inputs.without(bad)
+
+    def _taken(self, split: Split, ids: tuple[int, ...], step: int) -> "Future[_Read]":
+        """Return the reading of a step that has been read ahead, or start it now."""
+        if split == "train" and self._ahead is not None:
+            (*asked, future), self._ahead = self._ahead, None
+            if asked == [ids, step]:
+                return future
+        return self._start(split, ids, step)
+
+    def _start(self, split: Split, ids: tuple[int, ...], step: int) -> "Future[_Read]":
+        return self._thread.submit(self._read, split, ids, step)
+
+    def _read(self, split: Split, ids: tuple[int, ...], step: int) -> _Read:
+        """Read a step and start to agree on it, in the thread."""
+        # Its progress counts only while the main thread waits for it.
+        phase = Phase.READING if split == "train" else Phase.EVALUATING
+        beat: Callable[[], None] = partial(self._session.where.beat, phase)
+        source = step_inputs(self.dataset, split, ids, step)
+        inputs, reasons = read_ahead(source, self._reads[split], self._session.spec, beat)
+        return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group))
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":
@@ -80,18 +157,17 @@ class StepReader:
             )
 
 
-def agree(reasons: dict[int, str], device: torch.device) -> dict[int, str]:
+def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:
     """Return by position every sample of a step that some rank cannot read, with a reason.
 
-    `reasons` are those of this rank. Where ranks differ in the reason, the lowest rank's counts.
+    `reasons` are those of this rank, `num_bad` the sum of their numbers over `group`, already on
+    its way. Where ranks differ in the reason, the lowest rank's counts.
 
-    Ranks: collective over the world. Traffic: one number, which gloo reduces several times faster
+    Ranks: collective over `group`. Traffic: one number, which gloo reduces several times faster
     than even a few bytes per rank; positions and reasons only if any rank has some.
     """
-    count = torch.tensor(len(reasons), device=device)
-    dist.all_reduce(count)
-    if not count:
+    if not num_bad.wait():
         return {}
-    found = gather_objects(reasons)
+    found = gather_objects(reasons, group)
     merged = {position: why for rank in reversed(found) for position, why in rank.items()}
     return dict(sorted(merged.items()))

@@ -17,13 +17,8 @@ from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules.build import build_modules, compute_dtype
 from mimo_launch.optimizer.build import Updates
-from mimo_launch.optimizer.gradients import (
-    StepTotals,
-    clip_gradients,
-    reduce_totals,
-    sum_partial_gradients,
-    sum_tied_gradients,
-)
+from mimo_launch.optimizer.gradients import sum_partial_gradients, sum_tied_gradients
+from mimo_launch.optimizer.totals import PendingTotals, reduce_totals
 from mimo_launch.parallel.segments import DeclaredParameter
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.timeline import proven
@@ -103,10 +98,11 @@ class RankSession:
         """Return the live parameters of one of this rank's modules with their segments."""
         return list(self.modules[name].declared())
 
-    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> StepTotals:
+    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingTotals:
         """Run the program on a step's samples and finish the gradients; weights stay.
 
-        `flags` of this rank come back summed over all ranks.
+        `flags` of this rank come back summed over all ranks. On CUDA the host is told before the
+        device has done the work; reading the totals waits for it.
 
         Ranks: collective over the world.
         """
@@ -136,12 +132,13 @@ class RankSession:
             language = self.modules[self.layout.language.name]
             sum_tied_gradients(self.declared(language.name), tied, language.terms)
 
-    def update(self, step: int, totals: StepTotals) -> None:
-        """Clip and apply the gradients of `gradients`."""
+    def update(self, step: int, totals: PendingTotals) -> None:
+        """Clip and apply the gradients of `gradients`; bad ones move nothing."""
         self.where.enter(Phase.UPDATING)
+        clip = self.spec.optimizer.clip
         with self.executor.clock.span(Section.UPDATE):
-            clip_gradients(self.modules, totals.norm, self.spec.optimizer.clip)
-            self.updates.apply(step)
+            divisor = None if clip is None else totals.divisor(clip)
+            self.updates.apply(step, skip=totals.bad, divisor=divisor)
 
 
 def _compare_plans(mine: str) -> None:

@@ -1,22 +1,48 @@
 """One step of a run: read, compute, update or skip, and say what happened.
 
-Decides: when a step is skipped, and what is told of it.
+Decides: what is told of a step, and when its numbers are read.
 Relies on: `reading` for samples, `session` for computing, `numbers` for judging.
 Leaves: which samples a step takes, evaluating and saving to `loop`.
+
+On CUDA the host is ahead of the device: it starts the next step before it reads the numbers of this
+one, so that the device always has work. The update does not need them, and a bad step moves
+nothing. Before an evaluation, a save and the end, which do, the numbers of all steps are read.
 """
 
 import time
+from collections import deque
+from dataclasses import dataclass
 
-from mimo_launch.optimizer.gradients import StepTotals
+import torch
+
+from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.optimizer.lr import learning_rate
+from mimo_launch.optimizer.totals import PendingTotals, StepTotals
+from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import Listener, StepFinished
-from mimo_launch.train.loader import ReadInputs
-from mimo_launch.train.numbers import NumberWatch, find_origin
+from mimo_launch.train.numbers import NumberWatch, PendingEvidence, find_origin, note_evidence
 from mimo_launch.train.profile import Profile
 from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
+from mimo_launch.train.state import EndOfRun, RunState
+
+
+def steps_late(device: torch.device) -> int:
+    """Return how many steps later than a step its numbers are read."""
+    return 1 if device.type == "cuda" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step whose numbers have not been read; `begin` is a time of the host."""
+
+    plan: DataPlan
+    left_out: int
+    begin: float
+    totals: PendingTotals
+    evidence: PendingEvidence | None
 
 
 class StepRunner:
@@ -28,50 +54,81 @@ class StepRunner:
         self._session, self._reader, self._emit = session, reader, emit
         self._profile = profile
         self._numbers = NumberWatch(session.spec.train.max_skipped)
+        self._late = steps_late(session.device)
+        self._started: deque[_Started] = deque()
+        self._last_read = 0.0
 
-    def run(self, state: RunState, ids: tuple[int, ...], flags: tuple[int, ...]) -> StepTotals:
-        """Run the next step on the samples `ids`; `flags` come back summed over all ranks.
+    def start(self, state: RunState, order: GlobalOrder, flags: tuple[int, ...]) -> None:
+        """Start the next step; `flags` come back summed over all ranks.
 
-        Ranks: collective over the world. Raises, on all ranks alike: NonFiniteRun,
-        TooManyBadSamples.
+        Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples; whatever
+        the numbers of the steps before raise, which are read first in that case.
         """
-        session, spec = self._session, self._session.spec
-        started = time.perf_counter()
-        inputs = self._reader.read("train", ids, state.step)
+        session, begin = self._session, time.perf_counter()
+        ids = order.take(state.samples)
+        try:
+            inputs = self._reader.read("train", ids, state.step)
+        except EndOfRun:
+            self.settle(state)
+            raise
+        if state.step + 1 < session.spec.train.steps:
+            self._reader.read_ahead(order.take(state.samples + len(ids)), state.step + 1)
         if self._profile is not None:
             self._profile.begin(state.step)
         totals = session.gradients(inputs, flags)
         if self._profile is not None:
             self._profile.finish(state.step)
-        # Every rank has the same totals, so all of them skip the same steps: moments, decay and
-        # step count of a skipped step stay as they were.
-        skip = not totals.finite or inputs.plan.num_labels == 0
-        origin = None if totals.finite else find_origin(session, inputs.plan)
-        if origin is not None:
-            self._emit(origin)
-        if not skip:
+        evidence = None
+        if inputs.plan.num_labels:
+            evidence = note_evidence(session, totals.own_squares)
             session.update(state.step, totals)
-        seconds = time.perf_counter() - started
-        self._emit(_finished(spec, inputs, totals, seconds=seconds, skip=skip))
+        self._started.append(_Started(inputs.plan, len(inputs.left_out), begin, totals, evidence))
         state.step += 1
         state.samples += len(ids)
-        state.skipped += skip
-        if origin is not None:
-            self._numbers.bad(origin)
-        elif not skip:
-            self._numbers.good()
-        return totals
+
+    def settle(self, state: RunState, *, all_steps: bool = True) -> list[StepTotals]:
+        """Read the numbers of started steps, judge them and say what happened.
+
+        Without `all_steps` the newest ones may stay unread, as many as is good for the device.
+
+        Ranks: collective over the world. Raises, on all ranks alike: NonFiniteRun.
+        """
+        read = []
+        while len(self._started) > (0 if all_steps else self._late):
+            read.append(self._settle_one(self._started.popleft(), state))
+        return read
 
     def finish(self, state: RunState) -> None:
         """Judge the whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
         self._numbers.finish(state.step, state.skipped)
 
+    def _settle_one(self, step: _Started, state: RunState) -> StepTotals:
+        self._session.where.enter(Phase.REDUCING)
+        totals = step.totals.read()
+        # Every rank has the same totals, so all of them have skipped the same steps: moments, decay
+        # and step count of a skipped step stayed as they were.
+        skipped = not totals.finite or step.evidence is None
+        state.skipped += skipped
+        # One step after the other: what is read late has begun when the one before was done.
+        now = time.perf_counter()
+        seconds, self._last_read = now - max(step.begin, self._last_read), now
+        origin = None
+        if not totals.finite and step.evidence is not None:
+            origin = find_origin(self._session.layout, step.plan, step.evidence)
+            self._emit(origin)
+        self._emit(_finished(self._session.spec, step, totals, seconds=seconds, skipped=skipped))
+        if origin is not None:
+            self._numbers.bad(origin)
+        elif not skipped:
+            self._numbers.good()
+        return totals
+
 
 def _finished(
-    spec: Spec, inputs: ReadInputs, totals: StepTotals, *, seconds: float, skip: bool
+    spec: Spec, started: _Started, totals: StepTotals, *, seconds: float, skipped: bool
 ) -> StepFinished:
-    schedule, steps, step = spec.optimizer.schedule, spec.train.steps, inputs.plan.step
-    tokens = sum(sample.num_tokens for sample in inputs.plan.samples)
+    schedule, steps, step = spec.optimizer.schedule, spec.train.steps, started.plan.step
+    tokens = sum(sample.num_tokens for sample in started.plan.samples)
 
     def rate(peak: float | None, warmup: int | None) -> float:
         return learning_rate(
@@ -95,7 +152,7 @@ def _finished(
         },
         tokens=tokens,
         tokens_per_s=tokens / seconds,
-        skipped=skip,
-        bad_samples=len(inputs.left_out),
+        skipped=skipped,
+        bad_samples=started.left_out,
         zero_grads=totals.zeros,
     )

@@ -1,0 +1,48 @@
+"""Numbers that are on their way: from the device to the host, or summed over the ranks.
+
+Decides: how a rank starts to fetch a number now and waits for it later.
+Relies on: copies into pinned memory and an event on CUDA; asynchronous collectives of gloo.
+Leaves: when to wait to `train`.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+class HostCopy:
+    """A copy of small tensors of the device, waited for only where it is read."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        """Start to copy `numbers`, one-dimensional, as they are at this point of the stream."""
+        self._event: torch.cuda.Event | None = None
+        if not numbers.is_cuda:
+            self._numbers = numbers.clone()
+            return
+        self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
+        self._numbers.copy_(numbers, non_blocking=True)
+        # Sleep instead of spinning: the thread that reads the next step needs the processor.
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def read(self) -> list[float]:
+        """Return the numbers. Waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [float(number) for number in self._numbers.tolist()]
+
+
+class SumOverRanks:
+    """A sum of one number of each rank of a gloo group."""
+
+    def __init__(self, number: int, group: ProcessGroup) -> None:
+        """Start to sum. Ranks: collective over `group`, in the same order on all of them."""
+        self._number = torch.tensor(number)
+        self._work = dist.all_reduce(self._number, group=group, async_op=True)
+
+    def wait(self) -> int:
+        """Return the sum. Raises: RuntimeError if a rank was lost or late."""
+        if self._work is not None:
+            self._work.wait()
+        return int(self._number)
