@@ -5,16 +5,20 @@ Relies on: `train`, imported where it is used: a task is made in a launcher that
 Leaves: connecting, telling of errors and leaving to `worker`.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from mimo_launch.plan.calibration import Calibration
     from mimo_launch.spec.model import Spec
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners.guard import Closable
     from mimo_launch.train.session import RankSession
+
+BENCH = "bench.json"
 
 
 class RankTask(Protocol):
@@ -62,3 +66,43 @@ class Training:
         profile = Profile(session, run_dir / "profile", steps) if steps else None
         state, saver = start_run(session, run_dir, emit)
         return train(session, emit, Hooks(saver=saver, stop=stop, profile=profile), state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benching:
+    """Time steps of the spec; rank 0 writes `bench.json` and tells what it holds.
+
+    `calibration` holds the constants of the device, `command` is what the user typed.
+    """
+
+    warmup: int
+    steps: int
+    calibration: "Calibration"
+    command: str
+
+    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
+        """Keep nothing before the end."""
+        return []
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Measure. Raises: what `train` raises; OSError if the result cannot be written."""
+        from mimo_launch.train.bench.measure import BenchOptions, bench
+        from mimo_launch.train.events import BenchFinished
+
+        options = BenchOptions(
+            warmup=self.warmup,
+            steps=self.steps,
+            calibration=self.calibration,
+            command=self.command,
+        )
+        result = bench(session, options, emit, stop)
+        if isinstance(result, int):
+            return result
+        if session.rank == 0:
+            record = result.record()
+            text = json.dumps(record, indent=1) + "\n"
+            (run_dir / BENCH).write_text(text, encoding="utf-8")
+            emit(BenchFinished(record=record))
+        return 0

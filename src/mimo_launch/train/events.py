@@ -172,6 +172,13 @@ class ListenerFailed:
     effect: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFinished:
+    """All steps of a bench are timed; `record` is what `bench.json` holds (docs/bench.md)."""
+
+    record: dict[str, Any]
+
+
 Event = (
     RunStarted
     | StepFinished
@@ -187,6 +194,7 @@ Event = (
     | BadSamples
     | WriteFailed
     | ListenerFailed
+    | BenchFinished
 )
 Listener = Callable[[Event], None]
 

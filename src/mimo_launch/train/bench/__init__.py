@@ -1,0 +1,1 @@
+"""Measuring steps of a spec, and what a device achieves."""

@@ -1,0 +1,32 @@
+"""The samples of a few steps, read once and used in turn.
+
+Decides: how many steps differ; that a bench never waits for storage or decoders.
+Relies on: `reading` for the samples, those of the spec's own data set.
+Leaves: bringing them to the device, which is a part of a step, to `runtime`.
+"""
+
+from dataclasses import replace
+
+from mimo_launch.train.data.draws import Split
+from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.loader import ReadInputs
+from mimo_launch.train.reading import StepReader
+
+# Steps differ in lengths and images. More of them would only fill memory.
+NUM_STEPS = 4
+
+
+class Rotation:
+    """Answers like a `StepReader`, from memory."""
+
+    def __init__(self, reader: StepReader, order: GlobalOrder, num_steps: int = NUM_STEPS) -> None:
+        """Read the first steps of a run. Ranks: collective over the world."""
+        self.steps = [reader.read("train", order.ids(step), step) for step in range(num_steps)]
+
+    def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
+        """Return the samples of a step; its number is the one asked for."""
+        inputs = self.steps[step % len(self.steps)]
+        return replace(inputs, plan=replace(inputs.plan, step=step))
+
+    def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
+        """Do nothing: all has been read."""
