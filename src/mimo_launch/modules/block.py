@@ -115,6 +115,13 @@ class Block(nn.Module):
 def blocks(
     context: ParallelContext, shape: BlockShape, stage: Stage, *, recompute: bool
 ) -> nn.ModuleDict:
-    """Return the blocks of a stage, named by their number in the whole model."""
+    """Return the blocks of a stage, named by their number in the whole model.
+
+    Raises: BackendError where the backend cannot be used.
+    """
+    if context.backend == "transformer_engine":
+        from mimo_launch.modules.te_block import te_blocks  # Built on the block above.
+
+        return te_blocks(context, shape, stage, recompute=recompute)
     numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
     return nn.ModuleDict({str(i): Block(context, shape, recompute=recompute) for i in numbers})

@@ -93,6 +93,7 @@ def build_modules(
             device=grids.device,
             compiled=_compiles(spec, module.name, grids.device),
             backend=spec.modules[module.name].backend,
+            backend=spec.modules[module.name].backend,
         )
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}

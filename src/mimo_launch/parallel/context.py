@@ -8,6 +8,7 @@ Leaves: the maths to the layers.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class ParallelContext:
     """Parallelism of one module on one rank; the default is one rank alone.
 
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
-    blocks and passes over large tensors go through torch.compile.
+    blocks and passes over large tensors go through torch.compile. `backend` provides the blocks.
     """
 
     tp: Group = SINGLE
@@ -40,6 +41,7 @@ class ParallelContext:
     compute_dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compiled: bool = False
+    backend: Literal["torch", "transformer_engine"] = "torch"
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""

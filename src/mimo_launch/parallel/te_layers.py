@@ -90,7 +90,7 @@ class TeLayers:
     def head_norm(self, head_size: int) -> nn.Module:
         """Return an RMSNorm over each head, [..., K] -> [..., K]."""
         norm: nn.Module = self.te.RMSNorm(
-            head_size, eps=EPS, device="cpu", dtype=self.context.dtype
+            head_size, eps=EPS, device=_default_device(), dtype=self.context.dtype
         )
         return norm
 
@@ -130,8 +130,8 @@ class TeLayers:
                 tp_group=self.context.tp.handle,
                 tp_size=self.context.tp.size,
                 params_dtype=self.context.dtype,
-                # Initial values are drawn on the processor; the module is moved afterwards.
-                device="cpu",
+                # Where torch's layers would be: whoever builds a module moves it afterwards.
+                device=_default_device(),
                 # It adds gradients to buffers of its own, behind the back of FSDP2, which takes
                 # them from autograd.
                 fuse_wgrad_accumulation=False,
@@ -164,13 +164,20 @@ def te_layers(context: ParallelContext) -> TeLayers:
 def load_transformer_engine() -> ModuleType:
     """Import the package. Raises: BackendError with its own words."""
     try:
-        return importlib.import_module("transformer_engine.pytorch")
+        # Tensors that the package makes as it is imported are no part of what is being built.
+        with torch.device("cpu"):
+            return importlib.import_module("transformer_engine.pytorch")
     # Not only ImportError: an incomplete installation or a missing library is a RuntimeError, an
     # OSError or an AssertionError.
     except Exception as error:
         raise BackendError(
             f"transformer_engine cannot be imported: {type(error).__name__}: {error}"
         ) from error
+
+
+def _default_device() -> str:
+    # As text, because the package compares it with "meta".
+    return torch.get_default_device().type
 
 
 def _unset(weight: Tensor) -> None:
