@@ -127,13 +127,13 @@ def _steps(
     """Run steps to the last one or to a signal, which is returned; save and evaluate as due."""
     spec, stopped, save = session.spec, 0, False
     while state.step < spec.train.steps and not stopped:
-        steps.start(state, order, _flags(hooks, spec))
+        steps.start(state, order, step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
         if hooks.saver is not None and spec.checkpoint is not None:
             save = save or _is_due(spec, state.step, spec.checkpoint.every)
         last = state.step == spec.train.steps
         totals = steps.settle(state, all_steps=save or evaluates or last)
-        stopped = max(map(_stop_signal, totals), default=0)
+        stopped = max(map(stop_signal, totals), default=0)
         if stopped:
             totals += steps.settle(state)
         if last:
@@ -154,7 +154,7 @@ def _steps(
     return stopped
 
 
-def _flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
+def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
     """Return whether this rank has seen each stop signal, or a failed save that must end the run.
 
     All ranks act on the sum at the same step.
@@ -165,7 +165,7 @@ def _flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
     return (*(int(seen == number) for number in STOP_SIGNALS), int(stops))
 
 
-def _stop_signal(totals: StepTotals) -> int:
+def stop_signal(totals: StepTotals) -> int:
     """Return the signal that any rank has seen, or 0."""
     flags = zip(STOP_SIGNALS, totals.flags[:-1], strict=True)
     return max((int(number) for number, count in flags if count), default=0)

@@ -36,7 +36,7 @@ from mimo_launch.train.bench.shares import RankStep, bubbles_of, shares_of, step
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import Listener
-from mimo_launch.train.loop import STOP_SIGNALS
+from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
@@ -78,9 +78,9 @@ def bench(
         dataset.num_samples("train"), session.spec.batch.global_, session.spec.train.seed
     )
     with StepReader(session, dataset, state, emit) as reader:
-        samples = Rotation(reader, order)
+        samples = Rotation(reader, order, session.where)
     runner = StepRunner(session, samples, emit, None)
-    loop = _Loop(session, runner, state, order, stop)
+    loop = _Loop(session, runner, state, order, Hooks(stop=stop))
     if ended_by := loop.run(options.warmup):
         return ended_by
     skipped = state.skipped
@@ -112,22 +112,18 @@ class _Loop:
     runner: StepRunner
     state: RunState
     order: GlobalOrder
-    stop: Callable[[], int]
+    hooks: Hooks
 
     def run(self, steps: int) -> int:
         """Run steps to the last or to a signal, which is returned."""
-        stopped = 0
+        session, state = self.session, self.state
         for number in range(1, steps + 1):
-            seen = self.stop()
-            with self.session.executor.clock.span(Section.STEP):
-                flags = tuple(int(seen == each) for each in STOP_SIGNALS)
-                self.runner.start(self.state, self.order, flags)
-                settled = self.runner.settle(self.state, all_steps=number == steps)
-            for totals in settled:
-                counts = zip(STOP_SIGNALS, totals.flags, strict=True)
-                stopped = max([stopped, *(int(each) for each, count in counts if count)])
-            if stopped:
-                self.runner.settle(self.state)
+            flags = step_flags(self.hooks, session.spec)
+            with session.executor.clock.span(Section.STEP):
+                self.runner.start(state, self.order, flags)
+                totals = self.runner.settle(state, all_steps=number == steps)
+            if stopped := max(map(stop_signal, totals), default=0):
+                self.runner.settle(state)
                 return stopped
         return 0
 

@@ -7,6 +7,7 @@ Leaves: bringing them to the device, which is a part of a step, to `runtime`.
 
 from dataclasses import replace
 
+from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.loader import ReadInputs
@@ -19,12 +20,17 @@ NUM_STEPS = 4
 class Rotation:
     """Answers like a `StepReader`, from memory."""
 
-    def __init__(self, reader: StepReader, order: GlobalOrder, num_steps: int = NUM_STEPS) -> None:
-        """Read the first steps of a run. Ranks: collective over the world."""
-        self.steps = [reader.read("train", order.ids(step), step) for step in range(num_steps)]
+    def __init__(self, reader: StepReader, order: GlobalOrder, where: Whereabouts) -> None:
+        """Read the first steps of a run; `where` is told of each that is used.
+
+        Ranks: collective over the world.
+        """
+        self._where = where
+        self.steps = [reader.read("train", order.ids(step), step) for step in range(NUM_STEPS)]
 
     def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
         """Return the samples of a step; its number is the one asked for."""
+        self._where.enter(Phase.READING, step + 1)
         inputs = self.steps[step % len(self.steps)]
         return replace(inputs, plan=replace(inputs.plan, step=step))
 
