@@ -93,7 +93,6 @@ def build_modules(
             device=grids.device,
             compiled=_compiles(spec, module.name, grids.device),
             backend=spec.modules[module.name].backend,
-            backend=spec.modules[module.name].backend,
         )
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.comm.pending import HostCopy
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.layout.layout import Layout
 from mimo_launch.modules.build import RankModule
 from mimo_launch.parallel.local import local_segments
-from mimo_launch.runtime.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
