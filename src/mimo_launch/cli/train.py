@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.console import Console, console_of, run_output
+from mimo_launch.cli.options import (
+    ConsoleRanks,
+    Endpoint,
+    JobName,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Runs,
+)
 
 if TYPE_CHECKING:
     from mimo_launch.cli.progress import LiveProgress, PlainProgress
@@ -44,18 +54,8 @@ def train(
     ctx: typer.Context,
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")],
-    nproc: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Workers to start on this host; by default the ranks of the spec, shared evenly "
-            "among hosts.",
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
-    ] = None,
+    nproc: Nproc = None,
+    overrides: Overrides = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")
     ] = None,
@@ -65,7 +65,7 @@ def train(
             min=0, metavar="STEPS", help="Measure this many steps and draw their timelines."
         ),
     ] = 0,
-    runs: Annotated[Path, typer.Option(help="Folder that holds run folders.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     resume: Annotated[
         bool | None,
         typer.Option(
@@ -77,17 +77,11 @@ def train(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Times to start again after a failure.")
     ] = 0,
-    console_ranks: Annotated[
-        str | None,
-        typer.Option(metavar="RANKS", help="Show the output of these ranks too, e.g. 0,5-7."),
-    ] = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Hosts of the job.")] = 1,
-    node_rank: Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")] = 0,
-    rdzv_endpoint: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
-    ] = None,
-    rdzv_id: Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")] = "run",
+    console_ranks: ConsoleRanks = None,
+    nnodes: Nnodes = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: Endpoint = None,
+    rdzv_id: JobName = "run",
 ) -> None:
     """Train a spec, one worker per rank."""
     from mimo_launch.cli.findings import show_findings

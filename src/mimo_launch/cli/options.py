@@ -1,0 +1,49 @@
+"""Options that several commands share, so that each means and says the same everywhere.
+
+Decides: their names and help.
+Relies on: typer.
+Leaves: options of one command to it.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Device(StrEnum):
+    """Where workers compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Workers to start on this host; by default the ranks of the spec, shared evenly "
+        "among hosts.",
+    ),
+]
+Where = Annotated[
+    Device, typer.Option("--device", help="Where workers compute; auto is GPUs where there is any.")
+]
+Runs = Annotated[Path, typer.Option(help="Folder that holds run folders.")]
+ConsoleRanks = Annotated[
+    str | None,
+    typer.Option(metavar="RANKS", help="Show the output of these ranks too, e.g. 0,5-7."),
+]
+Nnodes = Annotated[int, typer.Option(min=1, help="Hosts of the job.")]
+NodeRank = Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
+]
+JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
