@@ -75,6 +75,31 @@ def test_patches_tile_digits(patch: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "shuffle", "expected"),
+    [
+        ("digits", 1, []),
+        ("digits", 2, []),
+        ("digits", 4, ["shuffle-over-image"]),
+        ("synthetic, max_patches: 4", 2, []),
+        ("synthetic, max_patches: 3", 2, ["shuffle-over-image"]),
+        ("synthetic, image: [4, 6]", 2, []),
+        ("synthetic, image: [4, 6]", 4, ["shuffle-over-image"]),
+        ("synthetic, image: [4, 6], max_patches: 30", 2, ["setting-without-effect"]),
+        ("synthetic, image: [8, 8]", 1, []),
+        ("synthetic, image: [8, 8], min_text: 3", 1, ["seq-too-short"]),
+        ("synthetic, image: [16, 16], min_text: 3", 2, ["seq-too-short"]),
+        ("synthetic, min_patches: 13", 1, ["empty-image-range"]),
+        ("synthetic, min_images: 2", 1, ["empty-image-range"]),
+        ("synthetic, min_images: 2, max_images: 2", 1, []),
+    ],
+)
+def test_images_hold_squares_of_patches(data: str, shuffle: int, expected: list[str]) -> None:
+    """Patches of 4 x 4 pixels, seq 66."""
+    model = f"{VISION}.model.shuffle={shuffle}"
+    assert codes(f"data={{kind: {data}}}", model, "batch.seq=66") == expected
+
+
+@pytest.mark.parametrize(
     ("gpus", "first", "expected"),
     [(8, 0, []), (2, 0, []), (3, 0, ["group-crosses-nodes"]), (2, 1, ["group-crosses-nodes"])],
 )
