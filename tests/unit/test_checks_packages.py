@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.specs import box, spec
 
 from mimo_launch.cli.report import REQUIREMENT
-from mimo_launch.layout.checks import packages
-from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.layout.checks import backends, packages
+from mimo_launch.layout.checks.entry import check, check_text, load_and_check
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "tests" / "fixtures" / "tiny_train.yaml").read_text(encoding="utf-8")
@@ -25,6 +26,58 @@ def test_a_missing_package_is_found_before_the_run(
     (found,) = check_text(text).diagnostics
     assert found.code == "missing-package"
     assert found.path == ("log", key)
+
+
+def test_a_missing_backend_is_found_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only then: `plan` and `validate` are for machines without GPUs, too."""
+    file = tmp_path / "spec.yaml"
+    text = TEXT.replace("train: {", "train: {precision: bf16, ")
+    assert text != TEXT
+    file.write_text(text, encoding="utf-8")
+    settings = ["modules.language.backend=transformer_engine"]
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)
+    assert load_and_check(file, settings).diagnostics == ()
+    assert load_and_check(file, runs_here=True).diagnostics == ()
+    checked = load_and_check(file, settings, runs_here=True)
+    assert checked.spec is None
+    (found,) = checked.diagnostics
+    assert found.code == "missing-package"
+    assert found.path == ("modules", "language", "backend")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["train.precision=fp32"], "compute in fp32"),
+        (["train.precision=fp64"], "compute in fp64"),
+        (["modules.language.model.head_dim=12"], "heads 12 wide"),
+        (["modules.language.model.head_dim=264"], "heads 264 wide"),
+        (["modules.language.model.head_dim=256"], None),
+        (["modules.language.model.head_dim=8"], None),
+    ],
+)
+def test_what_a_backend_cannot_do_is_found(settings: list[str], words: str | None) -> None:
+    engine = ["train.precision=bf16", "modules.language.backend=transformer_engine"]
+    assert check_text(TEXT, overrides=["train.precision=bf16", *settings]).diagnostics == ()
+    found = check_text(TEXT, overrides=[*engine, *settings]).diagnostics
+    assert [item.code for item in found] == ["backend-cannot"] * (words is not None)
+    assert words is None or words in found[0].headline
+
+
+@pytest.mark.parametrize("backend", ["torch", "transformer_engine"])
+@pytest.mark.parametrize(("cp", "documents"), [(1, 4), (2, 1), (2, 4)])
+def test_packed_documents_and_a_ring_do_not_go_together(
+    backend: str, cp: int, documents: int
+) -> None:
+    made = spec(
+        {"language": box(0, cp=cp, backend=backend, model={"head_dim": 8})},
+        max_documents=documents,
+        train={"precision": "bf16"},
+    )
+    refused = backend == "transformer_engine" and cp > 1 and documents > 1
+    assert [item.code for item in check(made)] == ["backend-cannot"] * refused
 
 
 def test_a_folder_of_a_package_s_name_is_not_the_package(
@@ -46,3 +99,4 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     assert extras["tensorboard"] == [packages.TENSORBOARD]
     assert extras["wandb"] == [packages.WANDB]
     assert extras["report"] == [REQUIREMENT]
+    assert backends.REQUIREMENT in extras["gpu"]

@@ -98,7 +98,7 @@ def train(
     checked = load_and_check(file, settings)
     if checked.spec is not None:
         origin = origin_of(origin, checked.spec, nproc)
-        checked = load_and_check(file, settings, origin.world_size)
+        checked = load_and_check(file, settings, origin.world_size, runs_here=True)
     if origin.speaks:
         show_findings(checked, console)
     if checked.spec is None:
@@ -113,6 +113,7 @@ def train(
         resume=resume,
         max_restarts=max_restarts,
         shown=shown,
+        device=device.value,
     )
     raise typer.Exit(start(request, origin, console))
 

@@ -45,6 +45,15 @@ MODEL_CODES = (
         "model: {kind: decoder, hidden: 128, heads: 8}",
     ),
     Code(
+        "backend-cannot",
+        "The backend of a module cannot do what the module asks for.",
+        "Transformer Engine computes in 16 bits, its attention kernels take heads of 8, 16, ... "
+        "256 numbers, and its ring over cp does not know documents packed into a sequence as this "
+        "program cuts them. The backend `torch` does all of it.",
+        "backend: transformer_engine     # in a module\ntrain: {precision: fp32}",
+        "backend: transformer_engine     # in a module\ntrain: {precision: bf16}",
+    ),
+    Code(
         "mlp-over-tp",
         "The width inside the MLP does not split over tp.",
         "Each tp rank holds an equal part of it. When `mlp` is not given it follows from "

@@ -129,8 +129,8 @@ TEXT_CODES = (
         "not-supported-yet",
         "The spec asks for something that this release cannot do.",
         "The format has a place for it, so that specs stay valid when a later release brings "
-        "it. Today's limits: torch layers and the built-in model kinds.",
-        "backend: transformer_engine",
-        "backend: torch",
+        "it. Today's limit: the built-in model kinds.",
+        'model: {kind: "my_package.audio:Encoder", hidden: 64}',
+        "model: {kind: vit, layers: 2, hidden: 64, heads: 4, patch: 4}",
     ),
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
 from mimo_launch.layout.checks import (
+    backends,
     batch,
     data,
     effects,
@@ -19,7 +20,6 @@ from mimo_launch.layout.checks import (
     ranks,
     saved,
     schedules,
-    support,
     widths,
 )
 from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
@@ -82,7 +82,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
     SpecRule(effects.image_sizes_used),
-    ModuleRule(support.backend_supported),
+    ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(saved.init_from_is_checkpoint),
     ModuleRule(saved.init_partial_used),
     SpecRule(packages.log_packages_installed),
@@ -99,17 +99,24 @@ class Checked:
 
 
 def load_and_check(
-    path: str | Path, overrides: Sequence[str] = (), world: int | None = None
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    world: int | None = None,
+    *,
+    runs_here: bool = False,
 ) -> Checked:
-    """Read a file, apply `path=value` overrides and run every check."""
-    return _checked(load_spec(path, overrides), world)
+    """Read a file, apply `path=value` overrides and run every check.
+
+    With `runs_here` the backends must be installed, too.
+    """
+    return _checked(load_spec(path, overrides), world, runs_here=runs_here)
 
 
 def check_text(
     text: str, name: str = "<text>", overrides: Sequence[str] = (), world: int | None = None
 ) -> Checked:
     """Do the same for a text that is already in memory."""
-    return _checked(load_text(text, name, overrides), world)
+    return _checked(load_text(text, name, overrides), world, runs_here=False)
 
 
 def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
@@ -134,10 +141,12 @@ def _world(spec: Spec, world: int, words: str) -> Iterator[Diagnostic]:
         return
 
 
-def _checked(loaded: Loaded, world: int | None) -> Checked:
+def _checked(loaded: Loaded, world: int | None, *, runs_here: bool) -> Checked:
     found = loaded.diagnostics
     if loaded.partial is not None:
         found += check(loaded.partial, world=world)
+    if loaded.spec is not None and runs_here:
+        found += tuple(backends.backends_are_here(loaded.spec))
     found = loaded.source.sorted(found)
     is_valid = loaded.spec is not None and not any(item.is_error for item in found)
     return Checked(loaded.spec if is_valid else None, found, loaded.source)

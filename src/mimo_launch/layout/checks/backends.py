@@ -1,0 +1,86 @@
+"""Checks of the library that provides a module's layers.
+
+Decides: what Transformer Engine is asked for and cannot do; what is known of it without importing
+it.
+Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, a
+ring over cp that cuts every packed document for itself.
+Leaves: whether it works on a host to the workers, who import it.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.layout.checks.packages import is_installed
+from mimo_launch.layout.checks.rule import Findings
+from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.spec.model import DecoderModel, Spec
+
+ENGINE = "transformer_engine"
+# The bounds of an extra in pyproject.toml, which a test compares.
+REQUIREMENT = "transformer-engine[pytorch]>=2.20"
+HEAD_STEP, LARGEST_HEAD = 8, 256
+
+
+def backend_can(spec: Spec, name: str) -> Findings:
+    """The backend computes in this type, with these heads, over these documents."""
+    module = spec.modules[name]
+    if module.backend != ENGINE:
+        return
+    precision = spec.train.precision
+    if precision != "bf16":
+        yield _cannot(
+            name,
+            f"compute in {precision}",
+            "its attention kernels take 16-bit numbers",
+            "write `precision: bf16` under `train`",
+            Related(path=("train", "precision"), label=precision),
+        )
+    model = module.model
+    size = model.head_size if isinstance(model, DecoderModel) else model.hidden // model.heads
+    if size % HEAD_STEP or size > LARGEST_HEAD:
+        given = "head_dim" if isinstance(model, DecoderModel) and model.head_dim else "heads"
+        yield _cannot(
+            name,
+            f"attend with heads {size} wide",
+            f"its kernels take heads of {HEAD_STEP}, {2 * HEAD_STEP}, ... {LARGEST_HEAD} numbers",
+            "choose heads of such a width",
+            Related(path=("modules", name, "model", given), label=f"{size} wide"),
+        )
+    packs = getattr(spec.data, "max_documents", 1) > 1
+    if name == LANGUAGE and packs and module.grid.cp > 1:
+        yield _cannot(
+            name,
+            f"attend over packed documents with cp {module.grid.cp}",
+            "its ring cuts every document in chunks, this program cuts every sequence",
+            "write `cp: 1`, or leave documents unpacked",
+            Related(path=("data", "max_documents"), label="documents are packed"),
+        )
+
+
+def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
+    """Every backend is installed on the host that is to use it."""
+    for name, module in spec.modules.items():
+        if module.backend == ENGINE and not is_installed(ENGINE):
+            yield Diagnostic(
+                code="missing-package",
+                headline="`transformer-engine` is not installed",
+                path=_path(name),
+                why=f"`{name}` takes its layers from it",
+                help=f"pip install '{REQUIREMENT}', or use torch's layers with "
+                f"--set modules.{name}.backend=torch",
+            )
+
+
+def _path(name: str) -> YamlPath:
+    return ("modules", name, "backend")
+
+
+def _cannot(name: str, what: str, why: str, help_: str, related: Related) -> Diagnostic:
+    return Diagnostic(
+        code="backend-cannot",
+        headline=f"`{name}`: {ENGINE} cannot {what}",
+        path=_path(name),
+        why=why,
+        help=f"{help_}, or `backend: torch`",
+        related=(related,),
+    )
