@@ -1,8 +1,18 @@
 """Imports, before ranks are forked, what each of them would otherwise import for seconds."""
 
+import pytest
 import torch
 import torch._dynamo
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
+from mimo_launch.train import step
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[0, 1], ids=["read at once", "read late"])
+def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Numbers of a step are read at once, as on the processor, or one step late, as on CUDA."""
+    monkeypatch.setattr(step, "steps_late", lambda device: request.param)
+    return request.param

@@ -130,6 +130,7 @@ def test_bad_samples_are_counted_alike_on_all_ranks_and_the_run_goes_on() -> Non
         assert told.reasons == dict.fromkeys(second[:2], "ValueError: bad header")
 
 
+@pytest.mark.usefixtures("late")
 def test_too_many_bad_samples_end_the_run_on_all_ranks() -> None:
     assert not TooManyBadSamples.restartable
     made = small(3, 1)
@@ -142,6 +143,7 @@ def test_too_many_bad_samples_end_the_run_on_all_ranks() -> None:
         assert sum(isinstance(event, BadSamples) for event in events) == 1
 
 
+@pytest.mark.usefixtures("late")
 def test_a_step_of_bad_samples_only_is_skipped() -> None:
     made = small(2, 4)
     faults: Faults = {("images", "train", s): EOFError() for s in ids_of(made, 0)}

@@ -249,6 +249,7 @@ def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[A
     return events
 
 
+@pytest.mark.usefixtures("late")
 def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
     """A save is due after step 3, in the middle of two bad steps: it follows the next good one."""
     spec = make_spec("one rank", 6)
@@ -256,6 +257,7 @@ def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
     assert [e.step for e in events if isinstance(e, CheckpointSaved)] == [5, 6]
 
 
+@pytest.mark.usefixtures("late")
 def test_a_run_of_skipped_steps_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="all 3 steps were skipped"):
         run_ranks(run_with_bad_steps, make_spec("one rank", 3), tmp_path, (1, 2, 3), world_size=1)
@@ -275,6 +277,7 @@ def run_into_bad_numbers(spec: Spec, folder: Path) -> None:
         run_with_bad_steps(spec, folder, (4, 5, 6))
 
 
+@pytest.mark.usefixtures("late")
 def test_a_save_under_way_survives_a_run_that_ends_itself(tmp_path: Path) -> None:
     spec = make_spec("disjoint dp2, tp2", 9, train={"steps": 9, "max_skipped": 2})
     run_ranks(run_into_bad_numbers, spec, tmp_path, world_size=world_size(spec))

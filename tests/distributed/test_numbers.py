@@ -98,6 +98,7 @@ def the_fault(made: Spec, arm: Arm | None, poisoned_sample: int | None = None) -
     return fault
 
 
+@pytest.mark.usefixtures("late")
 @pytest.mark.parametrize(("build", "position"), [(disjoint, 6), (colocated, 1)])
 def test_a_bad_loss_names_the_microbatch_it_was_computed_on(
     build: Callable[[], Spec], position: int
@@ -113,6 +114,7 @@ def test_a_bad_loss_names_the_microbatch_it_was_computed_on(
     assert fault.samples == tuple(ids[s] for s in layout.samples.language(replica, microbatch))
 
 
+@pytest.mark.usefixtures("late")
 @pytest.mark.parametrize(
     ("build", "module", "stage", "rank", "replica"),
     [
@@ -134,6 +136,7 @@ def test_a_bad_gradient_names_the_rank_where_it_arose(
     assert fault.samples == samples_of(made, module, replica)
 
 
+@pytest.mark.usefixtures("late")
 @pytest.mark.parametrize(
     ("build", "module", "rank", "tp_grad"),
     [
@@ -162,6 +165,7 @@ def two_faults(made: Spec) -> list[tuple[int, str]]:
     return [(event.rank, event.module) for event in events if isinstance(event, NonFinite)]
 
 
+@pytest.mark.usefixtures("late")
 def test_a_bad_step_is_forgotten_by_the_next() -> None:
     """Else the flags of language, which comes first, would be blamed again."""
     found = run_ranks(two_faults, disjoint(), world_size=6)
@@ -196,6 +200,7 @@ def short(steps: int, max_skipped: int, **sections: Any) -> Spec:
     return spec({"vision": box(0, dp=2), "language": box(2, dp=2)}, train=train, **sections)
 
 
+@pytest.mark.usefixtures("late")
 def test_bad_steps_in_a_row_end_the_run_on_all_ranks() -> None:
     """Steps 2, 4 and 5 are bad: two in a row are too many, two with a good one between are not."""
     made = short(8, 2)
@@ -212,6 +217,7 @@ def test_bad_steps_in_a_row_end_the_run_on_all_ranks() -> None:
         assert error == results[0][1]
 
 
+@pytest.mark.usefixtures("late")
 def test_a_run_whose_every_step_was_bad_does_not_end_well() -> None:
     made = short(2, 10)
     for events, error, _ in run_ranks(ending, made, poison_steps({0, 1}, made), world_size=4):
@@ -231,6 +237,7 @@ def no_labels() -> None:
     reading.step_inputs = without
 
 
+@pytest.mark.usefixtures("late")
 def test_steps_without_labels_are_no_bad_numbers_yet_no_training_either() -> None:
     for events, error, restartable in run_ranks(ending, short(3, 2), no_labels, world_size=4):
         assert [e.skipped for e in events if isinstance(e, StepFinished)] == [True] * 3

@@ -6,7 +6,6 @@ Relies on: `step` for steps, `data.order` for samples, `checkpoint` for saving.
 Leaves: showing and storing events to listeners.
 """
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +28,8 @@ from mimo_launch.train.events import (
 from mimo_launch.train.profile import Profile
 from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import EndOfRun, RunState
+from mimo_launch.train.state import STOP_SIGNALS, EndOfRun, RunState
 from mimo_launch.train.step import StepRunner
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Saver(Protocol):

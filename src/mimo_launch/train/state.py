@@ -1,11 +1,15 @@
-"""Where a run stands, as far as it is neither weights nor optimizer; and how it ends itself.
+"""Where a run stands, as far as it is neither weights nor optimizer; and what ends it early.
 
-Decides: what a checkpoint must hold for a resumed run to go on exactly.
+Decides: what a checkpoint must hold for a resumed run to go on exactly; the signals that stop one.
 Relies on: data order and random numbers being pure functions of (seed, position).
 Leaves: weights and moments to `checkpoint`.
 """
 
+import signal
 from dataclasses import dataclass
+
+# After any of these a run ends with the step that it is in.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ nothing. Before an evaluation, a save and the end, which do, the numbers of all 
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -20,11 +21,12 @@ from mimo_launch.optimizer.lr import learning_rate
 from mimo_launch.optimizer.totals import PendingTotals, StepTotals
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import Listener, StepFinished
+from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.numbers import NumberWatch, PendingEvidence, find_origin, note_evidence
 from mimo_launch.train.profile import Profile
-from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import EndOfRun, RunState
 
@@ -32,6 +34,16 @@ from mimo_launch.train.state import EndOfRun, RunState
 def steps_late(device: torch.device) -> int:
     """Return how many steps later than a step its numbers are read."""
     return 1 if device.type == "cuda" else 0
+
+
+class StepSource(Protocol):
+    """Reads the steps of a run; see `reading.StepReader`."""
+
+    def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
+        """Return the samples `ids` of a step, which is counted from 0."""
+
+    def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
+        """Be told of the next step of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,7 @@ class StepRunner:
     """Runs steps, one after another, and advances the state of the run by each."""
 
     def __init__(
-        self, session: RankSession, reader: StepReader, emit: Listener, profile: Profile | None
+        self, session: RankSession, reader: StepSource, emit: Listener, profile: Profile | None
     ) -> None:
         self._session, self._reader, self._emit = session, reader, emit
         self._profile = profile
