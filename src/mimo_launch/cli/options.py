@@ -47,3 +47,15 @@ Endpoint = Annotated[
     typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
 ]
 JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
+
+
+def shown_ranks(text: str | None) -> frozenset[int]:
+    """Return the ranks that `--console-ranks` names. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.logs import parse_ranks
+
+    if text is None:
+        return frozenset()
+    try:
+        return parse_ranks(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--console-ranks") from error

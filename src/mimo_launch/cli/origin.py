@@ -6,10 +6,14 @@ Leaves: acting on it to `start`.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.joining import Joined, NodePlace
@@ -80,6 +84,27 @@ def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
             param_hint="--nnodes",
         )
     return Origin(place=place, world_size=world if nproc is None else nproc * nodes)
+
+
+def checked_spec(
+    file: Path, settings: Sequence[str], options: Origin, nproc: int | None, console: Console
+) -> tuple["Spec", Origin]:
+    """Return a spec that fits the ranks there will be, and what this process is among them.
+
+    Shows what was found. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
+    """
+    from mimo_launch.cli.findings import show_findings
+    from mimo_launch.layout.checks.entry import load_and_check
+
+    origin, checked = options, load_and_check(file, settings)
+    if checked.spec is not None:
+        origin = origin_of(options, checked.spec, nproc)
+        checked = load_and_check(file, settings, origin.world_size, runs_here=True)
+    if origin.speaks:
+        show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    return checked.spec, origin
 
 
 def _slurm(world: int) -> "Joined | NodePlace | None":

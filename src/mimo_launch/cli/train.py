@@ -22,6 +22,7 @@ from mimo_launch.cli.options import (
     Nproc,
     Overrides,
     Runs,
+    shown_ranks,
 )
 
 if TYPE_CHECKING:
@@ -84,27 +85,18 @@ def train(
     rdzv_id: JobName = "run",
 ) -> None:
     """Train a spec, one worker per rank."""
-    from mimo_launch.cli.findings import show_findings
-    from mimo_launch.cli.origin import Origin, node_place, origin_of
+    from mimo_launch.cli.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.start import Start, start
     from mimo_launch.launcher.tasks import Training
-    from mimo_launch.layout.checks.entry import load_and_check
 
     console = console_of(ctx)
     console.needs_no_reader = True
-    shown = _ranks(console_ranks)
+    shown = shown_ranks(console_ranks)
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
     origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
-    checked = load_and_check(file, settings)
-    if checked.spec is not None:
-        origin = origin_of(origin, checked.spec, nproc)
-        checked = load_and_check(file, settings, origin.world_size, runs_here=True)
-    if origin.speaks:
-        show_findings(checked, console)
-    if checked.spec is None:
-        raise typer.Exit(2)
+    spec, origin = checked_spec(file, settings, origin, nproc, console)
     request = Start(
-        spec=checked.spec,
+        spec=spec,
         task=Training(profile),
         file=file,
         runs=runs,
@@ -126,14 +118,3 @@ def _progress(console: Console, plain: bool) -> "PlainProgress | LiveProgress":
     output = run_output()
     rich = RichConsole(file=output, no_color=not console.colors(output))
     return PlainProgress(rich) if plain else progress_for(rich)
-
-
-def _ranks(text: str | None) -> frozenset[int]:
-    from mimo_launch.launcher.logs import parse_ranks
-
-    if text is None:
-        return frozenset()
-    try:
-        return parse_ranks(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--console-ranks") from error
