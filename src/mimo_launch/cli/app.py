@@ -31,6 +31,7 @@ COMMANDS = (
     "plan",
     "train",
     "verify",
+    "bench",
     "report",
     "explain",
     "schema",

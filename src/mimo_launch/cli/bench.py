@@ -1,0 +1,137 @@
+"""`mimo-launch bench`: time steps of a spec and say where the time goes.
+
+Decides: the options.
+Relies on: `start` for everything that `train` does as well: checks, workers, reports of failures.
+Leaves: measuring to `train.bench`, the answer to `bench_screen`.
+"""
+
+import json
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.console import Console, console_of
+from mimo_launch.cli.options import (
+    ConsoleRanks,
+    Device,
+    Endpoint,
+    JobName,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Where,
+    shown_ranks,
+)
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.bench_screen import BenchScreen
+    from mimo_launch.cli.bench_tables import Record
+    from mimo_launch.plan.calibration import Calibration
+
+HELP = """
+\b
+Examples:
+  mimo-launch bench spec.yaml
+  mimo-launch bench spec.yaml --steps 50 --set schedule.microbatches=8
+  mimo-launch bench spec.yaml --json > bench.json
+  mimo-launch bench spec.yaml --compare bench.json
+  mimo-launch bench topologies/quickstart.yaml --device cpu
+
+Run steps of the spec as `train` does, on samples that are in memory, and time them after a few that
+warm up: step time, tokens/s, TFLOP/s and MFU; per rank where the time goes and how much memory it
+needs, beside what the plan says. The run folder RUNS/NAME holds the same as bench.json, and the
+workers' logs. Nothing is saved of the weights.
+Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 129, 130
+or 143 when interrupted.
+"""
+
+
+def bench(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to measure.")],
+    nproc: Nproc = None,
+    device: Where = Device.AUTO,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps before them.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Constants of the device, its peak among them."),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder that holds run folders.")] = Path("runs/bench"),
+    console_ranks: ConsoleRanks = None,
+    nnodes: Nnodes = 1,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: Endpoint = None,
+    rdzv_id: JobName = "run",
+) -> None:
+    """Time steps of a spec and say where the time goes."""
+    from mimo_launch.cli.origin import Origin, checked_spec, node_place
+    from mimo_launch.cli.start import Start, start
+    from mimo_launch.launcher.tasks import Benching
+
+    console = console_of(ctx)
+    console.needs_no_reader = True
+    shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
+    task = Benching(
+        warmup=warmup,
+        steps=steps,
+        calibration=_calibration(calibration),
+        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
+    )
+    origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
+    spec, origin = checked_spec(file, overrides or (), origin, nproc, console)
+    request = Start(
+        spec=spec,
+        task=task,
+        file=file,
+        runs=runs,
+        say=console.note,
+        show=partial(_screen, console, warmup + steps, as_json, old),
+        resume=False,
+        shown=shown,
+        device=device.value,
+    )
+    raise typer.Exit(start(request, origin, console))
+
+
+def _screen(
+    console: Console, steps: int, as_json: bool, old: "Record | None", plain: bool
+) -> "BenchScreen":
+    from mimo_launch.cli.bench_screen import BenchScreen
+
+    return BenchScreen(console, steps=steps, as_json=as_json, plain=plain, old=old)
+
+
+def _calibration(path: Path | None) -> "Calibration":
+    """Return the constants of a file, or the default ones. Raises: typer.BadParameter."""
+    from mimo_launch.plan.calibration import Calibration, CalibrationError, load
+
+    try:
+        return Calibration() if path is None else load(path)
+    except CalibrationError as error:
+        raise typer.BadParameter(str(error), param_hint="--calibration") from None
+
+
+def _old_result(path: Path) -> "Record":
+    """Return an earlier result. Raises: typer.BadParameter if the file is none."""
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        version = record["version"], record["step_s"]["median"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(
+            f"{path} is no result of `bench --json`: {error}", param_hint="--compare"
+        ) from None
+    if version[0] != 1:
+        raise typer.BadParameter(f"{path} has version {version[0]}", param_hint="--compare")
+    return record

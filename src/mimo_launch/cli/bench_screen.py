@@ -1,0 +1,78 @@
+"""What a bench shows while it runs, and in the end.
+
+Decides: the answer alone goes to stdout, as tables or JSON; a bar only to a terminal.
+Relies on: events of `train`, which a bench emits as well.
+Leaves: the tables to `bench_tables`.
+"""
+
+import json
+import shutil
+import sys
+from types import TracebackType
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from mimo_launch.cli.bench_tables import Record, tables
+from mimo_launch.cli.console import Console, run_output
+from mimo_launch.cli.lines import other_lines
+from mimo_launch.train.events import BenchFinished, Event, RunStarted, StepFinished
+
+# Enough for the tables when there is no terminal to ask.
+WIDTH_WITHOUT_TERMINAL = 100
+
+
+class BenchScreen:
+    """Listener that draws a bar of `steps` steps, then the result; `old` is one to compare with."""
+
+    def __init__(
+        self, console: Console, *, steps: int, as_json: bool, plain: bool, old: Record | None
+    ) -> None:
+        self._console, self._as_json, self._old = console, as_json, old
+        terminal = RichConsole(file=sys.stderr, no_color=not console.colors(sys.stderr))
+        self._bar = Progress(
+            TextColumn("step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=terminal,
+            transient=True,
+            disable=plain or not terminal.is_terminal,
+        )
+        self._task = self._bar.add_task("steps", total=steps)
+
+    def __enter__(self) -> "BenchScreen":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Draw an event."""
+        match event:
+            case StepFinished():
+                self._bar.update(self._task, completed=event.step)
+            case BenchFinished():
+                self._bar.stop()
+                self._answer(event.record)
+            case RunStarted():
+                pass
+            case _:
+                for line in other_lines(event):
+                    self._console.note(line)
+
+    def _answer(self, record: Record) -> None:
+        if self._as_json:
+            self._console.answer(json.dumps(record, indent=1))
+            return
+        output = run_output()
+        width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+        colors = self._console.colors(output)
+        rich = RichConsole(file=output, width=width, no_color=not colors)
+        for part in tables(record, self._old):
+            rich.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
