@@ -5,6 +5,7 @@ Relies on: copies into pinned memory and an event on CUDA; asynchronous collecti
 Leaves: when to wait to `train`.
 """
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -38,11 +39,11 @@ class SumOverRanks:
 
     def __init__(self, number: int, group: ProcessGroup) -> None:
         """Start to sum. Ranks: collective over `group`, in the same order on all of them."""
-        self._number = torch.tensor(number)
-        self._work = dist.all_reduce(self._number, group=group, async_op=True)
+        self._number = np.array([number])
+        self._work = dist.all_reduce(torch.from_numpy(self._number), group=group, async_op=True)
 
     def wait(self) -> int:
         """Return the sum. Raises: RuntimeError if a rank was lost or late."""
         if self._work is not None:
             self._work.wait()
-        return int(self._number)
+        return int(self._number[0])

@@ -1,0 +1,223 @@
+"""Reading a step's numbers while the next one runs changes when they are told, and nothing else."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.test_checkpoints import make_spec
+from tests.distributed.test_session import two_modules, weights_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mimo_launch.comm.pending import HostCopy
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train import step as step_module
+from mimo_launch.train.checkpoint.folder import all_checkpoints, read_marker
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.events import (
+    CheckpointSaved,
+    EvalFinished,
+    NonFinite,
+    RunFinished,
+    RunStopped,
+    StepFinished,
+)
+from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.profile import Profile
+from mimo_launch.train.reading import StepReader
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.start import start_run
+from mimo_launch.train.state import RunState
+from mimo_launch.train.step import StepRunner
+
+Weights = dict[str, torch.Tensor]
+
+
+def told(event: Any) -> Any:
+    """What is said of a run, without times."""
+    if isinstance(event, StepFinished):
+        return replace(event, tokens_per_s=0.0)
+    return replace(event, seconds=0.0) if isinstance(event, RunFinished) else event
+
+
+def whole_run(made: Spec, folder: Path, bad: set[int]) -> tuple[list[Any], Weights, RunState]:
+    """Train; in the steps `bad`, from 1 on, one rank has an infinity among its gradients."""
+    events: list[Any] = []
+    with RankSession(made) as session:
+        run_program = session.executor.run
+
+        def poisoned(program: Any, inputs: Any) -> Any:
+            result = run_program(program, inputs)
+            if inputs.plan.step + 1 in bad and session.rank == 0:
+                gradient = session.declared("vision")[0].parameter.grad
+                gradient.to_local().view(-1)[0] = float("inf")
+            return result
+
+        session.executor.run = poisoned  # type: ignore[method-assign]
+        state, saver = start_run(session, folder, events.append)
+        profile = Profile(session, folder / "profile", 2)
+        train(session, events.append, Hooks(saver=saver, profile=profile), state)
+        # When a save is done has nothing to do with steps.
+        steps = [told(event) for event in events if not isinstance(event, CheckpointSaved)]
+        return steps, weights_of(session), state
+
+
+def outcome(
+    made: Spec, folder: Path, bad: set[int], late: int, patch: pytest.MonkeyPatch
+) -> tuple[list[tuple[list[Any], Weights, RunState]], dict[str, Any]]:
+    patch.setattr(step_module, "steps_late", lambda device: late)
+    ranks = run_ranks(whole_run, made, folder, bad, world_size=world_size(made))
+    return ranks, {path.name: read_marker(path).updates for path in all_checkpoints(folder)}
+
+
+def test_a_run_is_the_same_to_the_last_bit_however_late_its_numbers_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AdamW that clips; skipped steps before an evaluation, before a save and at one."""
+    made = make_spec(
+        "disjoint dp2, tp2", 11,
+        optimizer={"kind": "adamw", "lr": 5e-3, "weight_decay": 0.1, "clip": 0.5},
+        checkpoint={"every": 4, "keep": 9}, eval={"every": 5, "samples": 8},
+    )  # fmt: skip
+    bad = {1, 4, 7, 8, 10}
+    now, saved_now = outcome(made, tmp_path / "now", bad, 0, monkeypatch)
+    late, saved_late = outcome(made, tmp_path / "late", bad, 1, monkeypatch)
+    assert saved_late == saved_now
+    assert sorted(saved_now) == ["step-00000005", "step-00000009", "step-00000011"]
+    assert set(saved_now["step-00000009"].values()) == {5}, "of nine steps four moved nothing"
+    kinds = (StepFinished, EvalFinished, NonFinite, RunFinished)
+    for mine, theirs in zip(late, now, strict=True):
+        assert mine[0] == theirs[0]
+        assert [kind for kind in kinds if any(isinstance(e, kind) for e in mine[0])] == list(kinds)
+        assert {e.step for e in mine[0] if isinstance(e, NonFinite)} == bad
+        assert mine[2] == theirs[2] == RunState(step=11, samples=88, skipped=5, bad_samples=0)
+        assert all(torch.equal(mine[1][name], theirs[1][name]) for name in theirs[1])
+
+
+def order_of_things(made: Spec) -> list[str]:
+    """Return what the host did: started the update of a step, or read a step's totals."""
+    done: list[str] = []
+    with RankSession(made) as session:
+        update = session.update
+
+        def updating(step: int, totals: Any) -> None:
+            update(step, totals)
+            done.append(f"start {step + 1}")
+
+        session.update = updating  # type: ignore[method-assign]
+        train(session, lambda event: done.append(f"tell {event.step}") if told_of(event) else None)
+    return done
+
+
+def told_of(event: Any) -> bool:
+    return isinstance(event, StepFinished | EvalFinished)
+
+
+def test_the_next_step_has_started_before_numbers_are_read(late: int) -> None:
+    made = two_modules(train={"steps": 4, "precision": "fp64"})
+    expected = {
+        0: ["start 1", "tell 1", "start 2", "tell 2", "start 3", "tell 3", "start 4", "tell 4"],
+        1: ["start 1", "start 2", "tell 1", "start 3", "tell 2", "start 4", "tell 3", "tell 4"],
+    }
+    assert run_ranks(order_of_things, made, world_size=4) == [expected[late]] * 4
+
+
+def stopped_run(made: Spec, folder: Path, first: int) -> tuple[list[Any], RunState]:
+    """Train; before step `first` one rank sees a signal."""
+    events: list[Any] = []
+    calls = 0
+
+    def stop() -> int:
+        nonlocal calls
+        calls += 1
+        return 15 if calls >= first and session.rank == 1 else 0
+
+    with RankSession(made) as session:
+        state, saver = start_run(session, folder, events.append)
+        assert train(session, events.append, Hooks(saver=saver, stop=stop), state) == 15
+    return events, state
+
+
+def test_a_stopped_run_saves_what_it_has_told_and_goes_on(late: int, tmp_path: Path) -> None:
+    """The ranks hear of a signal with the numbers of the step before which one of them saw it."""
+    made = make_spec("disjoint dp2, tp2", 6, checkpoint={"every": 9})
+    results = run_ranks(stopped_run, made, tmp_path, 3, world_size=4)
+    for events, state in results:
+        assert [e.step for e in events if isinstance(e, StepFinished)] == list(range(1, 4 + late))
+        [stopped] = [e for e in events if isinstance(e, RunStopped)]
+        assert stopped.step == state.step == 3 + late
+    [saved] = all_checkpoints(tmp_path)
+    marker = json.loads((saved / "checkpoint.json").read_text())
+    assert marker["counts"]["step"] == 3 + late
+    again, _, _ = run_ranks(whole_run, made, tmp_path, set(), world_size=4)[0]
+    whole, _, _ = run_ranks(whole_run, made, tmp_path / "whole", set(), world_size=4)[0]
+    steps = [event for event in whole if isinstance(event, StepFinished)]
+    assert [event for event in again if isinstance(event, StepFinished)] == steps[3 + late :]
+
+
+class Reads(TorchDispatchMode):
+    """Notes operations whose result the host has to wait for."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(func.__name__.startswith(name) for name in self.WAITING):
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def reads_of_steps(made: Spec, plant: Callable[[RankSession], None] | None) -> list[str]:
+    """Return the operations that would wait for a device while steps are started."""
+    reads = Reads()
+    with RankSession(made) as session:
+        if plant is not None:
+            plant(session)
+        dataset, state = build_dataset(made), RunState()
+        order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, 0)
+        with StepReader(session, dataset, state, lambda event: None) as reader:
+            runner = StepRunner(session, reader, lambda event: None, None)
+            for _ in range(3):
+                with reads:
+                    runner.start(state, order, (0, 1))
+            [first, *_] = runner.settle(state)
+            assert first.flags == (0, session.world_size)
+    return reads.seen
+
+
+def peek(session: RankSession) -> None:
+    """A planted bug: the norm is looked at on the host before the update."""
+    update = session.update
+
+    def peeking(step: int, totals: Any) -> None:
+        if totals.norm > 0:
+            update(step, totals)
+
+    session.update = peeking  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_no_step_waits_for_a_number_of_the_device(kind: str) -> None:
+    """Totals, clipping, the update and the evidence of a bad step; the counters of AdamW, too."""
+    made = two_modules(
+        train={"steps": 3, "precision": "fp32", "count_zero_grads": True},
+        optimizer={"kind": kind, "lr": 0.1, "clip": 0.1},
+    )
+    assert run_ranks(reads_of_steps, made, None, world_size=4) == [[]] * 4
+    assert all(run_ranks(reads_of_steps, made, peek, world_size=4))
+
+
+def test_a_copy_to_the_host_is_of_the_moment() -> None:
+    numbers = torch.tensor([1.0, float("inf")], dtype=torch.float64)
+    copy = HostCopy(numbers)
+    numbers.zero_()
+    assert copy.read() == [1.0, float("inf")]
