@@ -30,6 +30,8 @@ def join(job: "Job", listener: "Listener", console: Console) -> int:
     `listener` hears the events of rank 0.
     """
     from mimo_launch.launcher.errors import cause_of, write_error
+    from mimo_launch.launcher.gpus import gpu_settings
+    from mimo_launch.launcher.logs import RECORDER
     from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.launcher.worker import Links, run_worker
     from mimo_launch.runtime.whereabouts import Cause, Whereabouts
@@ -41,11 +43,15 @@ def join(job: "Job", listener: "Listener", console: Console) -> int:
         if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
             time.sleep(STAY_SECONDS)
 
+    if job.device != "cpu":
+        os.environ.update(gpu_settings(job.run / RECORDER))
     stop = JoinedStop()
     stop.install()
     links = Links(where=Whereabouts(), stop=stop, failed=failed)
     try:
-        ended_by = run_worker(job.spec, job.run, (listener,), task=job.task, links=links)
+        ended_by = run_worker(
+            job.spec, job.run, (listener,), task=job.task, device=job.device, links=links
+        )
     except Exception:
         console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
         ended_by, status = 0, 1

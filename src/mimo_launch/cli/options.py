@@ -35,6 +35,9 @@ Nproc = Annotated[
 Where = Annotated[
     Device, typer.Option("--device", help="Where workers compute; auto is GPUs where there is any.")
 ]
+HostProcesses = Annotated[
+    int | None, typer.Option("--nproc", min=1, help="Processes per host that the job will have.")
+]
 Runs = Annotated[Path, typer.Option(help="Folder that holds run folders.")]
 ConsoleRanks = Annotated[
     str | None,

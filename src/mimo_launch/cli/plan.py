@@ -1,7 +1,7 @@
 """`mimo-launch plan`: what every rank will do, with nothing started.
 
 Decides: what goes to stdout (tables, or JSON), which files are written, and the exit code.
-Relies on: `layout.checks.entry` for findings, `plan.report` for the facts.
+Relies on: `plan.fit` for findings, `plan.report` for the facts.
 Leaves: carrying the plan out to `train`.
 """
 
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.console import Console, console_of
+from mimo_launch.cli.options import HostProcesses, Overrides
 
 if TYPE_CHECKING:
+    from mimo_launch.plan.calibration import Calibration
     from mimo_launch.plan.rows import RankReport, Report
     from mimo_launch.plan.timeline import DeadlockError
 
@@ -27,10 +29,11 @@ Examples:
   mimo-launch plan spec.yaml --set schedule.microbatches=8
   mimo-launch plan spec.yaml --json > plan.json
   mimo-launch plan spec.yaml --timeline step.svg --trace step.json
+  mimo-launch plan spec.yaml --calibration h100.json
 
 Show what every rank will do: coordinates, groups, stages, samples, bridges and the schedule in
-model time. Starts nothing and needs no GPU. Exits with 0, with 2 when the spec has a mistake, or
-with 1 when a file cannot be written.
+model time; and what memory and time that is expected to take. Starts nothing and needs no GPU.
+Exits with 0, with 2 when the spec has a mistake, or with 1 when a file cannot be written.
 """
 
 # Enough for the tables of a usual spec when there is no terminal to ask.
@@ -44,13 +47,8 @@ def plan(
     rank: Annotated[
         int | None, typer.Option(min=0, help="Show everything about this rank instead.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
-    ] = None,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes per host that the job will have.")
-    ] = None,
+    overrides: Overrides = None,
+    nproc: HostProcesses = None,
     nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     timeline: Annotated[
@@ -59,23 +57,32 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the step for ui.perfetto.dev.")
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="Constants for estimates, from `bench --calibrate`."
+        ),
+    ] = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.cli.findings import show_findings
     from mimo_launch.cli.plan_files import check_targets, write_drawings
-    from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.plan.fit import load_and_check
     from mimo_launch.plan.report import build_rank_report, build_report
     from mimo_launch.plan.timeline import DeadlockError
 
     console = console_of(ctx)
     check_targets(file, timeline, trace)
+    constants = _constants(calibration)
     checked = load_and_check(file, overrides or (), None if nproc is None else nproc * nnodes)
     show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
     try:
         report: Report | RankReport = (
-            build_report(checked.spec) if rank is None else build_rank_report(checked.spec, rank)
+            build_report(checked.spec, constants)
+            if rank is None
+            else build_rank_report(checked.spec, rank, constants)
         )
     except DeadlockError as error:
         _show_deadlock(error, file, console)
@@ -85,6 +92,18 @@ def plan(
     if timeline or trace:
         write_drawings(checked.spec, report.header, console, rank=rank, svg=timeline, trace=trace)
     console.answer(_as_json(report) if as_json else _as_text(report, console))
+
+
+def _constants(path: Path | None) -> "Calibration | None":
+    """Return the constants of a file; without one, None."""
+    from mimo_launch.plan.calibration import CalibrationError, load
+
+    if path is None:
+        return None
+    try:
+        return load(path)
+    except CalibrationError as error:
+        raise typer.BadParameter(str(error), param_hint="--calibration") from None
 
 
 def _as_json(report: "Report | RankReport") -> str:

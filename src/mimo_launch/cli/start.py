@@ -6,7 +6,7 @@ Leaves: attempts and exit codes to `attempts`, ranks that something else started
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.cli.origin import Origin
+    from mimo_launch.grids.world import DeviceKind
     from mimo_launch.launcher.entry import Job
     from mimo_launch.launcher.hosts import Hosts
     from mimo_launch.launcher.joining import NodePlace
@@ -44,6 +45,7 @@ class Start:
     resume: bool | None = None
     max_restarts: int = 0
     shown: frozenset[int] = frozenset()
+    device: "DeviceKind" = "auto"
 
     @property
     def run(self) -> Path:
@@ -55,7 +57,21 @@ class Start:
         """What workers are told."""
         from mimo_launch.launcher.entry import Job
 
-        return Job(spec=self.spec, task=self.task, run=self.run, shown=self.shown)
+        return Job(
+            spec=self.spec, task=self.task, run=self.run, shown=self.shown, device=self.device
+        )
+
+    def on_host_of(self, num_workers: int) -> "Start":
+        """Return the same with the device that a host chooses for its workers.
+
+        Raises: typer.BadParameter if it cannot be.
+        """
+        from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
+
+        try:
+            return replace(self, device=device_of(self.device, num_workers))
+        except NotEnoughGpus as error:
+            raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
@@ -141,10 +157,12 @@ def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
     from mimo_launch.launcher.hosts import OneHost
     from mimo_launch.layout.layout import world_size
 
+    num_workers = world_size(request.spec)
+    request = request.on_host_of(num_workers)
     ended = _prepare(request, console)
     if ended is not None:
         return ended
-    return _attempts(request, OneHost(world_size(request.spec), request.run), console, stop)
+    return _attempts(request, OneHost(num_workers, request.run), console, stop)
 
 
 def _on_many_hosts(
@@ -154,10 +172,12 @@ def _on_many_hosts(
     from mimo_launch.launcher.gathering import Dismissed, HostsError
     from mimo_launch.launcher.many_hosts import ManyHosts
     from mimo_launch.launcher.signals import Interrupted
+    from mimo_launch.layout.layout import world_size
 
+    request = request.on_host_of(world_size(request.spec) // place.num_nodes)
     console.note(f"node {place.node} of {place.num_nodes} meets the others at {place.endpoint}")
     try:
-        hosts = ManyHosts(place, request.spec, request.run, stop)
+        hosts = ManyHosts(place, request.spec, request.device, request.run, stop)
         ended: int | None = 2
         try:
             ended = _prepare(request, console) if place.node == 0 else None

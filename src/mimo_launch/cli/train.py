@@ -15,6 +15,7 @@ import typer
 from mimo_launch.cli.console import Console, console_of, run_output
 from mimo_launch.cli.options import (
     ConsoleRanks,
+    Device,
     Endpoint,
     JobName,
     Nnodes,
@@ -22,6 +23,7 @@ from mimo_launch.cli.options import (
     Nproc,
     Overrides,
     Runs,
+    Where,
     shown_ranks,
 )
 
@@ -34,6 +36,7 @@ Examples:
   mimo-launch train topologies/quickstart.yaml --nproc 8
   mimo-launch train spec.yaml --steps 20 --set optimizer.lr=1e-3
   mimo-launch train spec.yaml --runs /scratch/me/runs
+  mimo-launch train spec.yaml --device cpu
   mimo-launch train spec.yaml --max-restarts 3
   mimo-launch train spec.yaml --steps 5 --profile 2
   mimo-launch train spec.yaml --no-resume
@@ -41,10 +44,11 @@ Examples:
   torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
   srun --ntasks-per-node 1 mimo-launch train spec.yaml
 
-Validate and plan the spec, start one worker per rank and train. Under torchrun the process joins
-as the rank it is given; under srun one task per rank does so, too, and one task per host starts
-the workers of that host. The run folder holds the resolved spec, the plan,
-metrics.jsonl and the workers' logs. A run whose folder has a complete checkpoint goes on after it.
+Validate and plan the spec, start one worker per rank and train: each on a GPU of its own where the
+host has any (see --device), else on its processors. Under torchrun the process joins as the rank
+it is given; under srun one task per rank does so, too, and one task per host starts the workers of
+that host. The run folder holds the resolved spec, the plan, metrics.jsonl and the workers' logs. A
+run whose folder has a complete checkpoint goes on after it.
 The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops at once.
 Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 129, 130
 or 143 when interrupted.
@@ -56,6 +60,7 @@ def train(
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")],
     nproc: Nproc = None,
+    device: Where = Device.AUTO,
     overrides: Overrides = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")

@@ -1,7 +1,7 @@
 """`mimo-launch validate`: every mistake of a spec at once.
 
 Decides: what goes to stdout (a verdict per file, or JSON) and the exit code.
-Relies on: `layout.checks.entry` for findings, `diag.text` for their form.
+Relies on: `plan.fit` for findings, `diag.text` for their form.
 Leaves: starting anything to `train`.
 """
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.console import console_of
+from mimo_launch.cli.options import HostProcesses, Overrides
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -32,20 +33,15 @@ def validate(
     ctx: typer.Context,
     *,
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Specs to check.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
-    ] = None,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes per host that the job will have.")
-    ] = None,
+    overrides: Overrides = None,
+    nproc: HostProcesses = None,
     nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
     """Check specs; report every mistake at once."""
     from mimo_launch.cli.findings import show_findings
     from mimo_launch.diag.text import to_json
-    from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.plan.fit import load_and_check
 
     console = console_of(ctx)
     world = None if nproc is None else nproc * nnodes

@@ -5,12 +5,14 @@ Relies on: `verify` for shrinking, running and judging.
 Leaves: nothing behind; the proof writes no files.
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mimo_launch.cli.console import Console, console_of
+from mimo_launch.cli.options import Device, Overrides, Where
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -21,24 +23,42 @@ HELP = """
 Examples:
   mimo-launch verify topologies/quickstart.yaml
   mimo-launch verify spec.yaml --set modules.vision.grid.tp=2
+  mimo-launch verify spec.yaml --device cuda
+  mimo-launch verify spec.yaml --device cuda --precision fp32
   mimo-launch verify spec.yaml --json
 
-Run two steps of the spec in float64 on this machine's processors, with its grids, placement and
-schedule but small widths and depths, and the same steps on one rank as a plain loop. Compare the
-loss, the gradient norm of each module, every gradient by name and the weights after an SGD step,
-to a relative error of 1e-10. Exits with 0 when everything agrees, 1 when not, 2 when the spec is
-wrong.
+Run two steps of the spec in float64 on this machine's processors, or on a GPU per rank, with its
+grids, placement and schedule but small widths and depths, and the same steps on one rank of a
+processor as a plain loop. Compare the loss, the gradient norm of each module, every gradient by
+name and the weights after an SGD step, to a relative error of 1e-10. In float32 the bound is 1e-3:
+a weaker proof, of the kernels that float64 does not use. Exits with 0 when everything agrees, 1
+when not, 2 when the spec is wrong.
 """
+
+
+class Precision(StrEnum):
+    """What the ranks compute in; the one-rank run is always in float64."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+
+
+_BOUNDS = {
+    Precision.FP64: "relative error at most 1e-10, float64",
+    Precision.FP32: "relative error at most 1e-3, float32: a weaker proof than that in float64",
+}
 
 
 def verify(
     ctx: typer.Context,
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to prove.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
-    ] = None,
+    device: Where = Device.CPU,
+    precision: Annotated[
+        Precision,
+        typer.Option(help="fp64 proves to 1e-10; fp32 to 1e-3, which small mistakes pass."),
+    ] = Precision.FP64,
+    overrides: Overrides = None,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a rank that hangs is an error.")
     ] = 120,
@@ -53,7 +73,14 @@ def verify(
     show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
-    small, verdicts = _prove(checked.spec, timeout, console, quiet=as_json)
+    small, verdicts = _prove(
+        checked.spec,
+        console,
+        device=device,
+        precision=precision,
+        timeout=timeout,
+        quiet=as_json,
+    )
     passed = all(verdict.passed for verdict in verdicts)
     if as_json:
         console.answer(_as_json(small, verdicts, passed=passed))
@@ -62,7 +89,7 @@ def verify(
         console.answer(
             f"{file}: "
             + ("every layout tensor equals the one-rank run" if passed else "MISMATCH")
-            + " (relative error at most 1e-10, float64)"
+            + f" ({_BOUNDS[precision]})"
         )
         for verdict in verdicts:
             for failure in verdict.failures[:10]:
@@ -71,13 +98,20 @@ def verify(
 
 
 def _prove(
-    spec: "Spec", timeout: float, console: Console, *, quiet: bool
+    spec: "Spec",
+    console: Console,
+    *,
+    device: Device,
+    precision: Precision,
+    timeout: float,
+    quiet: bool,
 ) -> tuple["Spec", list["ModuleVerdict"]]:
-    """Shrink the spec, say how, run it."""
+    """Shrink the spec, say how, run it. Raises: typer.Exit, typer.BadParameter."""
     import os
 
     # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
     from mimo_launch.launcher.preload import import_for_workers
     from mimo_launch.launcher.ranks import RankError
     from mimo_launch.layout.checks.entry import check
@@ -86,7 +120,7 @@ def _prove(
     from mimo_launch.verify.shrink import shrink
 
     import_for_workers()
-    small = shrink(spec)
+    small = shrink(spec, precision.value)
     illegal = [finding for finding in check(small) if finding.is_error]
     if illegal:
         console.note(f"the spec cannot be proved small: {illegal[0].headline}")
@@ -94,7 +128,10 @@ def _prove(
     if not quiet:
         console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")
     try:
-        return small, verify_spec(small, timeout_s=timeout)
+        place = device_of(device.value, world_size(small))
+        return small, verify_spec(small, timeout_s=timeout, device=place)
+    except NotEnoughGpus as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
     except RankError as error:
         console.note(f"the proof did not end: {error}")
         raise typer.Exit(1) from None

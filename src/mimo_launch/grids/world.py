@@ -23,6 +23,11 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 MAX_CONNECTIONS = "32"
 
 
+# On GPUs groups time out so much later than the launcher, which names the rank to blame and has the
+# stack of every rank; the watchdog of NCCL ends processes without either.
+GPU_GRACE_SECONDS = 30
+
+
 class DeviceError(RuntimeError):
     """The wanted device is not there, or its settings would make a job hang."""
 
@@ -41,6 +46,11 @@ def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
             "workers per host, or use --device cpu"
         )
     return torch.device("cuda", local_rank)
+
+
+def group_timeout(seconds: float, device: torch.device) -> timedelta:
+    """Return the timeout of process groups in a job that counts as hung after `seconds`."""
+    return timedelta(seconds=seconds + (GPU_GRACE_SECONDS if device.type == "cuda" else 0))
 
 
 def join_world(device: torch.device, *, timeout: timedelta, **init: Any) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mimo_launch.launcher.board import Seat, SharedMemory
 from mimo_launch.launcher.errors import cause_of, in_words, write_error
@@ -24,17 +24,21 @@ from mimo_launch.launcher.tasks import RankTask
 from mimo_launch.runtime.whereabouts import Cause
 from mimo_launch.spec.model import Spec
 
+if TYPE_CHECKING:
+    from mimo_launch.grids.world import DeviceKind
+
 # A worker that has failed stays for so long, unless the launcher has killed it before.
 STAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run: a spec, what for, its folder, and the ranks whose output is shown."""
+    """What to run: a spec, what for, where, its folder, and the ranks whose output is shown."""
 
     spec: Spec
     run: Path
     task: RankTask
+    device: "DeviceKind" = "cpu"
     shown: frozenset[int] = field(default_factory=frozenset)
 
 
@@ -77,6 +81,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
             job.run,
             listeners,
             task=job.task,
+            device=job.device,
             links=Links(where=seat.where, stop=seat.stop, failed=failed),
         )
     except BaseException as error:

@@ -1,19 +1,37 @@
 """What a worker says of its own error, for its launcher to read.
 
-Decides: whether an error is the worker's own or comes of a lost or late peer, and the form of
-`error.json` (that of torch elastic, plus `final`).
-Relies on: torch's exception types, and on the words of gloo, which has no type of its own.
+Decides: whether an error is the worker's own or comes of a lost or late peer, what is said of a
+full GPU, and the form of `error.json` (that of torch elastic).
+Relies on: torch's exception types, and on the words of gloo and NCCL, which have no types.
 Leaves: whose fault it was to `judge`.
 """
 
 import json
+import re
 import traceback
 from pathlib import Path
 
+from mimo_launch.layout.layout import build_layout
 from mimo_launch.runtime.whereabouts import Cause
+from mimo_launch.spec.model import Spec
 
-# gloo throws plain RuntimeErrors; these are its words when a peer is late, or gone.
-_LATE = ("Timed out waiting", "wait timeout after", "timed out after", "Timed out after")
+# gloo throws plain RuntimeErrors, NCCL one type for everything; these are their words when a peer
+# is late, or gone, and those of NCCL when something is wrong with this rank itself.
+_LATE = (
+    "Timed out waiting",
+    "wait timeout after",
+    "timed out after",
+    "Timed out after",
+    "collective operation timeout",
+)
+_OWN = (
+    "ncclUnhandledCudaError",
+    "ncclInvalid",
+    "ncclInternalError",
+    "Cuda failure",
+    "CUDA error",
+    "Duplicate GPU",
+)
 _GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -24,6 +42,35 @@ _GONE = (
     "Write error",
     "gloo/transport",
 )
+# The first lines of it are what happened, the last ones what followed.
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: .*"
+    r"|watchdog thread terminated with exception: .*"
+)
+_TAIL_BYTES = 200_000
+
+
+class OutOfGpuMemory(RuntimeError):
+    """The memory of a GPU does not suffice; the message says how full it is, what saves some."""
+
+    @classmethod
+    def on(cls, spec: Spec, rank: int, error: BaseException) -> "OutOfGpuMemory":
+        """Return the error of a rank whose allocation failed with `error`."""
+        import torch
+
+        gib = 2**30
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        total = torch.cuda.mem_get_info()[1]
+        holds = [m.name for m in build_layout(spec).modules_of(rank)]
+        return cls(
+            f"the GPU of rank {rank} ({', '.join(holds) or 'no module'}) is full: "
+            f"{allocated / gib:.1f} GiB in tensors, {reserved / gib:.1f} GiB reserved of "
+            f"{total / gib:.1f} GiB\n"
+            f"less is needed by smaller microbatches (schedule.microbatches), and under "
+            f"{' or '.join(f'modules.{name}' for name in holds) or 'a module'} by "
+            "`recompute: full`, `sharding: full`, or more ranks\n"
+            f"{str(error).partition('. GPU')[0]}"
+        )
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -51,9 +98,33 @@ def _cause(error: BaseException) -> Cause:
     text = str(error)
     if any(words in text for words in _LATE):
         return Cause.TIMEOUT
+    if any(words in text for words in _OWN):
+        return Cause.OWN
     if is_network or any(words in text for words in _GONE):
         return Cause.LOST
     return Cause.OWN
+
+
+def watchdog_words(path: Path) -> tuple[Cause, str]:
+    """Return what NCCL's watchdog wrote to a log before it ended the process, and what it means.
+
+    It says so, with SIGABRT, when a collective or a transfer of the GPU takes longer than its group
+    allows: a peer is late, or gone. Returns (Cause.NONE, "") if it said nothing.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return Cause.NONE, ""
+    found = _WATCHDOG.search(text)
+    if found is None:
+        return Cause.NONE, ""
+    words = " ".join(found[0].split())
+    if any(said in words for said in _LATE):
+        return Cause.TIMEOUT, words
+    own = any(said in words for said in _OWN)
+    return (Cause.OWN if own else Cause.LOST), words
 
 
 def in_words(error: BaseException) -> str:

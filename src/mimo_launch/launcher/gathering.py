@@ -79,7 +79,7 @@ class Gathering:
         others = [node for node in self.others if self.link.said(node, "plan") != plan]
         if others:
             raise self._apart(
-                f"{self.names(others)} has another plan: another spec, or other --set options"
+                f"{self.names(others)} has another plan: another spec, --set option or --device"
             )
 
     def _store(self, place: NodePlace, port: int) -> Any:

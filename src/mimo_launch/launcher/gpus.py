@@ -1,8 +1,8 @@
-"""How many GPUs this host has, learned without touching the driver in this process.
+"""The GPUs of this host: how many there are, and what workers on them find in their environment.
 
-Decides: that a forked child looks.
-Relies on: nothing but fork; torch is imported only if it has to look.
-Leaves: what to do about too few to `cli`.
+Decides: the device of a job; settings of CUDA, the allocator and NCCL that a user has not made.
+Relies on: a forked child that looks, so that this process never touches the driver.
+Leaves: using a GPU to `worker`; usage errors to `cli`.
 
 A process that has initialised CUDA cannot fork workers that use it, and even the question "is there
 a GPU" may initialise it: `torch.cuda.is_available` asks the CUDA runtime unless
@@ -10,9 +10,40 @@ PYTORCH_NVML_BASED_CUDA_CHECK is set and NVML answers.
 """
 
 import multiprocessing
+import os
 import sys
 from functools import lru_cache
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from mimo_launch.grids.world import DeviceKind
+
+# Of each rank: the last transfers and collectives, with shapes, states and the stack of each start.
+RECORDED_TRANSFERS = "2000"
+# https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html; TORCH_FR_* are the
+# names that torch has for TORCH_NCCL_TRACE_* since 2.9.
+_SETTINGS = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # A late collective ends its process, without the clean-up that may hang as well.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_FR_BUFFER_SIZE": RECORDED_TRANSFERS,
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    # Microbatches of different sizes leave holes that fixed segments cannot reuse.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    # Warnings go to the standard output of the rank, which is a file of its own.
+    "NCCL_DEBUG": "WARN",
+}
+_OTHER_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
+}
+
+
+class NotEnoughGpus(ValueError):
+    """A job cannot run on the GPUs of this host; the message says what to write instead."""
 
 
 @lru_cache(maxsize=1)
@@ -39,3 +70,50 @@ def _look(writer: Connection) -> None:
     import torch
 
     writer.send(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
+    """Return where `num_workers` workers of this host run: `auto` is GPUs where there is any.
+
+    Raises: NotEnoughGpus, also for settings under which a job on GPUs would hang.
+    """
+    if kind == "cpu":
+        return "cpu"
+    found = num_gpus()
+    if kind == "auto" and not found:
+        return "cpu"
+    if found < num_workers:
+        raise NotEnoughGpus(
+            f"{num_workers} workers on this host need a GPU each, it has {found}; "
+            "write --device cpu, "
+            + ("or fewer ranks per host" if found else "or start on a host with GPUs")
+        )
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        raise NotEnoughGpus(
+            "under CUDA_DEVICE_MAX_CONNECTIONS=1 transfers and compute wait for each other until "
+            "the job hangs; unset it"
+        )
+    return "cuda"
+
+
+def refuse_initialised_cuda() -> None:
+    """Raise a RuntimeError if CUDA is initialised in this process: it does not survive a fork."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError(
+            "workers on GPUs are forked, and CUDA does not survive a fork, but this process has "
+            "initialised it; start them before the first use of CUDA, or from a process of its own"
+        )
+
+
+def gpu_settings(recorder: Path) -> dict[str, str]:
+    """Return the environment of workers on GPUs, less what the user has set.
+
+    The flight recorder of rank R writes to `recorder/rank_R`.
+    """
+    wanted = {**_SETTINGS, "TORCH_FR_DUMP_TEMP_FILE": str(recorder / "rank_")}
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name not in os.environ and _OTHER_NAMES.get(name, name) not in os.environ
+    }

@@ -20,7 +20,7 @@ class RankState:
     """What is known of one rank when a run has to end. Times are seconds since the epoch.
 
     `process` is the kernel's letter for its state, empty if it has ended. `size` is the length of
-    its program.
+    its program. `gpu` says that it works on one, which its host runs ahead of.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class RankState:
     ended: float = 0.0
     process: str = ""
     frames: tuple[Frame, ...] = field(default=())
+    gpu: bool = False
 
     @property
     def progress(self) -> tuple[int, int, float]:

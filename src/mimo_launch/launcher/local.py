@@ -1,7 +1,7 @@
 """Starts the workers of one host through torch elastic, and sees one attempt to its end.
 
-Decides: fork from a parent that has imported what workers need (8 ranks start in about a second),
-one pipe for the events of rank 0, when workers are killed.
+Decides: fork from a parent that has imported what workers need (8 ranks start in about a second)
+and has not initialised CUDA, one pipe for the events of rank 0, when workers are killed.
 Relies on: torch elastic to start processes and redirect their output; `watch` to see what they do,
 `hosts` for the other machines of the job.
 Leaves: the work of a worker to `entry`, showing events and failures to `cli`.
@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 from mimo_launch.launcher.board import Board
 from mimo_launch.launcher.entry import Job, worker_main
 from mimo_launch.launcher.exits import ExitWatch
+from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
 from mimo_launch.launcher.hosts import Hosts, Meeting
 from mimo_launch.launcher.logs import log_files, prefixes, rank_folder
 from mimo_launch.launcher.memory import oom_kills
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.launcher.pump import Pump
-from mimo_launch.launcher.signals import Interrupted, StopRequest, for_workers
+from mimo_launch.launcher.recorder import Recorder
+from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.watch import Local, Watch
 from mimo_launch.train.events import Listener
 
@@ -66,8 +68,6 @@ def launch(
                         job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
                     )
             ended_by = watch.ended_by()
-            if ended_by and ended_by == for_workers(stop.signal):
-                ended_by = stop.signal
     finally:
         if pump.is_alive():
             pump.join(timeout=KILL_SECONDS)
@@ -82,7 +82,7 @@ def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], N
         hosts.interrupted(stop.signal)
         raise Interrupted(stop.signal)
     if stop.signal and not board.asked_to_stop:
-        board.ask_to_stop(for_workers(stop.signal))
+        board.ask_to_stop(stop.signal)
         name = signal.Signals(stop.signal).name
         note(f"{name}: stopping after this step; another one stops at once")
 
@@ -92,8 +92,10 @@ def _workers(
     job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
 ) -> Iterator[Watch]:
     """Start the workers; kill those that are left."""
-    context = _start(job, hosts, meeting, board, events)
+    recorder = Recorder(job.run, meeting.attempt) if job.device == "cuda" else None
+    context = None
     try:
+        context = _start(job, hosts, meeting, board, events, recorder)
         pids = context.pids()
         workers = tuple(
             Local(
@@ -105,20 +107,33 @@ def _workers(
             for local_rank, rank in enumerate(hosts.ranks)
         )
         with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
-            yield Watch(board, workers, exits, host=hosts.node, timeout=job.spec.train.timeout)
+            timeout = job.spec.train.timeout
+            yield Watch(board, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
     finally:
         # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.
-        context.close(signal.SIGKILL, timeout=KILL_SECONDS)
+        if context is not None:
+            context.close(signal.SIGKILL, timeout=KILL_SECONDS)
+        if recorder is not None:
+            recorder.close()
 
 
 def _start(
-    job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
+    job: Job,
+    hosts: Hosts,
+    meeting: Meeting,
+    board: Board,
+    events: Connection,
+    recorder: Recorder | None,
 ) -> "PContext":
     from torch.distributed.elastic.multiprocessing import start_processes
 
     # It would log each failure with a traceback of its own, and handle signals in its own way.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
+    settings = {}
+    if recorder is not None:
+        refuse_initialised_cuda()
+        settings = gpu_settings(recorder.folder) | recorder.environment
     ranks = dict(enumerate(hosts.ranks))
     environments = {
         local_rank: {
@@ -130,6 +145,7 @@ def _start(
             # The store of this attempt runs in a launcher; workers are its clients.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             **meeting.environment,
+            **settings,
         }
         for local_rank, rank in ranks.items()
     }

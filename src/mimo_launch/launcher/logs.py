@@ -1,7 +1,8 @@
 """Files that workers write to, and whose output is shown.
 
 Decides: `logs/attempt-N/rank-R/` with `stdout.log`, `stderr.log`, `error.json` and `stack.txt`, by
-global rank; output of chosen ranks also appears on the console behind `[rank R]`.
+global rank; output of chosen ranks also appears on the console behind `[rank R]`. Flight recorders
+of GPUs write to `logs/attempt-N/flight-recorder/rank_R`.
 Relies on: torch elastic to redirect and to follow files.
 Leaves: what is written to `worker`.
 """
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 LOGS = "logs"
 STDOUT, STDERR, ERROR, STACK = "stdout.log", "stderr.log", "error.json", "stack.txt"
+RECORDER = "flight-recorder"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 

@@ -26,7 +26,9 @@ REPORT_SECONDS = 5.0
 class ManyHosts:
     """All hosts of a job, as the launcher of one of them sees them."""
 
-    def __init__(self, place: NodePlace, spec: Spec, run: Path, stop: StopRequest) -> None:
+    def __init__(
+        self, place: NodePlace, spec: Spec, device: str, run: Path, stop: StopRequest
+    ) -> None:
         """Meet the launchers of all other hosts. Raises: HostsError, Interrupted."""
         self.node, self.world_size = place.node, world_size(spec)
         per_host = self.world_size // place.num_nodes
@@ -34,7 +36,8 @@ class ManyHosts:
         self._run = run
         self._attempt = 0
         self._absent: list[int] = []
-        self._all = Gathering(place, self.ranks, plan_hash(spec), stop, timeout=spec.train.timeout)
+        plan = f"{plan_hash(spec)} on {device}"
+        self._all = Gathering(place, self.ranks, plan, stop, timeout=spec.train.timeout)
 
     def meet(self) -> Meeting:
         """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""

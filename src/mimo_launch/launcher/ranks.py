@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.grids.world import device_for, join_world
+from mimo_launch.launcher.gpus import refuse_initialised_cuda
 
 RankDevice = Literal["cpu", "cuda"]
 # What the default group may take longer than a job, so that the parent gives up first.
@@ -169,15 +170,6 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
-
-
-def refuse_initialised_cuda() -> None:
-    """Raise a RuntimeError if CUDA is initialised in this process: it does not survive a fork."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise RuntimeError(
-            "workers on GPUs are forked, and CUDA does not survive a fork, but this process has "
-            "initialised it; start them before the first use of CUDA, or from a process of its own"
-        )
 
 
 def _stack_file(folder: Path, rank: int) -> Path:

@@ -11,7 +11,15 @@ from pathlib import Path
 
 from mimo_launch.launcher.failure import Failure
 from mimo_launch.launcher.judge import Kind, RankState
-from mimo_launch.launcher.logs import ERROR, STACK, STDERR, attempt_folder, rank_folder
+from mimo_launch.launcher.logs import (
+    ERROR,
+    RECORDER,
+    STACK,
+    STDERR,
+    attempt_folder,
+    rank_folder,
+)
+from mimo_launch.launcher.recorder import recorded_ranks
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.plan.words import ranks_text
 from mimo_launch.runtime.whereabouts import Cause, Phase
@@ -22,6 +30,7 @@ MAX_FRAMES = 3
 MAX_MESSAGE = 80
 MAX_LINE = 500
 _AGAIN = "the same command would end in the same way; first change what is said above"
+_HOST_AHEAD = "(this is where its host is, which runs ahead of its GPU)"
 _FIRST = "   = "
 _MORE = " " * 14
 
@@ -66,7 +75,8 @@ def report_lines(
     lines = [headline(failure, spec)]
     if state is not None:
         lines += _row("said", _said(failure, state))
-        lines += _row("during", [_doing(failure, state)])
+        ahead = [_HOST_AHEAD] if state.gpu else []
+        lines += _row("during", [_doing(failure, state), *ahead])
     resume = [
         command,
         f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet",
@@ -103,7 +113,8 @@ def _said(failure: Failure, state: RankState) -> list[str]:
             if failure.verdict.kind is Kind.BEHIND:
                 still += "; every rank is waiting for others"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
-            return [still, *(at or ["its stack could not be read"])]
+            said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
+            return [still, *(at or said or ["its stack could not be read"])]
     message = [line for line in state.message.splitlines() if line.strip()] or ["(no message)"]
     return [_cut(line) for line in message[:MAX_FRAMES]]
 
@@ -142,10 +153,7 @@ def _others(failure: Failure, blamed: int) -> list[str]:
     groups = _grouped({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
     if len(groups) > MAX_GROUPS:
         groups = _grouped({s.rank: f"{_how(s)}, step {s.step}, {s.phase.words}" for s in others})
-    lines = [
-        f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_text(ranks)}: {text}"
-        for text, ranks in groups.items()
-    ]
+    lines = [f"{_these(ranks)}: {text}" for text, ranks in groups.items()]
     more = len(lines) - MAX_GROUPS
     lines = [*lines[:MAX_GROUPS], *([f"and {more} more groups of ranks"] if more > 0 else [])]
     lines += [
@@ -154,6 +162,10 @@ def _others(failure: Failure, blamed: int) -> list[str]:
         if blamed not in host.ranks
     ]
     return lines
+
+
+def _these(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_text(ranks)}"
 
 
 def _grouped(texts: dict[int, str]) -> dict[str, list[int]]:
@@ -173,10 +185,15 @@ def _how(state: RankState) -> str:
         (bool(state.failed), f"failed too ({message})"),
         (state.died, "died too"),
         (state.stopped, "stopped"),
+        (_waits_for_gpu(state), "waiting for its GPU"),
         (state.waits, f"waiting in {state.frames[0].function}" if state.frames else ""),
         (bool(state.frames), f"busy in {state.frames[0]}" if state.frames else ""),
     )
     return next((text for applies, text in words if applies), "running")
+
+
+def _waits_for_gpu(state: RankState) -> bool:
+    return bool(state.frames) and state.frames[0].waits_for_gpu
 
 
 def _files(failure: Failure, run: Path, rank: int) -> list[str]:
@@ -187,6 +204,10 @@ def _files(failure: Failure, run: Path, rank: int) -> list[str]:
     names += [STACK] if state is not None and state.frames else []
     lines = [f"{folder}/ ({', '.join(names)})"] if names else []
     lines.append(f"{attempt_folder(run, failure.attempt)}/ (one folder per rank)")
+    recorder = attempt_folder(run, failure.attempt) / RECORDER
+    if recorded := recorded_ranks(recorder):
+        read = f"read with torchfrtrace {recorder} -p rank_"
+        lines.append(f"{recorder}/ (NCCL's flight recorder of {_these(recorded)}; {read})")
     metrics = run / "metrics.jsonl"
     return [*lines, *([str(metrics)] if metrics.exists() else [])]
 

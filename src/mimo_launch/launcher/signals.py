@@ -13,7 +13,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from mimo_launch.train.state import STOP_SIGNALS
+
 # Whoever signals all processes of a job reaches a rank twice: once itself, once through torchrun.
 SAME_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -72,7 +73,7 @@ class JoinedStop:
 
     def __call__(self) -> int:
         """Return the signal that came, or 0."""
-        return for_workers(self._signal)
+        return self._signal
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Note a signal; end this process if it is a second one."""
@@ -81,11 +82,6 @@ class JoinedStop:
             self._signal, self._since = number, now
         elif now - self._since > SAME_SECONDS:
             os._exit(128 + number)
-
-
-def for_workers(number: int) -> int:
-    """Return the stop signal that ranks are told for another one: they know SIGINT and SIGTERM."""
-    return signal.SIGTERM if number == signal.SIGHUP else number
 
 
 def _heeded() -> tuple[signal.Signals, ...]:

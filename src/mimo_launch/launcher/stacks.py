@@ -27,6 +27,8 @@ _COMMUNICATION = (
     "/mimo_launch/runtime/edges.py",
     "/mimo_launch/runtime/bridges.py",
 )
+# There the host waits for its GPU, whose transfers wait for other ranks.
+_DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,12 @@ class Frame:
     @property
     def communicates(self) -> bool:
         """Whether a rank that is here waits for others."""
-        return any(part in self.file for part in _COMMUNICATION)
+        return self.waits_for_gpu or any(part in self.file for part in _COMMUNICATION)
+
+    @property
+    def waits_for_gpu(self) -> bool:
+        """Whether a host that is here waits for what it has given its GPU to do."""
+        return self.function == "synchronize" and any(part in self.file for part in _DEVICE_WAITS)
 
 
 def write_stacks_on_signal(path: Path) -> None:

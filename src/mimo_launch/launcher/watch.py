@@ -3,7 +3,7 @@
 Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds.
 Progress is what workers write on the board; a thread that says "alive" would do so in a hung
 process as well.
-Relies on: `board`, `exits`, `stacks`, and the files that workers write their errors to.
+Relies on: `board`, `exits`, `stacks`, `recorder`, and the files that workers write their errors to.
 Leaves: the verdict to `judge`, killing and restarting to `local`.
 """
 
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimo_launch.launcher.board import Board, Seen
-from mimo_launch.launcher.errors import read_error
+from mimo_launch.launcher.errors import read_error, watchdog_words
 from mimo_launch.launcher.exits import Exit, ExitWatch
 from mimo_launch.launcher.judge import RankState
-from mimo_launch.launcher.logs import ERROR, STACK
+from mimo_launch.launcher.logs import ERROR, STACK, STDERR
+from mimo_launch.launcher.recorder import Recorder
 from mimo_launch.launcher.stacks import Frame, process_state, take_stacks
 from mimo_launch.runtime.whereabouts import Phase
 
@@ -35,13 +36,20 @@ class Local:
 
 
 class Watch:
-    """The workers of one host; `timeout` is in seconds."""
+    """The workers of one host; `timeout` is in seconds, `recorder` that of workers on GPUs."""
 
     def __init__(
-        self, board: Board, workers: tuple[Local, ...], exits: ExitWatch, *, host: int, timeout: int
+        self,
+        board: Board,
+        workers: tuple[Local, ...],
+        exits: ExitWatch,
+        *,
+        host: int,
+        timeout: int,
+        recorder: Recorder | None = None,
     ) -> None:
         self._board, self._workers, self._exits = board, workers, exits
-        self._host, self._timeout = host, timeout
+        self._host, self._timeout, self._recorder = host, timeout, recorder
         self._began = time.monotonic_ns()
 
     def alarm(self) -> bool:
@@ -69,8 +77,10 @@ class Watch:
         return max(self._board.read(worker.local_rank).ended_by for worker in self._workers)
 
     def examine(self) -> list[RankState]:
-        """Return what is known of each worker, its stack included. Takes a second or two."""
+        """Return what is known of each worker, its stack included. Takes some seconds."""
         time.sleep(SETTLE_SECONDS)
+        if self._recorder is not None:
+            self._recorder.ask([w.rank for w in self._workers if self._end(w) is None])
         reachable = {
             worker.pid: worker.folder / STACK
             for worker in self._workers
@@ -79,6 +89,8 @@ class Watch:
             and process_state(worker.pid) not in ("", "Z", "T", "t")
         }
         stacks = take_stacks(reachable)
+        if self._recorder is not None:
+            self._recorder.wait()
         return [self._state(worker, stacks) for worker in self._workers]
 
     def _end(self, worker: Local) -> Exit | None:
@@ -86,6 +98,12 @@ class Watch:
 
     def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
         seen, end = self._board.read(worker.local_rank), self._end(worker)
+        ended = 0.0 if end is None else _since_epoch(end.at)
+        failed, cause = _since_epoch(seen.failed), seen.cause
+        message = read_error(worker.folder / ERROR) or self._board.message(worker.local_rank)
+        if end is not None and end.killed_by == "SIGABRT" and not failed:
+            cause, message = watchdog_words(worker.folder / STDERR)
+            failed = ended if message else 0.0
         return RankState(
             rank=worker.rank,
             host=self._host,
@@ -93,13 +111,14 @@ class Watch:
             step=seen.step,
             position=seen.position,
             changed=_since_epoch(seen.changed),
-            failed=_since_epoch(seen.failed),
-            cause=seen.cause,
-            message=read_error(worker.folder / ERROR) or self._board.message(worker.local_rank),
+            failed=failed,
+            cause=cause,
+            message=message,
             end=end,
-            ended=0.0 if end is None else _since_epoch(end.at),
+            ended=ended,
             process="" if end is not None else process_state(worker.pid),
             frames=stacks.get(worker.pid, ()),
+            gpu=self._recorder is not None,
         )
 
 

@@ -2,24 +2,28 @@
 
 Decides: rendezvous from the environment, what rank 0 reports, and that a rank which fails says so
 before its peers lose it.
-Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the GPU.
 Leaves: starting workers to `local`.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from mimo_launch.grids.world import DeviceKind, device_for, group_timeout, join_world
+from mimo_launch.launcher.errors import OutOfGpuMemory
 from mimo_launch.launcher.tasks import RankTask
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners.guard import Closable
 from mimo_launch.train.session import RankSession
+
+MAX_THREADS = 4
 
 
 def _no_signal() -> int:
@@ -49,6 +53,7 @@ def run_worker(
     listeners: Sequence[Listener] = (),
     *,
     task: RankTask,
+    device: DeviceKind = "cpu",
     links: Links | None = None,
 ) -> int:
     """Do `task` as one rank and return the signal that ended it, or 0.
@@ -58,7 +63,6 @@ def run_worker(
     Ranks: collective over the world. Raises: whatever went wrong on this rank.
     """
     links = links or Links(Whereabouts())
-    torch.set_num_threads(1)
     sinks: list[Listener] = []
 
     def emit(event: Event) -> None:
@@ -68,12 +72,18 @@ def run_worker(
     records: list[Closable] = []
     try:
         links.where.enter(Phase.CONNECTING)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=spec.train.timeout))
+        place = device_for(device, int(os.environ.get("LOCAL_RANK", "0")))
+        torch.set_num_threads(_num_threads(place))
+        join_world(place, timeout=group_timeout(spec.train.timeout, place))
         if dist.get_rank() == 0:
             records = task.records(spec, run_dir, emit)
             sinks += [*records, *listeners]
-        session = RankSession(spec, where=links.where)
+        session = RankSession(spec, device=place, where=links.where)
         ended_by = task.run(session, run_dir, emit, links.stop)
+    except torch.OutOfMemoryError as error:
+        full = OutOfGpuMemory.on(spec, int(os.environ["RANK"]), error)
+        links.failed(full)
+        raise full from error
     except BaseException as error:
         links.failed(error)
         raise
@@ -84,3 +94,14 @@ def run_worker(
             dist.destroy_process_group()
     links.where.finished(ended_by)
     return ended_by
+
+
+def _num_threads(place: torch.device) -> int:
+    """Return the threads of a worker: beside a GPU a few, for what is read and packed on the host.
+
+    One on processors, which the ranks share.
+    """
+    if place.type == "cpu":
+        return 1
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE") or torch.cuda.device_count())
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // workers))

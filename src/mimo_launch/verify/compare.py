@@ -4,10 +4,11 @@ Decides: when two tensors agree, and when agreement proves too little.
 Relies on: pieces of canonical tensors from every rank.
 Leaves: printing to `cli.verify`.
 
-Two tensors agree if ||a - b|| <= 1e-10 * max(||b||, 1e-6 * ||all tensors of the module||). The
-second term is the floor: a tensor smaller than that is judged by noise. More than 5 % of a module's
-tensors judged by the floor is a failure, except key biases, whose exact gradient is zero (a softmax
-does not see a shift of all scores).
+Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module||): in float64 t is
+1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: a tensor
+smaller than that is judged by noise. More than 5 % of a module's tensors judged by the floor is a
+failure, except key biases, whose exact gradient is zero (a softmax does not see a shift of all
+scores).
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,10 +17,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-10
-FLOOR = 1e-6
-# What is exactly zero differs by rounding of the terms that cancel, which are of the module's size.
-ZERO_FLOOR = 1e-3
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What counts as equal: see the module's docstring.
+
+    `zero_floor` is the floor for what is exactly zero. That differs by rounding of the terms that
+    cancel, which are of the module's size.
+    """
+
+    tolerance: float
+    floor: float
+    zero_floor: float
+
+
+EXACT = Bound(1e-10, 1e-6, 1e-3)
+BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1)}
 MAX_FLOOR_SHARE = 0.05
 EXEMPT_SUFFIX = ".attention.k.bias"
 
@@ -54,7 +67,11 @@ class ModuleVerdict:
 
 
 def compare_tensors(
-    what: str, modules: Iterable[str], got: Iterable[TensorPiece], want: Mapping[str, Tensor]
+    what: str,
+    modules: Iterable[str],
+    got: Iterable[TensorPiece],
+    want: Mapping[str, Tensor],
+    bound: Bound = EXACT,
 ) -> list[ModuleVerdict]:
     """Return a verdict per module over all tensors of `want` and `got`."""
     pieces: dict[str, list[TensorPiece]] = {}
@@ -65,22 +82,28 @@ def compare_tensors(
             ModuleVerdict(module, what),
             {n: p for n, p in pieces.items() if n.startswith(f"{module}.")},
             {n: t for n, t in want.items() if n.startswith(f"{module}.")},
+            bound,
         )
         for module in modules
     ]
 
 
-def compare_numbers(what: str, module: str, got: float, want: float) -> ModuleVerdict:
+def compare_numbers(
+    what: str, module: str, got: float, want: float, bound: Bound = EXACT
+) -> ModuleVerdict:
     """Return a verdict over one number (a loss, a norm)."""
     verdict = ModuleVerdict(module, what, tensors=1, worst_name=what)
     verdict.worst = abs(got - want) / max(abs(want), 1e-300) if got != want else 0.0
-    if not verdict.worst <= TOLERANCE:
+    if not verdict.worst <= bound.tolerance:
         verdict.failures.append(f"{module} {what}: {got!r}, oracle {want!r}")
     return verdict
 
 
 def _judge_module(
-    verdict: ModuleVerdict, got: dict[str, list[TensorPiece]], want: dict[str, Tensor]
+    verdict: ModuleVerdict,
+    got: dict[str, list[TensorPiece]],
+    want: dict[str, Tensor],
+    bound: Bound,
 ) -> ModuleVerdict:
     module_norm = float(sum(t.double().square().sum() for t in want.values())) ** 0.5
     verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
@@ -93,15 +116,15 @@ def _judge_module(
         difference = _difference(got[name], full)
         norm = float(full.norm())
         is_zero = name.endswith(EXEMPT_SUFFIX)
-        scale = max(norm, (ZERO_FLOOR if is_zero else FLOOR) * module_norm)
+        scale = max(norm, (bound.zero_floor if is_zero else bound.floor) * module_norm)
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
         if not error <= verdict.worst:
             verdict.worst, verdict.worst_name = error, name
-        if not error <= TOLERANCE:
+        if not error <= bound.tolerance:
             verdict.failures.append(f"{name}: relative error {error:.1e}")
         if not is_zero:
             judged += 1
-            verdict.by_floor += norm < FLOOR * module_norm
+            verdict.by_floor += norm < bound.floor * module_norm
     if verdict.by_floor > MAX_FLOOR_SHARE * judged:
         verdict.failures.append(
             f"{verdict.by_floor} of {judged} tensors are too small to be judged"

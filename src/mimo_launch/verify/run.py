@@ -2,7 +2,8 @@
 
 Decides: what a proof consists of: per step the loss, every gradient, the norm of every module, and
 the weights after a clipped SGD step.
-Relies on: forked gloo ranks; the same session that `train` uses.
+Relies on: forked ranks, on processors or GPUs; the same session that `train` uses. The oracle is
+always on the processor and in float64.
 Leaves: making the spec small to `shrink`.
 """
 
@@ -10,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.collectives import all_gather_uneven
 from mimo_launch.grids.grid_set import Group
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.grids.world import device_for
+from mimo_launch.launcher.ranks import RankDevice, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
@@ -23,6 +26,7 @@ from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.compare import (
+    BOUNDS,
     ModuleVerdict,
     TensorPiece,
     compare_numbers,
@@ -42,16 +46,30 @@ class StepOutcome:
 
 
 def verify_spec(
-    spec: Spec, *, timeout_s: float = 120, prepare: Callable[[], None] | None = None
+    spec: Spec,
+    *,
+    timeout_s: float = 120,
+    prepare: Callable[[], None] | None = None,
+    device: RankDevice = "cpu",
 ) -> list[ModuleVerdict]:
-    """Return verdicts of a float64 SGD spec (see `shrink`) against the oracle.
+    """Return verdicts of an SGD spec (see `shrink`) against the oracle, by the bound of its dtype.
 
     `prepare` runs first on every rank: tests plant bugs with it. Raises: RankError if a rank fails
     or hangs.
     """
-    outcomes = run_ranks(
-        rank_outcomes, spec, prepare, world_size=world_size(spec), timeout_s=timeout_s
-    )
+    with Ranks(world_size(spec), device=device) as ranks:
+        return verify_on(ranks, spec, timeout_s=timeout_s, prepare=prepare)
+
+
+def verify_on(
+    ranks: Ranks,
+    spec: Spec,
+    *,
+    timeout_s: float = 120,
+    prepare: Callable[[], None] | None = None,
+) -> list[ModuleVerdict]:
+    """Do what `verify_spec` does on ranks that are there, as many as the spec needs."""
+    outcomes = ranks.run(rank_outcomes, spec, prepare, ranks.device, timeout_s=timeout_s)
     oracle = Oracle(spec, randomise=True)
     order = GlobalOrder(oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     verdicts: list[ModuleVerdict] = []
@@ -62,20 +80,24 @@ def verify_spec(
     return merge(verdicts)
 
 
-def rank_outcomes(spec: Spec, prepare: Callable[[], None] | None) -> list[StepOutcome]:
-    """Run the steps of a proof on this rank."""
+def rank_outcomes(
+    spec: Spec, prepare: Callable[[], None] | None, kind: RankDevice = "cpu"
+) -> list[StepOutcome]:
+    """Run the steps of a proof on this rank, one of several on this machine."""
     if prepare is not None:
         prepare()
     dataset = build_dataset(spec)
     order = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     outcomes = []
-    with RankSession(spec, randomise=True) as session:
+    device = device_for(kind, dist.get_rank())
+    with RankSession(spec, device=device, randomise=True) as session:
         for step in range(spec.train.steps):
             totals = session.gradients(step_inputs(dataset, "train", order.ids(step), step))
             gradients = _pieces(session, gradients=True)
             session.update(step, totals)
             weights = _pieces(session, gradients=False)
-            outcomes.append(StepOutcome(totals.loss, totals.norms, gradients, weights))
+            read = totals.read()
+            outcomes.append(StepOutcome(read.loss, read.norms, gradients, weights))
     return outcomes
 
 
@@ -96,7 +118,8 @@ def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
                 continue
             for placed in declared.placed:
                 segment = placed.segment
-                values = full[placed.first_row : placed.last_row].clone()
+                # A copy: the update writes into gradients and weights.
+                values = full[placed.first_row : placed.last_row].to("cpu", copy=True)
                 pieces.append(
                     TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
                 )
@@ -124,22 +147,23 @@ def _compare_step(
     grads: dict[str, Tensor],
     weights: dict[str, Tensor],
 ) -> list[ModuleVerdict]:
+    bound = BOUNDS[spec.train.precision]
     verdicts = [
-        compare_numbers("loss", "language", outcome.loss, loss)
+        compare_numbers("loss", "language", outcome.loss, loss, bound)
         for outcome in {outcome.loss: outcome for outcome in ranks}.values()
     ]
     for module in spec.modules:
         squares = [g.square().sum() for n, g in grads.items() if n.startswith(f"{module}.")]
         want = float(sum(squares, torch.zeros(()).double())) ** 0.5
         verdicts += [
-            compare_numbers("gradient norm", module, norm, want)
+            compare_numbers("gradient norm", module, norm, want, bound)
             for norm in {outcome.norms[module] for outcome in ranks}
         ]
     pieces = [piece for outcome in ranks for piece in outcome.gradients]
-    verdicts += compare_tensors("gradients", spec.modules, pieces, grads)
+    verdicts += compare_tensors("gradients", spec.modules, pieces, grads, bound)
     pieces = [piece for outcome in ranks for piece in outcome.weights]
     full = {name: weight.detach() for name, weight in weights.items()}
-    return verdicts + compare_tensors("weights after SGD", spec.modules, pieces, full)
+    return verdicts + compare_tensors("weights after SGD", spec.modules, pieces, full, bound)
 
 
 def merge(verdicts: list[ModuleVerdict]) -> list[ModuleVerdict]:

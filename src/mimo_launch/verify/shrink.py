@@ -7,6 +7,7 @@ Leaves: running the result to `run`.
 """
 
 from math import lcm
+from typing import Literal
 
 from mimo_launch.layout.checks.batch import seq_unit
 from mimo_launch.layout.layout import LANGUAGE, encoder_group_size
@@ -28,8 +29,8 @@ TEXT_TOKENS = 8
 NUM_STEPS = 2
 
 
-def shrink(spec: Spec) -> Spec:
-    """Return a small float64 SGD spec with the layout of `spec`.
+def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
+    """Return a small SGD spec with the layout of `spec`.
 
     Grids above 32 ranks are reduced axis by axis first (see `regrid`).
     """
@@ -56,7 +57,7 @@ def shrink(spec: Spec) -> Spec:
                     "schedule": LrSchedule.model_validate({}),
                 }
             ),
-            "train": small.train.model_copy(update={"precision": "fp64", "steps": NUM_STEPS}),
+            "train": small.train.model_copy(update={"precision": precision, "steps": NUM_STEPS}),
             "eval": None,
             "checkpoint": None,
         }
