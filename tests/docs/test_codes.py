@@ -9,7 +9,7 @@ import pytest
 
 from mimo_launch.diag.codes import CODES
 from mimo_launch.diag.pages import all_pages
-from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.plan.fit import load_and_check
 from mimo_launch.spec.reference import reference
 
 ROOT = Path(__file__).parents[2]

@@ -94,7 +94,7 @@ def checked_spec(
     Shows what was found. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
     """
     from mimo_launch.cli.findings import show_findings
-    from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.plan.fit import load_and_check
 
     origin, checked = options, load_and_check(file, settings)
     if checked.spec is not None:

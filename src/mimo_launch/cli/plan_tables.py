@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mimo_launch.cli.plan_estimates import estimate_tables, headline, stage_table
 from mimo_launch.plan.grid import bubble_lines, grid_lines
 from mimo_launch.plan.rows import (
     BridgeRow,
@@ -69,6 +70,7 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield from _plain(
         grid_lines(schedule.timeline, _encoders(report.header), schedule.makespan, width)
     )
+    yield from _part(headline(report.estimates), *estimate_tables(report.estimates))
 
 
 def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
@@ -88,6 +90,9 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
         grid_lines((report.timeline,), _encoders(report.header), report.makespan, width)
     )
     yield from _part("Program", report.program or "nothing: the rank is idle")
+    yield from _part(headline(report.estimates))
+    for row in report.estimates.ranks:
+        yield from (stage_table(row), "", *estimate_tables(report.estimates))
 
 
 def _heading(header: Header) -> RenderableType:

@@ -168,6 +168,26 @@ MODEL_CODES = (
         is_warning=True,
     ),
     Code(
+        "memory-too-small",
+        "A rank needs more memory than a GPU has, by far.",
+        "`plan` estimates what each rank holds at its worst moment: weights, gradients, moments, "
+        "activations of the microbatches in flight, buffers. Where that is more than 10 % above "
+        "`nodes.gpu_memory`, the run would end in its first step. The message shows the parts and "
+        "what makes the largest smaller; the estimate is for nominal samples.",
+        "language:\n  grid: {dp: 4}\nnodes: {gpus: 8, gpu_memory: 24GB}",
+        "language:\n  grid: {dp: 4}\n  sharding: full\n  recompute: full\n"
+        "nodes: {gpus: 8, gpu_memory: 24GB}",
+    ),
+    Code(
+        "memory-tight",
+        "A rank may need more memory than a GPU has.",
+        "The estimate of `plan` lies within 10 % of `nodes.gpu_memory`, and it may be off by as "
+        "much. Samples that are larger than nominal ones need more.",
+        "batch: {global: 32, seq: 8192}\nnodes: {gpus: 8, gpu_memory: 80GB}",
+        "batch: {global: 32, seq: 4096}\nnodes: {gpus: 8, gpu_memory: 80GB}",
+        is_warning=True,
+    ),
+    Code(
         "setting-without-effect",
         "A setting is given that changes nothing in this spec.",
         "Another setting makes it meaningless, such as `sequence_parallel` at tp 1 or `decay` "

@@ -4,7 +4,8 @@ Decides: names, units, defaults and sources of the constants; the form of a cali
 Relies on: nothing.
 Leaves: the formulas to `estimate_*` and `cost_model`, measuring to `mimo-launch bench --calibrate`.
 
-Rates are what the work achieves in bf16; only `peak` is of a data sheet. GB and GB/s are powers of ten.
+Rates are what the work achieves in bf16; only `peak` is of a data sheet. GB and GB/s are powers of
+ten.
 """
 
 import json

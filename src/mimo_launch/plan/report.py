@@ -11,6 +11,8 @@ from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import MODULE_GROUPS, Layout, ModuleLayout, build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.bridges import bridge_row, peer_rows
+from mimo_launch.plan.calibration import Calibration
+from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.rows import (
     GroupRow,
@@ -36,7 +38,7 @@ from mimo_launch.plan.timeline import (
 )
 from mimo_launch.plan.words import as_ranges
 from mimo_launch.schedule.actions import format_program
-from mimo_launch.schedule.generate import generate
+from mimo_launch.schedule.generate import Programs, generate
 from mimo_launch.schedule.simulate import Simulation
 from mimo_launch.spec.model import Spec
 
@@ -44,8 +46,8 @@ from mimo_launch.spec.model import Spec
 AXES_SHOWN = (*MODULE_GROUPS, ("pp",))
 
 
-def build_report(spec: Spec) -> Report:
-    """Return the report of all ranks.
+def build_report(spec: Spec, calibration: Calibration | None = None) -> Report:
+    """Return the report of all ranks; estimates are for the default device unless told otherwise.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
@@ -69,10 +71,11 @@ def build_report(spec: Spec) -> Report:
             timeline=timeline,
             programs=program_rows(layout, programs),
         ),
+        estimates=_estimator(spec, layout, plan, programs, calibration).estimates(),
     )
 
 
-def build_rank_report(spec: Spec, rank: int) -> RankReport:
+def build_rank_report(spec: Spec, rank: int, calibration: Calibration | None = None) -> RankReport:
     """Return the report of one rank.
 
     Raises:
@@ -94,6 +97,7 @@ def build_rank_report(spec: Spec, rank: int) -> RankReport:
         makespan=simulation.makespan,
         timeline=timeline_row(layout, simulation, rank),
         program=format_program(programs[rank]),
+        estimates=_estimator(spec, layout, plan, programs, calibration).estimates(rank),
     )
 
 
@@ -109,6 +113,16 @@ def build_timeline(spec: Spec) -> Timeline:
 def num_groups(layout: Layout, module: ModuleLayout) -> int:
     """Return how many forwards a stage of a module runs in a step."""
     return layout.samples.microbatches // module.group_size
+
+
+def _estimator(
+    spec: Spec,
+    layout: Layout,
+    plan: DataPlan,
+    programs: Programs,
+    calibration: Calibration | None,
+) -> Estimator:
+    return Estimator(spec, layout, programs, plan.samples[0], calibration or Calibration())
 
 
 def _header(spec: Spec, layout: Layout, plan: DataPlan) -> Header:

@@ -73,3 +73,22 @@ def percent(share: float) -> str:
 def role_text(role: Sequence[str]) -> str:
     """Return what a rank holds; the index of a stage is left out where it is 0."""
     return " + ".join(part.removesuffix(".0") for part in role) or "idle"
+
+
+def bytes_text(size: int) -> str:
+    """Return a size with three digits: `20.8 GB`."""
+    return scaled(size, "B")
+
+
+def scaled(value: float, unit: str = "") -> str:
+    """Return a quantity with three digits and a decimal prefix: `2.28 G`, `106 TFLOP`."""
+    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= power:
+            return f"{figure(value / power)} {prefix}{unit}"
+    return f"{figure(value)} {unit}".rstrip()
+
+
+def figure(value: float) -> str:
+    """Return three digits, more only in front of the point."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f}"

@@ -1,0 +1,100 @@
+"""The estimates of `plan` as tables.
+
+Decides: units and columns.
+Relies on: `plan.rows` for the figures.
+Leaves: their place on the page to `plan_tables`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from mimo_launch.plan.rows import Estimates, MemoryRow, RankEstimate
+from mimo_launch.plan.words import bytes_text, figure, percent, ranks_text, scaled
+
+
+def headline(estimates: Estimates) -> str:
+    """Return what a step takes, in a line."""
+    return (
+        f"Estimates for {estimates.device}: {seconds_text(estimates.step_seconds)} a step, "
+        f"{estimates.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, "
+        f"{flops_text(estimates.tflops_per_gpu)}/s per GPU, bubble {percent(estimates.bubble)}"
+    )
+
+
+def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
+    """Yield memory and work of each class of ranks."""
+    # Fitting ranks to memory is what people come for, so it stands first.
+    limit = estimates.gpu_memory
+    of = f" of {bytes_text(limit)}" if limit else ""
+    names = ("weights", "gradients", "optimizer", "activations", "transfers", "other")
+    memory = _table("ranks", "holds", f"memory{of}", *names)
+    for row in estimates.ranks:
+        parts = (bytes_text(size) for size in _parts(row.memory))
+        memory.add_row(
+            ranks_text(row.ranks), ", ".join(row.role), bytes_text(row.total_bytes), *parts
+        )
+    yield memory
+    yield ""
+    yield _work(estimates.ranks)
+
+
+def stage_table(row: RankEstimate) -> Table:
+    """Return the stages of one rank, action by action."""
+    table = _table("stage", "parameters", "trained", "work a step", "forward", "backward")
+    for each in row.stages:
+        table.add_row(
+            f"{each.module}.{each.stage}",
+            f"{each.parameters:,}",
+            f"{each.trained_parameters:,}",
+            flops_text(each.tflop),
+            seconds_text(each.forward_ms / 1000),
+            seconds_text(each.backward_ms / 1000),
+        )
+    return table
+
+
+def _work(rows: Sequence[RankEstimate]) -> Table:
+    table = _table(
+        "ranks", "holds", "parameters", "work a step", "computes", "waits", "reduces", "updates"
+    )
+    for row in rows:
+        shares = (row.computing, row.waiting, row.reducing, row.updating)
+        table.add_row(
+            ranks_text(row.ranks),
+            ", ".join(row.role),
+            scaled(row.parameters),
+            flops_text(row.tflop),
+            *map(percent, shares),
+        )
+    return table
+
+
+def _parts(memory: MemoryRow) -> tuple[int, ...]:
+    other = memory.workspace + memory.reserve + memory.device
+    return (
+        memory.weights,
+        memory.gradients,
+        memory.optimizer,
+        memory.activations,
+        memory.transfers,
+        other,
+    )
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def flops_text(tflop: float) -> str:
+    """Return a number of operations with three digits: `106 TFLOP`."""
+    return scaled(tflop * 1e12, "FLOP")
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration with three digits: `3.23 s`, `66.9 ms`."""
+    return f"{figure(seconds)} s" if seconds >= 1 else f"{figure(1000 * seconds)} ms"

@@ -1,0 +1,80 @@
+"""Floating-point operations of one forward and one backward of a stage.
+
+Decides: what counts: 2 m n k for every matmul, scores and values of attention among them (half
+where it is causal); nothing else. docs/estimates.md says so to users.
+Relies on: `workload` for sizes.
+Leaves: seconds to `cost_model`.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
+from mimo_launch.layout.tokens import padded_vocab_size
+from mimo_launch.plan.workload import Workload, widths
+from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.model import Spec, VitModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """Operations by kind of work, over all tp and cp ranks of a replica.
+
+    `linear` and `attention` are those of blocks, `head` is that of the vocabulary.
+    """
+
+    linear: float = 0.0
+    attention: float = 0.0
+    head: float = 0.0
+    patch: float = 0.0
+    projector: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All operations."""
+        return self.linear + self.attention + self.head + self.patch + self.projector
+
+
+def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
+    """Return the operations of one forward of a stage."""
+    model = spec.modules[stage.module].model
+    size = widths(model)
+    per_token = 2 * size.stream * (2 * size.query + 2 * size.key + (size.ups + 1) * size.inner)
+    pairs = sum(span**2 for span in work.spans) / (2 if size.causal else 1)
+    head = patch = projector = 0.0
+    if isinstance(model, VitModel):
+        if stage.is_first:
+            patch = 2.0 * work.tokens * model.channels * model.patch**2 * model.hidden
+        if stage.is_last:
+            row, out = model.hidden * model.patches_per_row, spec.language.model.hidden
+            projector = 2.0 * work.rows * (row * out + (model.projector == "mlp") * out**2)
+    elif stage.is_last:
+        head = 2.0 * work.tokens * model.hidden * padded_vocab_size(spec)
+    return Flops(
+        linear=float(stage.num_layers * work.tokens * per_token),
+        attention=float(stage.num_layers * 4 * pairs * size.query),
+        head=head,
+        patch=patch,
+        projector=projector,
+    )
+
+
+def backward_flops(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, forward: Flops
+) -> Flops:
+    """Return the operations of one backward of a stage whose forward has these.
+
+    Twice the forward: gradients of inputs and of weights. A frozen language model has only those of
+    inputs (and all of attention, which has no weights); recomputing is not counted.
+    """
+    if not needs_backward(layout, module, stage.index):
+        return Flops()
+    if spec.modules[module.name].frozen == "except_projector":
+        return Flops(projector=2 * forward.projector)
+    weights = 1 if module.frozen else 2
+    return Flops(
+        linear=weights * forward.linear,
+        attention=2 * forward.attention,
+        head=weights * forward.head,
+        patch=2 * forward.patch,
+        projector=2 * forward.projector,
+    )

@@ -1,0 +1,188 @@
+"""Memory of one stage on one rank: what it holds always, and what each action adds or frees.
+
+Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them.
+Relies on: `estimate_params` for weights, `kept` for activations, `workload` for tokens.
+Leaves: their sum over the course of a step to `memory_peak`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
+from mimo_launch.layout.shards import even_cut
+from mimo_launch.layout.tokens import padded_vocab_size
+from mimo_launch.plan.estimate_params import stage_weights
+from mimo_launch.plan.kept import (
+    DECODER_BACKWARD,
+    DECODER_BLOCK,
+    GATHERED,
+    RECOMPUTED,
+    VIT_BACKWARD,
+    VIT_BLOCK,
+    Kept,
+)
+from mimo_launch.plan.workload import Workload, widths
+from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.model import Spec, VitModel
+
+# Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
+STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
+COMPUTED = {"fp64": 8, "fp32": 4, "bf16": 2}
+_MOMENTS = {"adamw": 2, "sgd": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of one stage on one rank.
+
+    `weights`, `moments`: sharded over dp x cp, always there. `gathered`: the whole weights, from
+    the first forward to the last backward (with full sharding only the units at work);
+    `gather_buffer`: besides, while they arrive. `accumulated`: whole gradients, from the first
+    backward to the last. `gradients`: their shards, after it (with full sharding after the first).
+    `backward_gradients`, `reduce_buffer`: besides, while any, or the last, backward runs. `kept`:
+    per forward until its backward. `forward_extra`, `backward_extra`: activations while it runs.
+    `edge`: one activation between stages.
+    """
+
+    weights: int
+    moments: int
+    gathered: int
+    gather_buffer: int
+    accumulated: int
+    gradients: int
+    backward_gradients: int
+    reduce_buffer: int
+    kept: int
+    forward_extra: int
+    backward_extra: int
+    edge: int
+
+
+def stage_memory(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+) -> StageMemory:
+    """Return the memory of a stage on the ranks at `tp`."""
+    weights = stage_weights(spec, stage, tp)
+    shards = module.grid.size("dp") * module.grid.size("cp")
+    stored, computed = STORED[spec.train.precision], COMPUTED[spec.train.precision]
+    trained = [weight for weight in weights.all() if weight.trains]
+    shard = sum(weight.shard(shards) for weight in weights.all())
+    own = sum(weight.shard(shards) for weight in trained)
+    *blocks, root = weights.units()
+    two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
+    ends = sum(weight.numel for weight in root)
+    block = sum(weight.numel for unit in blocks[:1] for weight in unit if weight.trains)
+    last = sum(weight.numel for weight in root if weight.trains)
+    full = weights.full_sharding
+    accumulates = bool(own) and not full and work.forwards > 1
+    activations = _Activations(spec, layout, module, stage, work, tp)
+    return StageMemory(
+        weights=shard * stored,
+        moments=_MOMENTS[spec.optimizer.kind] * own * stored,
+        # The root stays gathered, and the next unit arrives while one computes.
+        gathered=(two_blocks + ends if full else weights.numel) * computed,
+        gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
+        accumulated=weights.trained * stored if accumulates else 0,
+        gradients=own * stored,
+        # A block is reduced as soon as it is done, the rest at the end of the backward.
+        backward_gradients=(last + block) * computed,
+        reduce_buffer=(2 * block or last) * stored,
+        kept=activations.kept(),
+        forward_extra=activations.logits(),
+        backward_extra=activations.backward(),
+        edge=activations.stream,
+    )
+
+
+class _Activations:
+    """Bytes of the activations of one forward of a stage."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        layout: Layout,
+        module: ModuleLayout,
+        stage: Stage,
+        work: Workload,
+        tp: int,
+    ) -> None:
+        self.spec, self.module, self.stage, self.work = spec, module, stage, work
+        self.model = spec.modules[module.name].model
+        self.size, self.tp = widths(self.model), module.grid.size("tp")
+        self.bytes = COMPUTED[spec.train.precision]
+        self.tokens = work.held
+        self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
+        self.words = len(even_cut(padded_vocab_size(spec), self.tp, tp))
+        self.differentiates = needs_backward(layout, module, stage.index)
+        frozen = spec.modules[module.name].frozen
+        self.through_blocks = self.differentiates and frozen != "except_projector"
+        self.weights_train = frozen is False
+
+    @property
+    def stream(self) -> int:
+        """One activation between blocks or stages."""
+        return self.shared_tokens * self.size.stream * self.bytes
+
+    def kept(self) -> int:
+        """Return what stays until the backward."""
+        total = self._ends() if self.differentiates else 0
+        if self.through_blocks:
+            total += self.stage.num_layers * self._sum(self._per_block()) + self.stream
+        return total
+
+    def backward(self) -> int:
+        """Return what a backward needs besides, at its worst place."""
+        if not self.through_blocks:
+            return 0
+        is_vit = isinstance(self.model, VitModel)
+        block = self._sum(VIT_BACKWARD if is_vit else DECODER_BACKWARD)
+        if self.spec.modules[self.module.name].recompute == "full":
+            block += self._sum(self._of_block()) - self._sum(RECOMPUTED)
+        return max(block, self.logits() + self.stream)
+
+    def logits(self) -> int:
+        """Return one tensor of logits; beside it stands the gradient, which is kept."""
+        is_head = self.module.is_language and self.stage.is_last
+        return self.tokens * self.words * self.bytes if is_head else 0
+
+    def _per_block(self) -> tuple[Kept, ...]:
+        recompute = self.spec.modules[self.module.name].recompute == "full"
+        return RECOMPUTED if recompute else self._of_block()
+
+    def _of_block(self) -> tuple[Kept, ...]:
+        kept: tuple[Kept, ...] = VIT_BLOCK if isinstance(self.model, VitModel) else DECODER_BLOCK
+        cp = self.module.grid.size("cp")
+        kept += (GATHERED,) * (cp if cp > 1 else 0)
+        return tuple(each for each in kept if self.weights_train or not each.for_weights)
+
+    def _sum(self, tensors: Iterable[Kept]) -> int:
+        """Return the bytes of some tensors of one block."""
+        size, tp = self.size, self.tp
+        # With fewer key heads than tp ranks, each rank holds one of them.
+        key = max(size.key // tp, size.query // size.heads)
+        total = 0
+        for each in tensors:
+            width = each.stream * size.stream + each.query * size.query // tp + each.key * key
+            width += each.inner * size.inner // tp
+            tokens = self.shared_tokens if each.shared else self.tokens
+            total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
+        return total
+
+    def _ends(self) -> int:
+        """Return what the layers around the blocks keep: patches, projector, head."""
+        first, last = self.stage.is_first, self.stage.is_last
+        model, total = self.model, 0
+        if not isinstance(model, VitModel):
+            if last:
+                normed = self.size.stream if self.weights_train else 0
+                total += self.tokens * (normed + self.words) * self.bytes
+            return total
+        if first and self.through_blocks:
+            total += self.shared_tokens * model.channels * model.patch**2 * self.bytes
+        if last:
+            out = self.spec.language.model.hidden
+            inner = 2 * out // self.tp if model.projector == "mlp" else 0
+            held_rows = self.tokens // model.patches_per_row
+            total += self.tokens * self.size.stream * self.bytes
+            total += held_rows * (inner + out // self.tp) * self.bytes
+        return total

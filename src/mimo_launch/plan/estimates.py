@@ -1,0 +1,244 @@
+"""What a step is expected to take: memory, FLOPs and time, once for all ranks that are alike.
+
+Decides: which ranks are alike, which of them stand for the rest, and what follows the schedule.
+Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate` for the course.
+Leaves: showing it to `report` and `cli`, judging it to `fit`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.layout.layout import MODULE_GROUPS, Layout
+from mimo_launch.layout.routing import replica_links
+from mimo_launch.plan.calibration import Calibration
+from mimo_launch.plan.cost_model import MICRO, TERA, CostModel, StageCost
+from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
+from mimo_launch.plan.estimate_params import StageWeights, stage_weights
+from mimo_launch.plan.memory_peak import peak_memory
+from mimo_launch.plan.rows import Estimates, MemoryRow, RankEstimate, Ranks, StageEstimate
+from mimo_launch.plan.workload import row_bytes, workload
+from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.channels import channels, component_of
+from mimo_launch.schedule.generate import Programs, Role, role_of
+from mimo_launch.schedule.roles import exchanges, is_bridge_end
+from mimo_launch.schedule.simulate import Simulation, simulate
+from mimo_launch.spec.model import Spec
+
+_MILLI = 1e-3
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RankClass:
+    """Ranks that hold the same stages with equal weights and run one program."""
+
+    role: Role
+    ranks: Ranks
+    weights: tuple[StageWeights, ...]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates of one layout; `sample` stands for every sample of a step."""
+
+    spec: Spec
+    layout: Layout
+    programs: Programs
+    sample: SamplePlan
+    constants: Calibration
+
+    @cached_property
+    def classes(self) -> tuple[RankClass, ...]:
+        """The classes of ranks that hold anything, in the order of their first ranks."""
+        ranks_of: dict[tuple[object, ...], list[int]] = {}
+        weights_of: dict[tuple[str, int, int], StageWeights] = {}
+        roles: dict[tuple[object, ...], tuple[Role, tuple[StageWeights, ...]]] = {}
+        for rank, program in enumerate(self.programs):
+            held = []
+            for module in self.layout.modules_of(rank):
+                tp = module.grid.index("tp", rank)
+                for stage in module.stages_of(rank):
+                    key = (module.name, stage.index, tp)
+                    if key not in weights_of:
+                        weights_of[key] = stage_weights(self.spec, stage, tp)
+                    held.append(weights_of[key])
+            if not held:
+                continue
+            role = role_of(self.layout, rank)
+            kind = (role, id(program), tuple(weights.numel for weights in held))
+            ranks_of.setdefault(kind, []).append(rank)
+            roles.setdefault(kind, (role, tuple(held)))
+        return tuple(RankClass(roles[k][0], tuple(r), roles[k][1]) for k, r in ranks_of.items())
+
+    @cached_property
+    def model(self) -> CostModel:
+        """The times of all actions."""
+        work = {m.name: workload(self.layout, m, self.sample) for m in self.layout.modules}
+        return CostModel(self.spec, self.layout, work, self.constants)
+
+    @cached_property
+    def _costs(self) -> dict[tuple[str, int], StageCost]:
+        return {
+            (module.name, stage.index): self.model.stage(module, stage)
+            for module in self.layout.modules
+            for stage in module.stages
+        }
+
+    def memory(self, alike: RankClass) -> MemoryRow:
+        """Return the memory of one class at its worst moment."""
+        rank, layout, work = alike.ranks[0], self.layout, self.model.work
+        stages = {
+            (name, stage): stage_memory(
+                self.spec,
+                layout,
+                layout[name],
+                layout[name].stages[stage],
+                work[name],
+                layout[name].grid.index("tp", rank),
+            )
+            for name, stage in alike.role
+        }
+        width = self.spec.language.model.hidden * COMPUTED[self.spec.train.precision]
+        return peak_memory(
+            layout,
+            stages,
+            {e.name: row_bytes(layout, e, work[e.name], width) for e in layout.encoders},
+            self.programs[rank],
+            self.constants,
+            communicators=sum(1 for _ in self._communicators(rank, alike.role)),
+        )
+
+    def _communicators(self, rank: int, role: Role) -> Iterator[object]:
+        """Yield what a rank opens an NCCL communicator for: groups, and channels to other ranks."""
+        layout = self.layout
+        if layout.world_size > 1:
+            yield "world"
+        for module in layout.modules_of(rank):
+            for axes in MODULE_GROUPS:
+                if len(module.grid.group_of(rank, *axes)) > 1:
+                    yield module.name, axes
+        for encoder in layout.encoders:
+            joins = exchanges(layout, encoder) and is_bridge_end(layout, encoder, role)
+            if joins and len(component_of(layout, rank, encoder.name)) > 1:
+                yield encoder.name
+        actions = {
+            (a.module, a.stage, a.kind): a
+            for slot in self.programs[rank]
+            for a in slot
+            if not a.kind.is_compute and not a.kind.is_collective
+        }
+        used = {each for a in actions.values() for each in channels(layout, rank, a)}
+        yield from (each for each in used if each.src != each.dst)
+
+    @cached_property
+    def course(self) -> Simulation:
+        """The step in seconds, of those ranks that stand for all."""
+        return simulate(self.layout, self.programs, self.model.costs(), among=self._standing())
+
+    def _standing(self) -> set[int]:
+        """Return one rank of each class, and a replica of everything it works with.
+
+        All replicas do the same at the same time, so that none waits for one left out.
+        """
+        layout, chosen = self.layout, set()
+        links = {each.name: replica_links(layout, each.name) for each in layout.encoders}
+        for alike in self.classes:
+            rank = alike.ranks[0]
+            chosen.add(rank)
+            for module in layout.modules_of(rank):
+                replica = module.grid.index("dp", rank)
+                chosen.update(module.grid.slice(dp=replica, tp=0, cp=0))
+                if not module.is_language:
+                    replica = links[module.name][replica][0]
+                    chosen.update(layout.language.grid.slice(dp=replica, tp=0, cp=0))
+                for encoder in layout.encoders if module.is_language else ():
+                    for number, served in enumerate(links[encoder.name]):
+                        if replica in served:
+                            chosen.update(encoder.grid.slice(dp=number, tp=0, cp=0))
+        return chosen
+
+    def estimates(self, rank: int | None = None) -> Estimates:
+        """Return what is expected of all ranks; with `rank`, of its class only."""
+        course, constants = self.course, self.constants
+        finish = {alike: self._finish(alike) for alike in self.classes}
+        update = {
+            alike: sum(self._costs[stage].update for stage in alike.role) for alike in self.classes
+        }
+        after = constants.collective_latency * MICRO + constants.step_overhead * _MILLI
+        total = max(finish.values()) + max(update.values()) + after
+        tflop = {alike: self._tflop(alike) for alike in self.classes}
+        busy = [(len(alike.ranks), course.bubble(alike.ranks[0])) for alike in self.classes]
+        world, step_tflop = (
+            self.layout.world_size,
+            sum(len(alike.ranks) * tflop[alike] for alike in self.classes),
+        )
+        tokens = self.layout.samples.global_batch * self.layout.seq
+        return Estimates(
+            device=constants.device,
+            gpu_memory=self.spec.nodes.memory if self.spec.nodes else None,
+            step_seconds=total,
+            schedule_seconds=course.makespan,
+            tokens_per_second_per_gpu=tokens / total / world,
+            tflop=step_tflop,
+            tflops_per_gpu=step_tflop / total / world,
+            bubble=sum(n * bubble for n, bubble in busy) / sum(n for n, _ in busy),
+            ranks=tuple(
+                self._row(alike, total, finish[alike], update[alike] + after, tflop[alike])
+                for alike in self.classes
+                if rank is None or rank in alike.ranks
+            ),
+        )
+
+    def _finish(self, alike: RankClass) -> float:
+        """Return when a class has its gradients: after its program and the last reduction."""
+        events = self.course.events[alike.ranks[0]]
+        ends = [event.stop for event in events[-1:]]
+        for event in events:
+            action = event.slot[0]
+            if action.kind is Kind.BACKWARD:
+                # That of the last backward is the latest.
+                ends.append(event.stop + self._costs[action.module, action.stage or 0].reduction)
+        return max(ends, default=0.0)
+
+    def _tflop(self, alike: RankClass) -> float:
+        return sum(self._costs[stage].flops for stage in alike.role) / TERA
+
+    def _row(
+        self, alike: RankClass, total: float, finish: float, update: float, tflop: float
+    ) -> RankEstimate:
+        memory, first = self.memory(alike), alike.ranks[0]
+        events = self.course.events[first]
+        end = events[-1].stop if events else 0.0
+        computing, reducing, updating = (
+            each / total for each in (self.course.busy(first), finish - end, update)
+        )
+        stages = []
+        for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
+            cost = self._costs[name, stage]
+            stages.append(
+                StageEstimate(
+                    module=name,
+                    stage=stage,
+                    parameters=weights.numel,
+                    trained_parameters=weights.trained,
+                    tflop=cost.flops / TERA,
+                    forward_ms=cost.forward / _MILLI,
+                    backward_ms=cost.backward / _MILLI,
+                )
+            )
+        return RankEstimate(
+            role=tuple(f"{name}.{stage}" for name, stage in alike.role),
+            ranks=alike.ranks,
+            parameters=sum(weights.numel for weights in alike.weights),
+            stages=tuple(stages),
+            memory=memory,
+            allocated_bytes=memory.allocated,
+            total_bytes=memory.total,
+            tflop=tflop,
+            bubble=self.course.bubble(first),
+            computing=computing,
+            waiting=max(0.0, 1 - computing - reducing - updating),
+            reducing=reducing,
+            updating=updating,
+        )

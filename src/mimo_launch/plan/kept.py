@@ -1,0 +1,73 @@
+"""What a forward keeps for its backward, tensor by tensor, and what a backward needs besides.
+
+Decides: which tensors those are, in the units of a layer's widths. Kept short and in one place, to
+be corrected against measured peaks.
+Relies on: how `modules` compute under torch.compile, one graph per block: matmuls and attention
+keep their inputs, everything between them is computed again.
+Leaves: bytes to `estimate_memory`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One tensor per token, its width in multiples of a block's sizes.
+
+    `stream` is whole on every rank; `query`, `key` and `inner` are cut over tp, and so are `heads`,
+    which are 4-byte numbers. A `shared` tensor stands between tensor-parallel regions and is cut
+    over tp under sequence parallelism. One `for_weights` only is not kept where they are frozen.
+    """
+
+    name: str
+    stream: int = 0
+    query: int = 0
+    key: int = 0
+    inner: int = 0
+    heads: int = 0
+    shared: bool = False
+    for_weights: bool = False
+
+
+_ATTENTION_OUT = (
+    Kept(name="attention output", query=1),
+    Kept(name="log-sum-exp of scores", heads=1),
+    Kept(name="stream after attention", stream=1, shared=True),
+    Kept(name="normed stream", stream=1, for_weights=True),
+)
+
+DECODER_BLOCK = (
+    Kept(name="block input", stream=1, shared=True),
+    Kept(name="normed input", stream=1, for_weights=True),
+    # Values are a view into it.
+    Kept(name="queries, keys and values, fused", query=1, key=2),
+    Kept(name="rotated queries and keys", query=1, key=1),
+    *_ATTENTION_OUT,
+    Kept(name="gate and up, fused", inner=2),
+    Kept(name="their product", inner=1, for_weights=True),
+)
+
+VIT_BLOCK = (
+    Kept(name="block input", stream=1, shared=True),
+    Kept(name="normed input", stream=1, for_weights=True),
+    Kept(name="queries, keys and values, fused", query=1, key=2),
+    *_ATTENTION_OUT,
+    Kept(name="up", inner=1),
+    Kept(name="its GELU", inner=1, for_weights=True),
+)
+
+# Keys and values of the other cp ranks, per cp rank.
+GATHERED = Kept(name="gathered keys and values", key=2)
+
+# With `recompute: full` a block keeps this alone, and all of the above while it runs backward.
+RECOMPUTED = (DECODER_BLOCK[0],)
+
+# Gradients that are alive together while a block runs backward.
+DECODER_BACKWARD = (
+    Kept(name="gradients of gate, up and product", inner=3),
+    Kept(name="gradients of the stream", stream=2),
+)
+VIT_BACKWARD = (
+    Kept(name="gradients of up and its GELU", inner=2),
+    Kept(name="gradients of the stream", stream=2),
+)
