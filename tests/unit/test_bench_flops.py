@@ -1,0 +1,42 @@
+"""Operations of a step: against a count by hand of the reference workload, and per sample."""
+
+from pathlib import Path
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.spec.load import load_spec
+from mimo_launch.train.bench.flops import step_flops
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import make_data_plan
+
+R1 = Path(__file__).parents[2] / "topologies" / "bench" / "r1_dp2_pp2.yaml"
+
+
+def test_the_reference_workload() -> None:
+    """Llama-3-8B shape, 16 layers, sequence 4,096; ViT-H on 4,096 patches. Counted by hand."""
+    made = load_spec(R1).spec
+    assert made is not None
+    flops = step_flops(made, build_layout(made), nominal_data_plan(made))
+    width, inner, seq, words = 4096, 14336, 4096, 131072
+    weights = 16 * (2 * width * width + 2 * width * width // 4 + 3 * width * inner) + words * width
+    scores = 16 * 2 * seq * width  # Half of 4 S D per token: causal.
+    language = 3 * seq * (2 * weights + scores)
+    vit = 32 * (4 * 1280**2 + 2 * 1280 * 5120)
+    ends = 4096 * (3 * 16 * 16) * 1280 + 1024 * (4 * 1280) * 4096
+    vision = 3 * (4096 * (2 * vit + 32 * 4 * 4096 * 1280) + 2 * ends)
+    assert flops["language"] == pytest.approx(made.batch.global_ * language)
+    assert flops["vision"] == pytest.approx(made.batch.global_ * vision)
+    assert language / 1e12 == pytest.approx(106, rel=0.01)
+
+
+def test_samples_cost_what_their_own_images_cost() -> None:
+    made = spec({"vision": box(0), "language": box(0)}, mbs=2, max_patches=12, text_only=0.3)
+    layout, dataset = build_layout(made), build_dataset(made)
+    alone = [step_flops(made, layout, make_data_plan(dataset, "train", (i,), 0)) for i in range(8)]
+    together = step_flops(made, layout, make_data_plan(dataset, "train", tuple(range(8)), 0))
+    assert together["vision"] == pytest.approx(sum(each["vision"] for each in alone))
+    assert len({each["vision"] for each in alone}) > 1
+    assert {each["language"] for each in alone} == {together["language"] / 8}
