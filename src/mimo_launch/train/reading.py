@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from types import TracebackType
 
@@ -26,6 +25,7 @@ from torch.distributed import ProcessGroup
 
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.pending import SumOverRanks
+from mimo_launch.grids.world import group_timeout
 from mimo_launch.layout.reads import reads_of
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.data.dataset import Dataset
@@ -67,7 +67,7 @@ class StepReader:
             "heldout": reads_of(session.layout, session.rank, decode=decodes),
         }
         self._known: set[int] = set()
-        timeout = timedelta(seconds=session.spec.train.timeout)
+        timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
         # One thread, so that ranks start their agreements in the same order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")

@@ -6,7 +6,6 @@ Leaves: which samples a step takes to `loop`, processes to `launcher`.
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
 from types import TracebackType
 
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.grids.world import group_timeout
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules.build import build_modules, compute_dtype
 from mimo_launch.optimizer.build import Updates
@@ -65,7 +65,7 @@ class RankSession:
         self.grids = GridSet(
             self.layout,
             self.rank,
-            timeout=timedelta(seconds=spec.train.timeout),
+            timeout=group_timeout(spec.train.timeout, self.device),
             device=self.device,
         )
         self.grids.warm(channels_of(self.layout, self.rank, self.program))
