@@ -1,0 +1,138 @@
+"""`mimo-launch bench` from the outside: what it measures, prints and leaves, and how it fails."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.faulty_train import Launcher, gone
+
+from mimo_launch.plan.identity import plan_hash
+from mimo_launch.spec.load import load_spec
+
+ROOT = Path(__file__).parents[2]
+SPEC = str(ROOT / "topologies" / "colocated_one_to_one.yaml")
+TINY = str(ROOT / "tests" / "fixtures" / "tiny_train.yaml")
+TWO_RANKS = (
+    "--set", "modules.vision.ranks=0-1", "--set", "modules.vision.grid.dp=2",
+    "--set", "modules.language.ranks=0-1", "--set", "modules.language.grid.dp=2",
+)  # fmt: skip
+ON_CPU = ("--device", "cpu")
+
+
+def bench(folder: Path, *args: str, fault: str = "slow", step: int = 0) -> Launcher:
+    """Start a bench; the fault strikes rank 1 at its step, by default never."""
+    return Launcher(folder, fault, 1, step, "bench", *args, *ON_CPU)
+
+
+def test_a_bench_on_two_ranks(tmp_path: Path) -> None:
+    launcher = bench(tmp_path, SPEC, *TWO_RANKS, "--steps", "4", "--warmup", "1", "--json")
+    code, out, err = launcher.finish()
+    assert code == 0, err
+    assert "run folder: runs/bench/colocated-one-to-one" in err
+    run = tmp_path / "runs" / "bench" / "colocated-one-to-one"
+    record = json.loads(out)
+    assert json.loads((run / "bench.json").read_text()) == record
+    assert not (run / "metrics.jsonl").exists()
+    assert not (run / "checkpoints").exists()
+
+    settings = [each for each in TWO_RANKS if each != "--set"]
+    spec = load_spec(Path(SPEC), settings).spec
+    assert spec is not None
+    assert (record["version"], record["plan_hash"]) == (1, plan_hash(spec))
+    assert record["command"].startswith("mimo-launch bench ")
+    assert "--steps 4 --warmup 1 --json" in record["command"]
+    assert (record["warmup"], record["steps"], record["skipped"]) == (1, 4, 0)
+    assert record["machine"]["device_kind"] == "cpu"
+    assert record["machine"]["versions"]["torch"]
+
+    times, spread = record["step_times_s"], record["step_s"]
+    assert len(times) == 4
+    assert min(times) > 0
+    assert spread["minimum"] <= spread["q1"] <= spread["median"] <= spread["q3"]
+    assert spread["q3"] <= spread["maximum"] == max(times)
+    speed = record["speed"]
+    assert speed["tokens"] == 16 * 48
+    assert speed["tokens_per_s"] == pytest.approx(speed["tokens"] / spread["median"])
+    assert speed["tokens_per_s_per_rank"] == pytest.approx(speed["tokens_per_s"] / 2)
+    assert set(speed["tflop"]) == {"vision", "language"}
+    # The constants are those of another device, so its peak is not known.
+    assert (speed["peak_tflops"], speed["mfu"]) == (None, None)
+
+    assert [rank["rank"] for rank in record["ranks"]] == [0, 1]
+    for rank in record["ranks"]:
+        shares = rank["shares"]
+        assert sum(shares.values()) == pytest.approx(1)
+        assert min(shares.values()) >= 0
+        assert shares["compute"] > 0.3
+        assert min(shares["gradient_sync"], shares["optimizer"]) > 0
+        assert shares["p2p"] == 0
+        assert 50e6 < rank["memory"]["resident"] < 50e9
+        assert rank["memory"]["allocated"] is None
+
+
+def test_tables_and_a_comparison(tmp_path: Path) -> None:
+    small = (TINY, "--steps", "2", "--warmup", "0")
+    code, out, err = bench(tmp_path, *small, "--json").finish()
+    assert code == 0, err
+    (tmp_path / "old.json").write_text(out)
+    launcher = Launcher(
+        tmp_path, "slow", 1, 0, "bench", *small, *ON_CPU, "--compare", "old.json", name="second"
+    )
+    code, out, err = launcher.finish()
+    assert code == 0, err
+    for words in (
+        "timed steps",
+        "grad sync",
+        "bubble",
+        "resident",
+        "language",
+        "TFLOP",
+        "  step time x ",
+    ):
+        assert words in out or words.replace("TFLOP", "MFLOP") in out, words
+    assert (tmp_path / "runs" / "bench" / "tiny.1" / "bench.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "how", "said"),
+    [
+        ("raise", "failed first", "ValueError: no such sample"),
+        ("stop", "stands still", "its process is stopped"),
+    ],
+)
+def test_a_bench_that_fails_ends_with_the_report_of_a_run(
+    tmp_path: Path, fault: str, how: str, said: str
+) -> None:
+    launcher = bench(tmp_path, TINY, "--set", "train.timeout=2", fault=fault, step=3)
+    code, out, err = launcher.finish()
+    assert (code, out) == (1, "")
+    assert f"error: rank 1 {how} (language tp 0 cp 0 dp 0 pp 0)" in err
+    assert said in err
+    assert "in step 3" in err or "step 3" in err
+    assert "run folder: runs/bench/tiny" in err
+    assert (
+        all(gone(pid) for pid in launcher.workers())
+        if Path(f"/proc/{launcher.pid}").exists()
+        else True
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("bench missing.yaml", "missing.yaml"),
+        ("bench tiny_train.yaml --device cuda", "need a GPU each"),
+        ("bench tiny_train.yaml --compare missing.json", "is no result of `bench --json`"),
+        ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
+        ("bench tiny_train.yaml --steps 0", "--steps"),
+        ("bench tiny_train.yaml --nproc 3 --device cpu", "3"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    run_cli: Callable[[str], tuple[int, str, str]], line: str, said: str
+) -> None:
+    code, out, err = run_cli(line)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not Path("runs").exists()
