@@ -7,9 +7,12 @@ Leaves: options of one command to it.
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mimo_launch.plan.calibration import Calibration
 
 
 class Device(StrEnum):
@@ -50,6 +53,25 @@ Endpoint = Annotated[
     typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
 ]
 JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
+
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE.json",
+        help="Constants for estimates, from `bench --calibrate`.",
+    ),
+]
+
+
+def constants_of(path: Path | None) -> "Calibration | None":
+    """Return the constants that `--calibration` names. Raises: typer.BadParameter."""
+    from mimo_launch.plan.calibration import CalibrationError, load
+
+    try:
+        return None if path is None else load(path)
+    except CalibrationError as error:
+        raise typer.BadParameter(str(error), param_hint="--calibration") from None
 
 
 def shown_ranks(text: str | None) -> frozenset[int]:

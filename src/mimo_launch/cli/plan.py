@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.console import Console, console_of
-from mimo_launch.cli.options import HostProcesses, Overrides
+from mimo_launch.cli.options import CalibrationFile, HostProcesses, Overrides, constants_of
 
 if TYPE_CHECKING:
-    from mimo_launch.plan.calibration import Calibration
     from mimo_launch.plan.rows import RankReport, Report
     from mimo_launch.plan.timeline import DeadlockError
 
@@ -57,12 +56,7 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the step for ui.perfetto.dev.")
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json", help="Constants for estimates, from `bench --calibrate`."
-        ),
-    ] = None,
+    calibration: CalibrationFile = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.cli.findings import show_findings
@@ -73,7 +67,7 @@ def plan(
 
     console = console_of(ctx)
     check_targets(file, timeline, trace)
-    constants = _constants(calibration)
+    constants = constants_of(calibration)
     checked = load_and_check(file, overrides or (), None if nproc is None else nproc * nnodes)
     show_findings(checked, console)
     if checked.spec is None:
@@ -92,18 +86,6 @@ def plan(
     if timeline or trace:
         write_drawings(checked.spec, report.header, console, rank=rank, svg=timeline, trace=trace)
     console.answer(_as_json(report) if as_json else _as_text(report, console))
-
-
-def _constants(path: Path | None) -> "Calibration | None":
-    """Return the constants of a file; without one, None."""
-    from mimo_launch.plan.calibration import CalibrationError, load
-
-    if path is None:
-        return None
-    try:
-        return load(path)
-    except CalibrationError as error:
-        raise typer.BadParameter(str(error), param_hint="--calibration") from None
 
 
 def _as_json(report: "Report | RankReport") -> str:
