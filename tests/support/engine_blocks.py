@@ -1,0 +1,229 @@
+"""One transformer block of a backend in bf16 against the torch block in float64 on one processor.
+
+Legend: N tokens of all ranks in the order of the whole list, n those of this rank, D width.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mimo_launch.grids.grid_set import Group
+from mimo_launch.layout.layout import Stage
+from mimo_launch.modules.block import BlockShape, blocks
+from mimo_launch.parallel.context import SINGLE, ParallelContext
+from mimo_launch.parallel.init import init_parameters
+from mimo_launch.parallel.masks import (
+    CausalMask,
+    Documents,
+    ImageMask,
+    causal_mask,
+    image_mask,
+    zigzag_positions,
+)
+from mimo_launch.parallel.segments import declared_parameters
+
+DECODER = BlockShape(
+    width=512, heads=8, kv_heads=8, head_size=64, mlp=1408, layers=4,
+    norm="rms", gated=True, bias=False,
+)  # fmt: skip
+GROUPED = replace(DECODER, kv_heads=2, qk_norm=True)
+ONE_KV_HEAD = replace(DECODER, kv_heads=1)
+VIT = BlockShape(
+    width=320, heads=4, kv_heads=4, head_size=80, mlp=1280, layers=4,
+    norm="layer", gated=False, bias=True,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A block, its tokens and its grid: `lengths` are images, without them there are sequences."""
+
+    shape: BlockShape
+    lengths: tuple[int, ...] = ()
+    num_tokens: int = 512
+    batch: int = 2
+    documents: tuple[int, ...] = ()
+    recompute: bool = False
+    tp: int = 1
+    cp: int = 1
+    sequence_parallel: bool = False
+
+
+RAGGED = (100, 37, 256, 1)
+ONE_GPU = {
+    "decoder": Case(DECODER),
+    "decoder, grouped heads, qk_norm": Case(GROUPED),
+    "decoder, packed documents": Case(GROUPED, documents=(100, 156, 3, 250, 3)),
+    "decoder, recompute": Case(GROUPED, recompute=True),
+    "vit, equal images": Case(VIT, (128, 128), num_tokens=256),
+    "vit, ragged images": Case(VIT, RAGGED, num_tokens=sum(RAGGED)),
+    "vit, ragged images and padding": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6),
+    "vit, ragged images, recompute": Case(VIT, RAGGED, num_tokens=400, recompute=True),
+}
+TP2 = {"tp": 2, "cp": 1}
+TWO_GPUS = {
+    "decoder, tp2": Case(GROUPED, **TP2),
+    "decoder, tp2, sequence parallel": Case(GROUPED, sequence_parallel=True, **TP2),
+    "decoder, tp2, one kv head": Case(ONE_KV_HEAD, sequence_parallel=True, **TP2),
+    "decoder, tp2, packed": Case(GROUPED, documents=(100, 156, 256), recompute=True, **TP2),
+    "vit, tp2": Case(VIT, RAGGED, num_tokens=sum(RAGGED), **TP2),
+    "vit, tp2, sequence parallel": Case(VIT, RAGGED, num_tokens=400, sequence_parallel=True, **TP2),
+    "decoder, cp2": Case(GROUPED, cp=2),
+    "decoder, cp2, recompute": Case(DECODER, cp=2, recompute=True),
+    "vit, cp2": Case(VIT, RAGGED, num_tokens=400, cp=2),
+    "vit, cp2, a rank of padding": Case(VIT, (64,), num_tokens=128, cp=2),
+}
+
+
+def block_errors(
+    case: Case, backends: tuple[str, ...], device_name: str
+) -> dict[str, dict[str, float]]:
+    """Return, per backend and tensor, the relative error. Ranks: collective over the world."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        return {backend: _errors(case, backend, device_name) for backend in backends}
+
+
+def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, ...], list[str]]:
+    """Return the shape of the output of no tokens, and the weights whose gradient is not zero."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        device = torch.device(device_name)
+        context = _context(case, backend, device)
+        block = _block(case, context)
+        x = torch.empty(0, case.shape.width, dtype=torch.bfloat16, device=device)
+        x.requires_grad_()
+        out = block["0"](x, image_mask([], range(0), device, alone=True))
+        out.sum().backward()
+        bad = [n for n, p in block.named_parameters() if p.grad is None or bool(p.grad.any())]
+    return tuple(out.shape), bad
+
+
+def _errors(case: Case, backend: str, device_name: str) -> dict[str, float]:
+    device = (
+        torch.device(device_name, torch.cuda.current_device()) if device_name == "cuda" else CPU
+    )
+    generator = torch.Generator().manual_seed(7)
+    shape = case.num_tokens, case.shape.width
+    x_ND, g_ND = (torch.randn(shape, generator=generator).bfloat16().double() for _ in "xg")
+    g_ND[sum(case.lengths) or len(g_ND) :] = 0  # Padding leads to no loss.
+
+    alone = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
+    exact = _tensors(replace(case, tp=1, cp=1), alone, x_ND, g_ND, torch.arange(len(x_ND)))
+    context = _context(case, backend, device)
+    places = _places(case, context)
+    low = [t.bfloat16().to(device) for t in (x_ND, g_ND)]
+    found = _tensors(case, context, low[0], low[1], places.to(device))
+    for name in ("output", "input"):
+        exact[name] = exact[name][places]
+    scale = max(float(t.norm()) for name, t in exact.items() if name.startswith("m."))
+    errors = {}
+    for name, want in exact.items():
+        squares = torch.stack([(found[name] - want).square().sum(), want.square().sum()])
+        if name in ("output", "input") and dist.get_world_size() > 1:
+            dist.all_reduce(squares)
+        error, norm = squares.sqrt().tolist()
+        errors[name] = error / max(norm, 1e-2 * scale)
+    return errors
+
+
+def _context(case: Case, backend: str, device: torch.device) -> ParallelContext:
+    """Return this rank's context: tp is the fastest axis. Ranks: collective over the world."""
+    rank = dist.get_rank()
+    axes = {
+        "tp": [list(range(c * case.tp, (c + 1) * case.tp)) for c in range(case.cp)],
+        "cp": [list(range(t, case.tp * case.cp, case.tp)) for t in range(case.tp)],
+    }
+    mine = {}
+    for axis, groups in axes.items():
+        for ranks in groups:
+            handle = None
+            if len(ranks) > 1:
+                handle = dist.new_group(ranks, backend="nccl" if device.type == "cuda" else "gloo")
+            if rank in ranks:
+                mine[axis] = Group(tuple(ranks), ranks.index(rank), handle)
+    return ParallelContext(
+        tp=mine.get("tp", SINGLE),
+        cp=mine.get("cp", SINGLE),
+        sequence_parallel=case.sequence_parallel,
+        dtype=torch.bfloat16,
+        compute_dtype=torch.bfloat16,
+        device=device,
+        backend=backend,  # type: ignore[arg-type]
+    )
+
+
+def _block(case: Case, context: ParallelContext) -> nn.ModuleDict:
+    """Return a block whose weights are the same on every layout, and exact in bf16."""
+    stage = Stage("m", 0, 0, 1, is_first=True, is_last=True)
+    network = blocks(context, case.shape, stage, recompute=case.recompute)
+    init_parameters("m", network, 0, randomise=True)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return network.to(context.device)
+
+
+def _places(case: Case, context: ParallelContext) -> Tensor:
+    """Return the places [n] of this rank's tokens in the whole list."""
+    tp, cp = context.tp, context.cp
+    if case.lengths:
+        size = case.num_tokens // cp.size
+        places = torch.arange(cp.index * size, (cp.index + 1) * size)
+    else:
+        seq = case.num_tokens // case.batch
+        positions = zigzag_positions(seq, cp.index, cp.size, CPU)
+        places = (torch.arange(case.batch)[:, None] * seq + positions).flatten()
+    return places.chunk(tp.size)[tp.index] if case.sequence_parallel else places
+
+
+def _mask(case: Case, context: ParallelContext) -> CausalMask | ImageMask:
+    cp, device = context.cp, context.device
+    if case.lengths:
+        size = case.num_tokens // cp.size
+        held = range(cp.index * size, (cp.index + 1) * size)
+        return image_mask(list(case.lengths), held, device, alone=cp.size == 1)
+    seq, documents = case.num_tokens // case.batch, None
+    if case.documents:
+        each = torch.tensor(case.documents)
+        numbers = torch.arange(len(each)).repeat_interleave(each).view(case.batch, seq)
+        documents = Documents(numbers.to(device), case.documents)
+    positions = zigzag_positions(seq, cp.index, cp.size, device)
+    size = case.shape.head_size
+    return causal_mask(
+        case.batch, positions, size, 10000.0, context.compute_dtype, documents=documents
+    )
+
+
+def _tensors(
+    case: Case, context: ParallelContext, x_ND: Tensor, g_ND: Tensor, places: Tensor
+) -> dict[str, Tensor]:
+    """Return output and input gradient of this rank's tokens, and the full gradient of each weight.
+
+    All in float64 on the processor.
+    """
+    block = _block(case, context)
+    x = x_ND[places].requires_grad_()
+    out = block["0"](x, _mask(case, context))
+    torch.autograd.backward(out, g_ND[places])
+    if x.grad is None:
+        raise ValueError("no gradient of the input")
+    found = {"output": out.detach(), "input": x.grad}
+    for declared in declared_parameters("m", block):
+        gradient = declared.parameter.grad
+        if gradient is None:
+            raise ValueError(f"no gradient of {declared.placed[0].name}")
+        for placed in declared.placed:
+            segment = placed.segment
+            full = torch.zeros(segment.shape, dtype=torch.float64, device=context.device)
+            # Ranks have parts of it, terms of a sum, or all of it (one of them is counted then).
+            if segment.tp_grad != "complete" or segment.counted:
+                segment.cut(full).add_(gradient[placed.first_row : placed.last_row])
+            if context.tp.size * context.cp.size > 1:
+                dist.all_reduce(full)
+            found[placed.name] = full
+    return {name: tensor.double().cpu() for name, tensor in found.items()}
