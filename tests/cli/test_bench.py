@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.faulty_train import Launcher, gone
+from tests.support.faulty_train import Launcher
 
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.spec.load import load_spec
@@ -69,6 +69,8 @@ def test_a_bench_on_two_ranks(tmp_path: Path) -> None:
         assert shares["p2p"] == 0
         assert 50e6 < rank["memory"]["resident"] < 50e9
         assert rank["memory"]["allocated"] is None
+        assert 0 < rank["memory"]["estimated_allocated"] < rank["memory"]["estimated_total"]
+        assert rank["estimated_bubble"] is None
 
 
 def test_tables_and_a_comparison(tmp_path: Path) -> None:
@@ -81,16 +83,8 @@ def test_tables_and_a_comparison(tmp_path: Path) -> None:
     )
     code, out, err = launcher.finish()
     assert code == 0, err
-    for words in (
-        "timed steps",
-        "grad sync",
-        "bubble",
-        "resident",
-        "language",
-        "TFLOP",
-        "  step time x ",
-    ):
-        assert words in out or words.replace("TFLOP", "MFLOP") in out, words
+    for words in ("timed steps", "grad sync", "bubble", "resident", "MFLOP", "  step time x "):
+        assert words in out, words
     assert (tmp_path / "runs" / "bench" / "tiny.1" / "bench.json").exists()
 
 
@@ -109,13 +103,9 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
     assert (code, out) == (1, "")
     assert f"error: rank 1 {how} (language tp 0 cp 0 dp 0 pp 0)" in err
     assert said in err
-    assert "in step 3" in err or "step 3" in err
+    assert "step 3, running its program" in err
+    assert "resume:  mimo-launch bench " in err
     assert "run folder: runs/bench/tiny" in err
-    assert (
-        all(gone(pid) for pid in launcher.workers())
-        if Path(f"/proc/{launcher.pid}").exists()
-        else True
-    )
 
 
 @pytest.mark.parametrize(

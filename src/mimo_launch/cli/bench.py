@@ -16,6 +16,7 @@ import typer
 
 from mimo_launch.cli.console import Console, console_of
 from mimo_launch.cli.options import (
+    CalibrationFile,
     ConsoleRanks,
     Device,
     Endpoint,
@@ -25,13 +26,13 @@ from mimo_launch.cli.options import (
     Nproc,
     Overrides,
     Where,
+    constants_of,
     shown_ranks,
 )
 
 if TYPE_CHECKING:
     from mimo_launch.cli.bench_screen import BenchScreen
     from mimo_launch.cli.bench_tables import Record
-    from mimo_launch.plan.calibration import Calibration
 
 HELP = """
 \b
@@ -64,10 +65,7 @@ def bench(
     compare: Annotated[
         Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Constants of the device, its peak among them."),
-    ] = None,
+    calibration: CalibrationFile = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds run folders.")] = Path("runs/bench"),
     console_ranks: ConsoleRanks = None,
     nnodes: Nnodes = 1,
@@ -79,6 +77,7 @@ def bench(
     from mimo_launch.cli.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.start import Start, start
     from mimo_launch.launcher.tasks import Benching
+    from mimo_launch.plan.calibration import Calibration
 
     console = console_of(ctx)
     console.needs_no_reader = True
@@ -86,7 +85,7 @@ def bench(
     task = Benching(
         warmup=warmup,
         steps=steps,
-        calibration=_calibration(calibration),
+        calibration=constants_of(calibration) or Calibration(),
         command=shlex.join(["mimo-launch", *sys.argv[1:]]),
     )
     origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
@@ -111,16 +110,6 @@ def _screen(
     from mimo_launch.cli.bench_screen import BenchScreen
 
     return BenchScreen(console, steps=steps, as_json=as_json, plain=plain, old=old)
-
-
-def _calibration(path: Path | None) -> "Calibration":
-    """Return the constants of a file, or the default ones. Raises: typer.BadParameter."""
-    from mimo_launch.plan.calibration import Calibration, CalibrationError, load
-
-    try:
-        return Calibration() if path is None else load(path)
-    except CalibrationError as error:
-        raise typer.BadParameter(str(error), param_hint="--calibration") from None
 
 
 def _old_result(path: Path) -> "Record":

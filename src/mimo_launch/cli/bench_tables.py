@@ -71,20 +71,26 @@ def _speed(record: Record) -> Table:
 
 
 def _time_of_ranks(record: Record) -> Table:
-    table = Table("rank", *_SHARES.values(), "bubble")
+    table = Table("rank", *_SHARES.values(), "bubble", "plan")
     for rank in record["ranks"][:MAX_RANKS]:
-        bubble = "-" if rank["bubble"] is None else f"{rank['bubble']:.1%}"
-        shares = (f"{rank['shares'][name]:.1%}" for name in _SHARES)
-        table.add_row(str(rank["rank"]), *shares, bubble)
+        shares = [rank["shares"][name] for name in _SHARES]
+        bubbles = [rank["bubble"], rank["estimated_bubble"]]
+        table.add_row(str(rank["rank"]), *map(_share, [*shares, *bubbles]))
     return table
 
 
 def _memory_of_ranks(record: Record) -> Table:
     on_gpu = record["machine"]["device_kind"] == "cuda"
-    held = ("allocated", "reserved") if on_gpu else ("resident",)
-    table = Table("rank", "modules", *held, "plan")
+    columns = {
+        "resident": "resident",
+        "estimated_allocated": "plan, allocated",
+        "estimated_total": "plan, in all",
+    }
+    if on_gpu:
+        columns = {"allocated": "allocated", "reserved": "reserved", **columns}
+    table = Table("rank", "modules", *columns.values())
     for rank in record["ranks"][:MAX_RANKS]:
-        sizes = [_size(rank["memory"][name]) for name in (*held, "estimated")]
+        sizes = [_size(rank["memory"][name]) for name in columns]
         table.add_row(str(rank["rank"]), " ".join(rank["modules"]) or "-", *sizes)
     return table
 
@@ -122,6 +128,10 @@ def _flop(tflop: float) -> str:
             return f"{tflop:,.1f} {unit}" if tflop >= 100 else f"{tflop:.3g} {unit}"
         tflop *= 1e3
     return f"{tflop:.3g} MFLOP"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _size(num_bytes: int | None) -> str:

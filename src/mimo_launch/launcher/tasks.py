@@ -100,9 +100,7 @@ class Benching:
         result = bench(session, options, emit, stop)
         if isinstance(result, int):
             return result
-        if session.rank == 0:
-            record = result.record()
-            text = json.dumps(record, indent=1) + "\n"
-            (run_dir / BENCH).write_text(text, encoding="utf-8")
-            emit(BenchFinished(record=record))
+        record = result.record()
+        (run_dir / BENCH).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        emit(BenchFinished(record=record))
         return 0

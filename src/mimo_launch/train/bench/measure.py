@@ -1,8 +1,8 @@
 """Times steps of a spec: the very steps that `train` runs, on samples that are in memory.
 
-Decides: what is timed and when it begins; that the ranks' timelines are laid over each other.
-Relies on: `step` for steps, `runtime.clock` for times, `plan` for operations and estimates.
-Leaves: where the time went to `shares`, the constants of `plan` to `calibrate`.
+Decides: what is timed and when it begins.
+Relies on: `step` for steps, `runtime.clock` for times.
+Leaves: what follows from the times to `summary`, the constants of `plan` to `calibrate`.
 """
 
 import platform
@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.plan.calibration import Calibration
-from mimo_launch.runtime.clock import Noted, Section
-from mimo_launch.train.bench.flops import step_flops
+from mimo_launch.plan.report import build_report
+from mimo_launch.runtime.clock import Section
 from mimo_launch.train.bench.machine import (
     device_name,
     peak_allocated,
@@ -23,16 +23,10 @@ from mimo_launch.train.bench.machine import (
     reset_peak,
     versions,
 )
-from mimo_launch.train.bench.result import (
-    BenchResult,
-    Machine,
-    Memory,
-    RankResult,
-    Speed,
-    spread,
-)
+from mimo_launch.train.bench.result import BenchResult, Machine, spread
 from mimo_launch.train.bench.rotation import Rotation
-from mimo_launch.train.bench.shares import RankStep, bubbles_of, shares_of, step_seconds, steps_of
+from mimo_launch.train.bench.shares import step_seconds
+from mimo_launch.train.bench.summary import Measured, aligned, rank_results, speed_of
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import Listener
@@ -53,22 +47,10 @@ class BenchOptions:
     command: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """What one rank has measured; `began` is its host's clock when the timed steps began."""
-
-    host: str
-    began: float
-    noted: list[Noted]
-    allocated: tuple[int, int] | None
-    resident: int
-    skipped: int
-
-
 def bench(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | BenchResult:
-    """Run and time steps; return the result, or the signal that ended it before.
+    """Run and time steps; return the result on rank 0, or else the signal that ended it, or 0.
 
     `stop` returns a signal after which to stop, or 0. Ranks: collective over the world. Raises:
     what `train` raises.
@@ -91,8 +73,8 @@ def bench(
     noted = session.executor.clock.stop()
     if ended_by:
         return ended_by
-    measured: list[_Measured] = gather_objects(
-        _Measured(
+    measured: list[Measured] = gather_objects(
+        Measured(
             host=platform.node(),
             began=began,
             noted=noted,
@@ -101,7 +83,7 @@ def bench(
             skipped=state.skipped - skipped,
         )
     )
-    return _result(session, options, measured, samples)
+    return _result(session, options, measured, samples) if session.rank == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,94 +113,33 @@ class _Loop:
 def _result(
     session: RankSession,
     options: BenchOptions,
-    measured: Sequence[_Measured],
+    measured: Sequence[Measured],
     samples: Rotation,
 ) -> BenchResult:
-    by_rank = _aligned(measured)
+    spec, layout, constants = session.spec, session.layout, options.calibration
+    by_rank = aligned(measured)
     times = step_seconds(by_rank)
+    machine = Machine(
+        device=device_name(session.device),
+        device_kind=session.device.type,
+        hosts=len({each.host for each in measured}),
+        versions=versions(session.device),
+    )
+    expected, known = build_report(spec, constants).estimates, machine.device == constants.device
+    timed = [samples.plan(options.warmup + number) for number in range(options.steps)]
     return BenchResult(
         command=options.command,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        name=session.spec.name,
+        name=spec.name,
         plan_hash=session.plan_hash,
-        machine=Machine(
-            device=device_name(session.device),
-            device_kind=session.device.type,
-            hosts=len({each.host for each in measured}),
-            versions=versions(session.device),
-        ),
-        precision=session.spec.train.precision,
+        machine=machine,
+        precision=spec.train.precision,
         warmup=options.warmup,
         steps=options.steps,
         skipped=measured[0].skipped,
         step_s=spread(times),
         step_times_s=tuple(times),
-        estimated_step_s=None,
-        speed=_speed(session, options, samples, spread(times).median),
-        ranks=tuple(_rank_results(session, measured, by_rank)),
+        estimated_step_s=expected.step_seconds if known else None,
+        speed=speed_of(spec, layout, timed, spread(times).median, constants if known else None),
+        ranks=tuple(rank_results(layout, measured, by_rank, expected, known=known)),
     )
-
-
-def _aligned(measured: Sequence[_Measured]) -> list[list[RankStep]]:
-    """Return the steps of all ranks on one clock: on every host, 0 is when its first rank began.
-
-    All ranks left one barrier then. Ranks of one host share its clock.
-    """
-    zeros: dict[str, float] = {}
-    for each in measured:
-        zeros[each.host] = min(zeros.get(each.host, each.began), each.began)
-    return [steps_of(each.noted, -zeros[each.host]) for each in measured]
-
-
-def _speed(session: RankSession, options: BenchOptions, samples: Rotation, seconds: float) -> Speed:
-    spec, layout = session.spec, session.layout
-    per_step = [step_flops(spec, layout, inputs.plan) for inputs in samples.steps]
-    timed = [
-        per_step[step % len(per_step)]
-        for step in range(options.warmup, options.warmup + options.steps)
-    ]
-    tflop = {name: sum(each[name] for each in timed) / len(timed) / 1e12 for name in timed[0]}
-    tokens = spec.batch.global_ * spec.batch.seq
-    tflops = sum(tflop.values()) / seconds / layout.world_size
-    peak = _peak(session, options.calibration)
-    return Speed(
-        tokens=tokens,
-        tokens_per_s=tokens / seconds,
-        tokens_per_s_per_rank=tokens / seconds / layout.world_size,
-        tflop=tflop,
-        tflops_per_rank=tflops,
-        peak_tflops=peak,
-        mfu=None if peak is None else tflops / peak,
-    )
-
-
-def _peak(session: RankSession, calibration: Calibration) -> float | None:
-    """Return the peak in the precision of the run, if the calibration is one of this device."""
-    if device_name(session.device) != calibration.device:
-        return None
-    factors = {"bf16": 1.0, "fp32": calibration.fp32_speed, "fp64": calibration.fp64_speed}
-    return calibration.peak * factors[session.spec.train.precision]
-
-
-def _rank_results(
-    session: RankSession, measured: Sequence[_Measured], by_rank: Sequence[Sequence[RankStep]]
-) -> list[RankResult]:
-    shares, bubbles = shares_of(session.layout, by_rank), bubbles_of(by_rank)
-    results = []
-    for rank, own in enumerate(measured):
-        allocated, reserved = own.allocated or (None, None)
-        results.append(
-            RankResult(
-                rank=rank,
-                modules=tuple(module.name for module in session.layout.modules_of(rank)),
-                shares=shares[rank],
-                bubble=bubbles[rank],
-                memory=Memory(
-                    allocated=allocated,
-                    reserved=reserved,
-                    resident=own.resident,
-                    estimated=None,
-                ),
-            )
-        )
-    return results

@@ -65,29 +65,37 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one rank. On GPUs what the allocator gave out and what it held, at most; on
-    processors the resident set. `estimated` is what the plan says of a GPU."""  # noqa: D205, D209
+    """Most bytes of one rank at a time: what a GPU's allocator gave out and held, and the resident
+    set of the process. What the plan says of a GPU: in tensors, and in all."""  # noqa: D205, D209
 
     allocated: int | None
     reserved: int | None
     resident: int
-    estimated: int | None
+    estimated_allocated: int | None
+    estimated_total: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """One rank: where its time went, and its memory. A rank without work has no bubble."""
+    """One rank: where its time went, and its memory. A rank without work has no bubble.
+
+    `estimated_bubble` is what the plan says, if it knows the device.
+    """
 
     rank: int
     modules: tuple[str, ...]
     shares: Shares
     bubble: float | None
+    estimated_bubble: float | None
     memory: Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Everything. `skipped` steps had numbers that are not finite, and so no update."""
+    """Everything. `skipped` steps had numbers that are not finite, and so no update.
+
+    `estimated_step_s` is what the plan says, if it knows the device.
+    """
 
     version: int = VERSION
     command: str

@@ -7,6 +7,7 @@ Leaves: bringing them to the device, which is a part of a step, to `runtime`.
 
 from dataclasses import replace
 
+from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import GlobalOrder
@@ -26,13 +27,16 @@ class Rotation:
         Ranks: collective over the world.
         """
         self._where = where
-        self.steps = [reader.read("train", order.ids(step), step) for step in range(NUM_STEPS)]
+        self._steps = [reader.read("train", order.ids(step), step) for step in range(NUM_STEPS)]
 
     def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
         """Return the samples of a step; its number is the one asked for."""
         self._where.enter(Phase.READING, step + 1)
-        inputs = self.steps[step % len(self.steps)]
-        return replace(inputs, plan=replace(inputs.plan, step=step))
+        return replace(self._steps[step % NUM_STEPS], plan=self.plan(step))
+
+    def plan(self, step: int) -> DataPlan:
+        """Return what the samples of a step look like."""
+        return replace(self._steps[step % NUM_STEPS].plan, step=step)
 
     def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
         """Do nothing: all has been read."""
