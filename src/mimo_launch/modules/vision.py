@@ -1,8 +1,7 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
-Decides: patch order, positions, pixel shuffle, the projector, and which rows this rank owns at the
-end.
-Relies on: `layout.shards.row_cut` for ownership of rows.
+Decides: positions, pixel shuffle, the projector, and which rows this rank owns at the end.
+Relies on: `patches` for their order, `layout.shards.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 
 Legend: P pixels of a patch, N patches of a replica's group (padded to a multiple of tp under
@@ -10,32 +9,20 @@ sequence parallelism), s side of the square of patches that becomes one row, R =
 width, L width of the language model.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd import split_rows
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, Mlp, blocks
+from mimo_launch.modules.patches import Patches
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, RowLinear
 from mimo_launch.parallel.masks import ImageMask
 from mimo_launch.parallel.segments import SegmentedModule, replicated
 from mimo_launch.spec.model import VitModel
-
-
-@dataclass(frozen=True, slots=True)
-class Patches:
-    """Pixels [N, P] and (y, x) in their image [N, 2].
-
-    Patches that only pad the list to what cp and tp need give no rows.
-    """
-
-    pixels: Tensor
-    positions: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,47 +34,6 @@ class EncoderInput:
     mask: ImageMask
     sizes: tuple[int, ...]
     patches: Patches | None
-
-
-def pack_images(
-    images: Sequence[np.ndarray], model: VitModel, context: ParallelContext, held: range
-) -> Patches:
-    """Cut images [channels, height, width] into patches, one image after another.
-
-    The patches of a square that becomes one row stand together, in row-major order, and so do the
-    squares of an image: a row is a view of its patches, and positions alone say where a patch is.
-    Of the list, padded at the end, this rank keeps `held`.
-    """
-    size = model.channels * model.patch**2
-    pixels = np.zeros((len(held), size), dtype=np.float32)
-    positions = np.zeros((len(held), 2), dtype=np.int64)
-    first = 0
-    for image in images:
-        last = first + image.size // size
-        start, stop = max(first, held.start), min(last, held.stop)
-        if start < stop:
-            here = slice(start - held.start, stop - held.start)
-            part = slice(start - first, stop - first)
-            cut, places = _cut_image(image, model)
-            pixels[here], positions[here] = cut[part], places[part]
-        first = last
-    return Patches(
-        torch.as_tensor(pixels, dtype=context.compute_dtype, device=context.device),
-        torch.as_tensor(positions, device=context.device),
-    )
-
-
-def _cut_image(image: np.ndarray, model: VitModel) -> tuple[np.ndarray, np.ndarray]:
-    """Return the patches [N, P] of an image, square after square, and their (y, x) [N, 2]."""
-    side, s = model.patch, model.shuffle
-    channels, height, width = image.shape
-    rows, columns = height // (s * side), width // (s * side)
-    cut = image.reshape(channels, rows, s, side, columns, s, side).transpose(1, 4, 2, 5, 0, 3, 6)
-    places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
-    return (
-        cut.reshape(-1, channels * side * side),
-        places.transpose(1, 3, 2, 4, 0).reshape(-1, 2),
-    )
 
 
 def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,8 @@ from mimo_launch.layout.layout import LANGUAGE, Layout
 from mimo_launch.layout.shards import held_patches
 from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.language import LanguageInput
-from mimo_launch.modules.vision import EncoderInput, pack_images
+from mimo_launch.modules.patches import pack_images
+from mimo_launch.modules.vision import EncoderInput
 from mimo_launch.parallel.masks import image_mask, zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.edges import StageEdges

@@ -5,6 +5,7 @@ Relies on: the sample map and the DataPlan.
 Leaves: reading and decoding to `train`, which asks `layout.reads` who reads what.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +18,12 @@ from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.shards import cut_runs, encoder_samples, row_cut, token_runs
 from mimo_launch.modules.language import Placement
+from mimo_launch.modules.patches import Patches
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import Documents
+
+# Pixels, float32 [channels, height, width], or what has been cut of them.
+Image = np.ndarray | Patches
 
 
 class StepInputs(Protocol):
@@ -34,8 +39,8 @@ class StepInputs(Protocol):
     def documents(self, sample: int) -> np.ndarray:
         """Return the document that each position belongs to, int64 [seq]."""
 
-    def images(self, sample: int, encoder: str) -> list[np.ndarray]:
-        """Return the images of a sample for one encoder, float32 [channels, height, width] each."""
+    def images(self, sample: int, encoder: str) -> Sequence[Image]:
+        """Return the images of a sample for one encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
 
 def group_images(
     layout: Layout, inputs: StepInputs, module: ModuleLayout, replica: int, group: int
-) -> list[np.ndarray]:
+) -> list[Image]:
     """Return the images that one encoder replica encodes for one group, in row order."""
     return [
         image

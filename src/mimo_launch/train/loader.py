@@ -16,6 +16,8 @@ import numpy as np
 from mimo_launch.layout.data_plan import DataPlan, SamplePlan
 from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
+from mimo_launch.modules.build import compute_dtype
+from mimo_launch.modules.patches import Patches, cut_image
 from mimo_launch.spec.model import Spec, VitModel
 from mimo_launch.train.data.dataset import BadSample, Dataset
 from mimo_launch.train.data.draws import Split
@@ -67,7 +69,7 @@ class ReadInputs:
     seq: int
     texts: dict[int, tuple[np.ndarray, np.ndarray]]
     document_rows: dict[int, np.ndarray]
-    pixels: dict[tuple[int, str], list[np.ndarray]]
+    pixels: dict[tuple[int, str], list[Patches]]
     answers: dict[int, tuple[int, ...]]
     left_out: frozenset[int] = frozenset()
 
@@ -83,8 +85,8 @@ class ReadInputs:
             return np.zeros(self.seq, dtype=np.int64)
         return self.document_rows[sample]
 
-    def images(self, sample: int, encoder: str) -> list[np.ndarray]:
-        """Return the images of a sample for one encoder."""
+    def images(self, sample: int, encoder: str) -> list[Patches]:
+        """Return the images of a sample for one encoder, cut into patches."""
         return [] if sample in self.left_out else self.pixels[sample, encoder]
 
     def answer(self, sample: int) -> tuple[int, ...]:
@@ -101,15 +103,21 @@ class ReadInputs:
 
 
 def read_ahead(
-    source: DatasetInputs, reads: Reads, spec: Spec, beat: Callable[[], None]
+    source: DatasetInputs,
+    reads: Reads,
+    spec: Spec,
+    beat: Callable[[], None],
+    *,
+    pinned: bool = False,
 ) -> tuple[ReadInputs, dict[int, str]]:
     """Read what one rank needs of a step; return it, and by position why a sample is bad.
 
-    `beat` is called for every record. Raises: what a data set raises that is no sign of damage.
+    `beat` is called for every record. With `pinned`, patches lie in memory from which a GPU copies.
+    Raises: what a data set raises that is no sign of damage.
     """
     made = ReadInputs(source.plan, spec.batch.seq, {}, {}, {}, {})
     reasons: dict[int, str] = {}
-    for position, read, keep in _records(source, reads, spec, made):
+    for position, read, keep in _records(source, reads, spec, made, pinned=pinned):
         beat()
         if position not in reasons:
             try:
@@ -122,7 +130,9 @@ def read_ahead(
 Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
 
 
-def _records(source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs) -> Iterator[Record]:
+def _records(
+    source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs, *, pinned: bool
+) -> Iterator[Record]:
     """Yield what to read: the position of the sample, how to read it, how to keep it."""
     for position in reads.texts:
         yield position, partial(source.text, position), partial(setitem, into.texts, position)
@@ -133,27 +143,31 @@ def _records(source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs) 
         yield position, partial(source.answer, position), partial(setitem, into.answers, position)
     for encoder, positions in reads.images.items():
         model = spec.modules[encoder].model
-        row_side = model.row_side if isinstance(model, VitModel) else None
+        if not isinstance(model, VitModel):
+            raise TypeError(f"encoder {encoder} has a model of unknown kind {model!r}")
+        cut = partial(cut_image, dtype=compute_dtype(spec.train.precision), pinned=pinned)
         for position in positions:
-            read = partial(_read_images, source, position, encoder, row_side)
+            read = partial(_read_images, source, position, encoder, model, cut)
             yield position, read, partial(setitem, into.pixels, (position, encoder))
 
 
 def _read_images(
-    source: DatasetInputs, position: int, encoder: str, row_side: int | None
-) -> list[np.ndarray]:
+    source: DatasetInputs,
+    position: int,
+    encoder: str,
+    model: VitModel,
+    cut: Callable[[np.ndarray, VitModel], Patches],
+) -> list[Patches]:
     """Return the images of a sample. Raises: BadSample if they are not those of the index."""
     images = source.images(position, encoder)
     spans = source.plan.samples[position].spans.get(encoder, ())
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        size = image.shape[1:]
-        if row_side is not None:
-            size = span.height * row_side, span.width * row_side
-        if image.shape[1:] != size:
-            raise BadSample(f"pixels {image.shape[1:]} for {encoder}, the index has {size}")
-    return images
+        size = (model.channels, span.height * model.row_side, span.width * model.row_side)
+        if image.shape != size:
+            raise BadSample(f"pixels {image.shape} for {encoder}, the index has {size}")
+    return [cut(image, model) for image in images]
 
 
 def _reason(error: BaseException) -> str:

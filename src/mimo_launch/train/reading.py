@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -70,7 +71,9 @@ class StepReader:
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
         # One thread, so that ranks start their agreements in the same order.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="reader", initializer=_use, initargs=(session.device,)
+        )
         self._ahead: tuple[tuple[int, ...], int, Future[_Read]] | None = None
 
     def __enter__(self) -> "StepReader":
@@ -137,7 +140,8 @@ class StepReader:
         phase = Phase.READING if split == "train" else Phase.EVALUATING
         beat: Callable[[], None] = partial(self._session.where.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
-        inputs, reasons = read_ahead(source, self._reads[split], self._session.spec, beat)
+        spec, pinned = self._session.spec, self._session.device.type == "cuda"
+        inputs, reasons = read_ahead(source, self._reads[split], spec, beat, pinned=pinned)
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group))
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
@@ -155,6 +159,12 @@ class StepReader:
                 f"{total} samples could not be read, `data.max_bad_samples` allows {allowed}; "
                 f"the last of them:\n{listed}"
             )
+
+
+def _use(device: torch.device) -> None:
+    """Make a GPU the current one of a thread: pinned memory belongs to one, 0 by default."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:
