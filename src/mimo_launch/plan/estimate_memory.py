@@ -15,10 +15,13 @@ from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.plan.kept import (
     DECODER_BACKWARD,
     DECODER_BLOCK,
+    DECODER_EAGER,
+    DECODER_EAGER_BF16,
     GATHERED,
     RECOMPUTED,
     VIT_BACKWARD,
     VIT_BLOCK,
+    VIT_EAGER_BF16,
     Kept,
 )
 from mimo_launch.plan.workload import Workload, widths
@@ -151,9 +154,24 @@ class _Activations:
 
     def _of_block(self) -> tuple[Kept, ...]:
         kept: tuple[Kept, ...] = VIT_BLOCK if isinstance(self.model, VitModel) else DECODER_BLOCK
+        if not self._is_compiled():
+            kept += self._eager()
         cp = self.module.grid.size("cp")
         kept += (GATHERED,) * (cp if cp > 1 else 0)
         return tuple(each for each in kept if self.weights_train or not each.for_weights)
+
+    def _is_compiled(self) -> bool:
+        """Return whether one graph holds a block, as on GPUs (`modules.build`), or one kernel."""
+        module = self.spec.modules[self.module.name]
+        if module.compile == "auto":
+            return self.spec.train.precision != "fp64" or module.backend != "torch"
+        return module.compile
+
+    def _eager(self) -> tuple[Kept, ...]:
+        is_narrow = self.spec.train.precision == "bf16"
+        if isinstance(self.model, VitModel):
+            return VIT_EAGER_BF16 if is_narrow else ()
+        return DECODER_EAGER_BF16 if is_narrow else DECODER_EAGER
 
     def _sum(self, tensors: Iterable[Kept]) -> int:
         """Return the bytes of some tensors of one block."""

@@ -3,7 +3,7 @@
 Decides: which tensors those are, in the units of a layer's widths. Kept short and in one place, to
 be corrected against measured peaks.
 Relies on: how `modules` compute under torch.compile, one graph per block: matmuls and attention
-keep their inputs, everything between them is computed again.
+keep their inputs, everything between them is computed again. A test compares it.
 Leaves: bytes to `estimate_memory`.
 """
 
@@ -55,6 +55,18 @@ VIT_BLOCK = (
     Kept(name="up", inner=1),
     Kept(name="its GELU", inner=1, for_weights=True),
 )
+
+# Besides, where blocks are not compiled: the product of SwiGLU has two factors, and norms keep what
+# they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
+DECODER_EAGER = (
+    Kept(name="SiLU of gate", inner=1),
+    Kept(name="results of norms", stream=2, shared=True),
+)
+DECODER_EAGER_BF16 = (
+    Kept(name="SiLU of gate", inner=1),
+    Kept(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True),
+)
+VIT_EAGER_BF16 = (Kept(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
 
 # Keys and values of the other cp ranks, per cp rank.
 GATHERED = Kept(name="gathered keys and values", key=2)

@@ -1,0 +1,161 @@
+"""FLOPs that the estimates count are those that torch runs, matmul by matmul."""
+
+import pytest
+import torch
+from tests.support.specs import box, spec
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.modules.build import build_network
+from mimo_launch.modules.language import LanguageInput
+from mimo_launch.modules.vision import EncoderInput, Patches
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.masks import image_mask
+from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops
+from mimo_launch.plan.workload import Workload, workload
+from mimo_launch.spec.model import Spec
+
+DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
+VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}
+
+
+def nominal(made: Spec) -> SamplePlan:
+    return nominal_data_plan(made).samples[0]
+
+
+def counted(run) -> tuple[dict, dict]:
+    """Return what torch counts in a forward and in its backward, by operator."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as ahead:
+        out = run()
+    with FlopCounterMode(display=False) as back:
+        out.sum().backward()
+    return tuple(
+        {str(op).split(".")[-1]: n for op, n in mode.get_flop_counts()["Global"].items()}
+        for mode in (ahead, back)
+    )
+
+
+def test_language_costs_what_torch_counts() -> None:
+    made = spec({"language": box(0, model={**DECODER, "head_dim": 6})}, mbs=2, seq=32)
+    layout = build_layout(made)
+    (stage,) = layout.language.stages
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    tokens = torch.randint(0, 300, (2, 32))
+    batch = LanguageInput(
+        num_sequences=2,
+        tokens=tokens,
+        positions=torch.arange(32),
+        documents=None,
+        labels=tokens,
+        rows={},
+        placements={},
+    )
+    ahead, back = counted(lambda: network(None, batch))
+    work = workload(layout, layout.language, nominal(made))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, layout.language, stage, forward)
+    assert work.tokens == 64
+    assert ahead["mm"] == forward.linear + forward.head
+    assert back["mm"] == backward.linear + backward.head
+    # The reference kernel computes the whole square, of which causal attention needs half.
+    assert ahead["bmm"] == 2 * forward.attention
+    assert back["bmm"] == 2 * backward.attention
+
+
+@pytest.mark.parametrize("projector", ["mlp", "linear"])
+def test_vision_costs_what_torch_counts(projector: str) -> None:
+    model = {**VIT, "shuffle": 2, "projector": projector}
+    data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
+    layout = build_layout(made)
+    module = layout["vision"]
+    (stage,) = module.stages
+    work = workload(layout, module, nominal(made))
+    assert (work.spans, work.rows) == ((24, 24), 12)
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    mask = image_mask([24, 24], range(48), torch.device("cpu"), alone=True)
+    patches = Patches(torch.randn(48, 12), torch.zeros(48, 2, dtype=torch.long))
+    ahead, back = counted(lambda: network(None, EncoderInput(mask, (12,), patches)))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    matmuls = forward.linear + forward.patch + forward.projector
+    assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
+    # Pixels need no gradient, but by the rule a backward is twice its forward.
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    assert ahead["bmm"] == forward.attention
+    assert back["bmm"] == backward.attention
+
+
+def r1() -> tuple[Spec, Layout]:
+    """ViT-H with 4,096 patches a sample in front of 16 layers of Llama-3-8B shape."""
+    vision = {"layers": 32, "hidden": 1280, "heads": 16, "mlp": 5120, "patch": 16}
+    language = {"layers": 16, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    made = spec(
+        {
+            "vision": box(0, model={**VIT, **vision, "shuffle": 2, "projector": "linear"}),
+            "language": box(1, model={**DECODER, **language, "mlp": 14336, "vocab": 131_072}),
+        },
+        seq=4096,
+        data={"kind": "synthetic", "image": [64, 64], "text_only": 0.0},
+    )
+    return made, build_layout(made)
+
+
+def test_reference_sample_costs_106_and_24_tflop() -> None:
+    made, layout = r1()
+    totals = []
+    for module in layout.modules:
+        (stage,) = module.stages
+        forward = forward_flops(made, stage, workload(layout, module, nominal(made)))
+        backward = backward_flops(made, layout, module, stage, forward)
+        totals.append((forward.total + backward.total) / 1e12)
+    assert totals == pytest.approx([24, 106], rel=0.01)
+
+
+def test_what_is_frozen_costs_less_backward() -> None:
+    forward = Flops(linear=1.0, attention=2.0, head=4.0, patch=8.0, projector=16.0)
+
+    def back(name: str, **frozen: object) -> float:
+        made = spec(
+            {
+                "vision": box(0, frozen=frozen.get("vision", False)),
+                "language": box(1, frozen=frozen.get("language", False)),
+            }
+        )
+        layout = build_layout(made)
+        module = layout[name]
+        return backward_flops(made, layout, module, module.stages[0], forward).total
+
+    assert back("language") == 62
+    # Gradients of inputs only; attention has no weights.
+    assert back("language", language=True) == 1 + 2 * 2 + 4 + 2 * (8 + 16)
+    assert back("vision", vision=True) == 0
+    assert back("vision", vision="except_projector") == 32
+    assert back("language", language=True, vision=True) == 0
+
+
+def test_stages_share_the_work() -> None:
+    whole = spec({"vision": box(0), "language": box(1)}, microbatches=4, mbs=2)
+    cut = spec({"vision": box(0, pp=2, model={"layers": 4}), "language": box(2, pp=2)})
+    for made in (whole, cut):
+        layout = build_layout(made)
+        for module in layout.modules:
+            work: Workload = workload(layout, module, nominal(made))
+            parts = [forward_flops(made, stage, work) for stage in module.stages]
+            layers = sum(stage.num_layers for stage in module.stages)
+            assert sum(p.linear for p in parts) == pytest.approx(
+                layers * parts[0].linear / module.stages[0].num_layers
+            )
+            assert [p.patch > 0 for p in parts] == [
+                s.is_first and not module.is_language for s in module.stages
+            ]
+            assert [p.head > 0 for p in parts] == [
+                s.is_last and module.is_language for s in module.stages
+            ]
