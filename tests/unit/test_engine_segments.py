@@ -145,5 +145,5 @@ def test_processors_and_wide_types_are_refused() -> None:
     with pytest.raises(BackendError, match="computes on cpu"):
         te_layers(ParallelContext(compute_dtype=torch.bfloat16))
     on_gpu = ParallelContext(device=torch.device("cuda"))
-    with pytest.raises(BackendError, match="16 bits, not in torch.float32"):
+    with pytest.raises(BackendError, match=r"16 bits, not in torch\.float32"):
         te_layers(on_gpu)

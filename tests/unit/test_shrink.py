@@ -82,3 +82,11 @@ def test_large_grids_are_reduced_axis_by_axis(name: str) -> None:
     for one, other in combinations(made.modules, 2):
         assert relation(small, one, other) == relation(made, one, other)
     assert not [finding for finding in check(shrink(made)) if finding.is_error]
+
+
+def test_a_proof_is_computed_by_torch_s_layers() -> None:
+    """The others do not compute in float64."""
+    engine = {"backend": "transformer_engine", "model": {"head_dim": 8}}
+    small = shrink(spec({"language": box(0, tp=2, **engine)}, train={"precision": "bf16"}))
+    assert small.modules["language"].backend == "torch"
+    assert not [finding for finding in check(small) if finding.is_error]
