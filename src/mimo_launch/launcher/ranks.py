@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -188,11 +189,13 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in inherited:  # Else the pipes of a dead parent would stay open.
         end.close()
+    run = _run_job
     with _stack_file(job.store.parent, rank).open("w") as stack:
         while True:
             # A little before the parent gives up, so that the stack is there to be read.
             faulthandler.dump_traceback_later(max(0.1, job.timeout_s - 0.5), file=stack)
-            result = _run_job(rank, world_size, device, job)
+            result = run(rank, world_size, device, job)
+            run = _run_in_thread
             faulthandler.cancel_dump_traceback_later()
             try:
                 # Not the pickle of torch: handles of its tensors die with this process.
@@ -204,6 +207,17 @@ def _rank_main(
     sys.stderr.flush()
     # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
     os._exit(0)
+
+
+def _run_in_thread(*args: Any) -> tuple[bool, Any]:
+    """Do `_run_job` in a thread of its own.
+
+    torch keeps, per thread, what operations on DTensors return, and takes meshes over equal ranks
+    for equal: results of one job would hold the meshes, and so the groups, of an earlier one.
+    """
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run_job, *args).result()
 
 
 def _run_job(rank: int, world_size: int, device: RankDevice, job: Job) -> tuple[bool, Any]:

@@ -7,6 +7,7 @@ Leaves: model sizes and batch to `shrink`.
 Which axes exceed 1, their order, and which modules are colocated, disjoint or overlapping is kept.
 """
 
+from collections.abc import Mapping
 from math import lcm
 
 from mimo_launch.spec.model import DecoderModel, Grid, ModuleSpec, ScheduleSpec, Spec
@@ -14,13 +15,13 @@ from mimo_launch.spec.model import DecoderModel, Grid, ModuleSpec, ScheduleSpec,
 MAX_RANKS = 32
 
 
-def regrid(spec: Spec) -> Spec:
-    """Return the spec on small grids.
+def regrid(spec: Spec, smaller: Mapping[str, Grid] | None = None) -> Spec:
+    """Return the spec on small grids: those that are given, else every axis reduced.
 
-    Modules on equal ranks get equal (possibly larger dp) grids; the others keep their order of
-    first ranks, and an overlap stays an overlap.
+    Modules on equal ranks get equally many (possibly by a larger dp); the others keep their order
+    of first ranks, and an overlap stays an overlap.
     """
-    grids = {name: _reduce(module.grid) for name, module in spec.modules.items()}
+    grids = dict(smaller or {n: reduced(module.grid) for n, module in spec.modules.items()})
     for group in _equal_ranges(spec):
         size = lcm(*(grids[name].num_ranks for name in group))
         for name in group:
@@ -65,7 +66,9 @@ def _regrid_schedule(spec: Spec, pp: int) -> ScheduleSpec:
     return schedule.model_copy(update=update)
 
 
-def _reduce(grid: Grid) -> Grid:
+def reduced(grid: Grid) -> Grid:
+    """Return a grid with every axis reduced."""
+
     def size(value: int) -> int:
         return value if value <= 2 else 3 if value % 2 else 2
 
