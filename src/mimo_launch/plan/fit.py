@@ -23,6 +23,7 @@ from mimo_launch.spec.model import Spec
 
 # An estimate is to be within 10 % of what is measured: beyond that nothing is left to hope for.
 TOLERANCE = 0.10
+MAX_REMEDIES = 3
 
 
 def load_and_check(
@@ -102,7 +103,7 @@ def _finding(
         headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
         path=("nodes", "gpu_memory"),
         why=f"estimated for nominal samples: {shown}",
-        help=", or ".join(_remedies(spec, layout, alike, memory)),
+        help=", or ".join(list(_remedies(spec, layout, alike, memory))[:MAX_REMEDIES]),
         related=tuple(
             Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
             for name in dict.fromkeys(name for name, _ in alike.role)

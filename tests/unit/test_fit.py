@@ -1,0 +1,147 @@
+"""Sizes of memory in a spec, and ranks that do not fit into it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.plan.fit import TOLERANCE, load_and_check, memory_findings
+from mimo_launch.plan.report import build_report
+from mimo_launch.spec.load import load_spec
+
+SPEC = """
+version: 1
+name: fit
+modules:
+  vision:
+    model: {kind: vit, layers: 24, hidden: 1024, heads: 16, patch: 16, channels: 3}
+    ranks: 0-3
+    grid: {dp: 4}
+  language:
+    model: {kind: decoder, layers: 16, hidden: 2048, heads: 16, vocab: 65536}
+    ranks: 0-3
+    grid: {dp: 4}
+schedule: {microbatches: 4}
+batch: {global: 16, seq: 2048}
+data: {kind: synthetic, image: [32, 32]}
+train: {steps: 5, precision: bf16}
+"""
+
+
+def nodes(text: str) -> str:
+    return f"{SPEC}nodes: {{gpus: 8, gpu_memory: {text}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("141GB", 141 * 10**9),
+        ("80 GiB", 80 * 2**30),
+        ("0.5TB", 5 * 10**11),
+        ("141000MB", 141 * 10**9),
+        ("143771MiB", 143771 * 2**20),
+        ("1TiB", 2**40),
+    ],
+)
+def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
+    made = check_text(nodes(text)).spec
+    assert made is not None
+    assert made.nodes is not None
+    assert made.nodes.memory == size
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("141", "a size such as `141GB` or `80GiB`"),
+        ("141gb", "`gb` is no unit"),
+        ("141G", "`G` is no unit; write MB, MiB, GB, GiB, TB or TiB"),
+        ("GB", "a size is a number and a unit"),
+        ("-3GB", "a size is a number and a unit"),
+        ("1e3GB", "a size is a number and a unit"),
+        ("0GB", "it is 0"),
+        ("[141GB]", "a size such as"),
+    ],
+)
+def test_anything_else_is_an_error(text: str, said: str) -> None:
+    (found,) = check_text(nodes(text)).diagnostics
+    assert found.path == ("nodes", "gpu_memory")
+    assert said in f"{found.headline} {found.why} {found.help}"
+
+
+def test_a_dumped_size_reads_back() -> None:
+    made = check_text(nodes("80 GiB")).spec
+    assert made is not None
+    assert made.nodes is not None
+    assert made.nodes.gpu_memory == "80GiB"
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "spec.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_both_sides_of_both_limits(tmp_path: Path) -> None:
+    made = check_text(SPEC).spec
+    assert made is not None
+    (row,) = build_report(made).estimates.ranks
+    need = row.total_bytes
+
+    def codes(limit: float) -> list[str]:
+        text = nodes(f"{limit / 1e6:.0f}MB")
+        return [item.code for item in load_and_check(write(tmp_path, text)).diagnostics]
+
+    assert codes(need / (1 + TOLERANCE) * 0.999) == ["memory-too-small"]
+    assert codes(need / (1 + TOLERANCE) * 1.001) == ["memory-tight"]
+    assert codes(need / (1 - TOLERANCE) * 0.999) == ["memory-tight"]
+    assert codes(need / (1 - TOLERANCE) * 1.001) == []
+
+
+def test_a_spec_that_cannot_fit_is_none(tmp_path: Path) -> None:
+    checked = load_and_check(write(tmp_path, nodes("10GB")))
+    assert checked.spec is None
+    (found,) = checked.diagnostics
+    assert "ranks 0-3 (`vision` stage 0 and `language` stage 0) need about" in found.headline
+    assert "and a GPU has 10.0 GB" in found.headline
+    for part in ("weights", "gradients", "optimizer", "activations", "transfers"):
+        assert part in str(found.why)
+    assert [related.path for related in found.related] == [
+        ("modules", "vision"),
+        ("modules", "language"),
+    ]
+
+
+def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
+    # Activations are most of it with four samples in a microbatch.
+    text = nodes("10GB").replace("global: 16", "global: 64")
+    (found,) = load_and_check(write(tmp_path, text)).diagnostics
+    assert str(found.help).startswith("write `recompute: full` for `vision`")
+    assert "`encoder_microbatches: 2`" in str(found.help)
+    # With one image at a time, and recomputing, it is state.
+    text = nodes("10GB").replace("grid:", "recompute: full\n    grid:")
+    text = text.replace("microbatches: 4", "microbatches: 4, encoder_microbatches: 1")
+    (found,) = load_and_check(write(tmp_path, text)).diagnostics
+    assert str(found.help).startswith("write `sharding: full` for `vision`")
+    assert "recompute" not in str(found.help)
+    assert "encoder_microbatches" not in str(found.help)
+
+
+def test_nothing_is_said_without_a_size_or_beside_a_mistake(tmp_path: Path) -> None:
+    assert load_and_check(write(tmp_path, SPEC)).diagnostics == ()
+    faulty = nodes("10GB").replace("heads: 16", "heads: 7")
+    assert "memory-too-small" not in {
+        item.code for item in load_and_check(write(tmp_path, faulty)).diagnostics
+    }
+
+
+def test_thousands_of_ranks_are_judged_quickly(tmp_path: Path) -> None:
+    text = nodes("10GB").replace("0-3", "0-4095").replace("dp: 4", "dp: 4096")
+    made = load_spec(write(tmp_path, text.replace("global: 16", "global: 16384"))).spec
+    assert made is not None
+    start = time.process_time()
+    (found,) = memory_findings(made, 10**10)
+    # Measured: 0.1 s.
+    assert time.process_time() - start < 1
+    assert "ranks 0-4095" in found.headline
