@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.distributed.test_checkpoints import make_spec
 from tests.distributed.test_session import two_modules, weights_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.pending import HostCopy
+from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
@@ -46,17 +48,20 @@ def told(event: Any) -> Any:
     return replace(event, seconds=0.0) if isinstance(event, RunFinished) else event
 
 
-def whole_run(made: Spec, folder: Path, bad: set[int]) -> tuple[list[Any], Weights, RunState]:
+def whole_run(
+    made: Spec, folder: Path, bad: set[int], late: int, kind: Any = "cpu"
+) -> tuple[list[Any], Weights, RunState]:
     """Train; in the steps `bad`, from 1 on, one rank has an infinity among its gradients."""
+    step_module.steps_late = lambda device: late
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
         run_program = session.executor.run
 
         def poisoned(program: Any, inputs: Any) -> Any:
             result = run_program(program, inputs)
             if inputs.plan.step + 1 in bad and session.rank == 0:
                 gradient = session.declared("vision")[0].parameter.grad
-                gradient.to_local().view(-1)[0] = float("inf")
+                gradient.to_local().view(-1)[:1] = float("inf")
             return result
 
         session.executor.run = poisoned  # type: ignore[method-assign]
@@ -65,19 +70,18 @@ def whole_run(made: Spec, folder: Path, bad: set[int]) -> tuple[list[Any], Weigh
         train(session, events.append, Hooks(saver=saver, profile=profile), state)
         # When a save is done has nothing to do with steps.
         steps = [told(event) for event in events if not isinstance(event, CheckpointSaved)]
-        return steps, weights_of(session), state
+        return steps, {n: weight.cpu() for n, weight in weights_of(session).items()}, state
 
 
 def outcome(
-    made: Spec, folder: Path, bad: set[int], late: int, patch: pytest.MonkeyPatch
+    made: Spec, folder: Path, bad: set[int], late: int
 ) -> tuple[list[tuple[list[Any], Weights, RunState]], dict[str, Any]]:
-    patch.setattr(step_module, "steps_late", lambda device: late)
-    ranks = run_ranks(whole_run, made, folder, bad, world_size=world_size(made))
+    ranks = run_ranks(whole_run, made, folder, bad, late, world_size=world_size(made))
     return ranks, {path.name: read_marker(path).updates for path in all_checkpoints(folder)}
 
 
 def test_a_run_is_the_same_to_the_last_bit_however_late_its_numbers_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """AdamW that clips; skipped steps before an evaluation, before a save and at one."""
     made = make_spec(
@@ -86,8 +90,8 @@ def test_a_run_is_the_same_to_the_last_bit_however_late_its_numbers_are_read(
         checkpoint={"every": 4, "keep": 9}, eval={"every": 5, "samples": 8},
     )  # fmt: skip
     bad = {1, 4, 7, 8, 10}
-    now, saved_now = outcome(made, tmp_path / "now", bad, 0, monkeypatch)
-    late, saved_late = outcome(made, tmp_path / "late", bad, 1, monkeypatch)
+    now, saved_now = outcome(made, tmp_path / "now", bad, 0)
+    late, saved_late = outcome(made, tmp_path / "late", bad, 1)
     assert saved_late == saved_now
     assert sorted(saved_now) == ["step-00000005", "step-00000009", "step-00000011"]
     assert set(saved_now["step-00000009"].values()) == {5}, "of nine steps four moved nothing"
@@ -155,8 +159,8 @@ def test_a_stopped_run_saves_what_it_has_told_and_goes_on(late: int, tmp_path: P
     [saved] = all_checkpoints(tmp_path)
     marker = json.loads((saved / "checkpoint.json").read_text())
     assert marker["counts"]["step"] == 3 + late
-    again, _, _ = run_ranks(whole_run, made, tmp_path, set(), world_size=4)[0]
-    whole, _, _ = run_ranks(whole_run, made, tmp_path / "whole", set(), world_size=4)[0]
+    again, _, _ = run_ranks(whole_run, made, tmp_path, set(), late, world_size=4)[0]
+    whole, _, _ = run_ranks(whole_run, made, tmp_path / "whole", set(), late, world_size=4)[0]
     steps = [event for event in whole if isinstance(event, StepFinished)]
     assert [event for event in again if isinstance(event, StepFinished)] == steps[3 + late :]
 
