@@ -110,6 +110,35 @@ def test_deadlock_is_reported(
         assert "rank 0 comes to vision.0B3 before vision.0F3" in err
 
 
+def test_calibration_changes_the_estimates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "slow.json"
+    file.write_text('{"version": 1, "device": "abacus", "constants": {"step_overhead": 5000}}')
+    arguments = ["plan", "topologies/disjoint_one_to_one.yaml", "--calibration", str(file)]
+    for more in ([], ["--rank", "1"]):
+        assert run([*arguments, *more]) == 0
+        assert "Estimates for abacus: 5." in capsys.readouterr().out
+    assert run([*arguments, "--json"]) == 0
+    estimates = json.loads(capsys.readouterr().out)["estimates"]
+    assert estimates["device"] == "abacus"
+    assert 5 < estimates["step_seconds"] < 5.1
+
+
+def test_faulty_calibration_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "faulty.json"
+    file.write_text('{"version": 1, "constants": {"step_overheads": 5}}')
+    arguments = ["plan", "topologies/disjoint_one_to_one.yaml", "--calibration"]
+    assert run([*arguments, str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "did you mean `step_overhead`?" in err
+    assert run([*arguments, str(tmp_path / "absent.json")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
 def test_help_begins_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--help"]) == 0
     out = capsys.readouterr().out
