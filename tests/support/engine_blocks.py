@@ -51,6 +51,7 @@ class Case:
     tp: int = 1
     cp: int = 1
     sequence_parallel: bool = False
+    compiled: bool = False
 
 
 RAGGED = (100, 37, 256, 1)
@@ -59,6 +60,7 @@ ONE_GPU = {
     "decoder, grouped heads, qk_norm": Case(GROUPED),
     "decoder, packed documents": Case(GROUPED, documents=(100, 156, 3, 250, 3)),
     "decoder, recompute": Case(GROUPED, recompute=True),
+    "decoder, compiled, recompute": Case(GROUPED, recompute=True, compiled=True),
     "vit, equal images": Case(VIT, (128, 128), num_tokens=256),
     "vit, ragged images": Case(VIT, RAGGED, num_tokens=sum(RAGGED)),
     "vit, ragged images and padding": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6),
@@ -153,6 +155,7 @@ def _context(case: Case, backend: str, device: torch.device) -> ParallelContext:
         dtype=torch.bfloat16,
         compute_dtype=torch.bfloat16,
         device=device,
+        compiled=case.compiled,
         backend=backend,  # type: ignore[arg-type]
     )
 

@@ -116,7 +116,7 @@ def step_errors(
 
     Against the same layout in float64 with torch's layers. A session is a job of its own.
     """
-    exact = ranks.run(gradients_of, make_spec(layout, "torch", "fp64"), ranks.device)
+    exact = ranks.run(gradients_of, make_spec(layout, "torch", "fp64"), ranks.device, timeout_s=120)
     errors: dict[str, dict[str, float]] = {}
     for backend in backends:
         spec = make_spec(layout, backend, "bf16")

@@ -21,6 +21,7 @@ from mimo_launch.modules.language import LanguageStage
 from mimo_launch.modules.vision import VisionStage
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import init_parameters
+from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 
@@ -92,6 +93,7 @@ def build_modules(
             compute_dtype=compute_dtype(spec.train.precision),
             device=grids.device,
             compiled=_compiles(spec, module.name, grids.device),
+            owner=module.name,
             backend=spec.modules[module.name].backend,
         )
         sharding = spec.modules[module.name].sharding
@@ -115,15 +117,15 @@ def build_modules(
 
 
 def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
-    """Return whether the blocks of a module go through torch.compile.
+    """Return whether a module's blocks and passes over large tensors go through torch.compile.
 
-    By default where it pays: on GPUs, for the types that one trains in.
+    By default where it pays: on GPUs, for the types that one trains in. Of another backend than
+    torch the blocks never do.
     """
-    module = spec.modules[name]
-    if module.compile == "auto":
-        trained_type = spec.train.precision != "fp64"
-        return device.type == "cuda" and module.backend == "torch" and trained_type
-    return module.compile
+    wanted = spec.modules[name].compile
+    if wanted == "auto":
+        return device.type == "cuda" and spec.train.precision != "fp64"
+    return wanted
 
 
 def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
@@ -177,6 +179,8 @@ def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precisi
         # sum that gloo does not have.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        if low and not reshard:
+            accumulate_in_products(module)
 
 
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:

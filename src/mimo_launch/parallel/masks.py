@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.transfer import to_device
+from mimo_launch.parallel.pointwise import rotated
 
 Index = npt.NDArray[np.int64]
 
@@ -43,11 +44,8 @@ class CausalMask:
     documents: Documents | None
 
     def rotate(self, x_BSHK: Tensor) -> Tensor:
-        """Return x turned by its positions (RoPE, arXiv:2104.09864), in at least fp32."""
-        wide = x_BSHK.to(self.cos.dtype)
-        first, second = wide.chunk(2, dim=-1)
-        turned = torch.cat([-second, first], dim=-1)
-        return (wide * self.cos[:, None] + turned * self.sin[:, None]).to(x_BSHK.dtype)
+        """Return x turned by its positions."""
+        return rotated(x_BSHK, self.cos, self.sin)
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
         """Return the mask of the last `queries` of the first `keys` positions, which end together.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mimo_launch.comm.autograd import gather_tokens
 from mimo_launch.comm.transfer import to_device
 from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.pointwise import rotated
 from mimo_launch.parallel.te_layers import TeLayers
 
 # A causal window looks back without limit; the package wants it said with each mask.
@@ -97,7 +98,8 @@ class TeAttention(nn.Module):
     def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
         """Return causal attention inside each document, [N, h * K]."""
         q, k, v = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
-        q, k, v = mask.rotate(q), mask.rotate(k), v.contiguous()
+        q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
+        v = v.contiguous()
         if mask.documents is None:
             out: Tensor = self.ring(
                 q, k, v, qkv_format="bshd", attn_mask_type="causal", window_size=CAUSAL
