@@ -134,7 +134,7 @@ def test_faulty_calibration_is_a_usage_error(
     assert run([*arguments, str(file)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "did you mean `step_overhead`?" in err
+    assert "did you mean `step_overhead`" in err
     assert run([*arguments, str(tmp_path / "absent.json")]) == 2
     assert "no such file" in capsys.readouterr().err
 
