@@ -94,8 +94,6 @@ def _own_share(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
     return rows[start : start + sizes[group.index]].clone()
 
 
-# Compiled code would order and fuse collectives by itself; here their order is that of the program.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
     return result

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +17,7 @@ from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.pointwise import gelu, swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,9 @@ class Mlp(nn.Module):
         """Return the MLP of every token."""
         hidden = self.inputs(self.context.enter(x_nD))
         if self.gated:
-            gate, up = hidden.chunk(2, dim=1)
-            hidden = F.silu(gate) * up
+            hidden = self.context.fused(swiglu, hidden)
         else:
-            hidden = F.gelu(hidden)
+            hidden = self.context.fused(gelu, hidden)
         out: Tensor = self.output(hidden)
         return out
 
@@ -74,7 +73,6 @@ class Block(nn.Module):
     def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
-        self._run = torch.compile(self._compute) if context.compiled else self._compute
         out_scale = (2 * shape.layers) ** -0.5
         self.attention_norm = Norm(context, shape.width, shape.norm)
         self.attention = Attention(
@@ -102,13 +100,14 @@ class Block(nn.Module):
         """Return the block's output for every token."""
         if self.recompute and torch.is_grad_enabled():
             # Inside the block, so that FSDP's hooks stand outside and run once.
-            out: Tensor = checkpoint(self._run, x_nD, mask, use_reentrant=False)
+            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
             return out
-        return self._run(x_nD, mask)
+        return self._compute(x_nD, mask)
 
     def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
-        x_nD = x_nD + self.attention(self.attention_norm(x_nD), mask)
-        out: Tensor = x_nD + self.mlp(self.mlp_norm(x_nD))
+        attended = self.attention(self.attention_norm(x_nD), mask)
+        x_nD, normed = self.mlp_norm.after(x_nD, attended)
+        out: Tensor = x_nD + self.mlp(normed)
         return out
 
 

@@ -117,10 +117,9 @@ def build_modules(
 
 
 def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
-    """Return whether a module's blocks and passes over large tensors go through torch.compile.
+    """Return whether passes over a module's activations go through torch.compile.
 
-    By default where it pays: on GPUs, for the types that one trains in. Of another backend than
-    torch the blocks never do.
+    By default where it pays: on GPUs, for the types that one trains in.
     """
     wanted = spec.modules[name].compile
     if wanted == "auto":

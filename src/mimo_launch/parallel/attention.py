@@ -16,6 +16,7 @@ from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.pointwise import rotated
 from mimo_launch.parallel.segments import Segment, SegmentedModule
 
 
@@ -118,8 +119,11 @@ class Attention(nn.Module):
     def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
         """Return causal attention inside each sequence, [N, h * K]."""
         cp = self.context.cp.size
-        q = mask.rotate(q_NhK.view(mask.batch, -1, *q_NhK.shape[1:])).transpose(1, 2)
-        k = mask.rotate(k_NgK.view(mask.batch, -1, *k_NgK.shape[1:])).flatten(0, 1)
+        q, k = (
+            self.context.fused(rotated, x.view(mask.batch, -1, *x.shape[1:]), mask.cos, mask.sin)
+            for x in (q_NhK, k_NgK)
+        )
+        q, k = q.transpose(1, 2), k.flatten(0, 1)
         k_all, v_all = (
             _in_order(x, mask.batch, cp).transpose(1, 2) for x in self._gather_kv(k, v_NgK)
         )

@@ -8,7 +8,8 @@ Leaves: the maths to the layers.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from types import FunctionType
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +22,18 @@ from mimo_launch.parallel.segments import TpGrad
 SINGLE = Group((0,), 0, None)
 
 
+Result = TypeVar("Result")
+
+
 @cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function)
+def _compiled(function: Any, owner: str, width: int) -> Any:
+    """Return a compiled copy of a function for tensors of one module and width.
+
+    torch.compile keeps what it makes by code object, and makes code for any width once it has seen
+    two, which is slower than code for one; so each gets a code object of its own.
+    """
+    name = f"{owner}_{function.__name__}_{width}"
+    return torch.compile(FunctionType(function.__code__.replace(), function.__globals__, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,8 @@ class ParallelContext:
     """Parallelism of one module on one rank; the default is one rank alone.
 
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
-    blocks and passes over large tensors go through torch.compile. `backend` provides the blocks.
+    passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
+    provides the blocks.
     """
 
     tp: Group = SINGLE
@@ -41,6 +52,7 @@ class ParallelContext:
     compute_dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compiled: bool = False
+    owner: str = ""
     backend: Literal["torch", "transformer_engine"] = "torch"
 
     def part(self, total: int) -> range:
@@ -55,9 +67,12 @@ class ParallelContext:
         """End a tensor-parallel region by summing partial outputs, [N, D] -> [n or N, D]."""
         return scatter_tokens(x, self.tp) if self.sequence_parallel else exit_tp(x, self.tp)
 
-    def fused(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def fused(self, function: Callable[..., Result], *tensors: Tensor) -> Result:
         """Call a function of tensors: in one pass over memory, where modules are compiled."""
-        return (_compiled(function) if self.compiled else function)(*tensors)
+        if not self.compiled:
+            return function(*tensors)
+        made: Callable[..., Result] = _compiled(function, self.owner, tensors[0].shape[-1])
+        return made(*tensors)
 
     @property
     def token_grad(self) -> TpGrad:

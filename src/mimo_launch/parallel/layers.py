@@ -10,11 +10,12 @@ Legend: N tokens, D width, F features of a region; lower case is this rank's sha
 from dataclasses import replace
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.linear import GradAccumulator, linear
+from mimo_launch.parallel.pointwise import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from mimo_launch.parallel.segments import InitKind, Segment, SegmentedModule, replicated, sharded
 
 
@@ -26,6 +27,7 @@ class ColumnLinear(SegmentedModule):
     """
 
     names_itself = False
+    weight_gradients: GradAccumulator | None = None
 
     def __init__(
         self, context: ParallelContext, width: int, outputs: dict[str, int], *, bias: bool
@@ -61,13 +63,14 @@ class ColumnLinear(SegmentedModule):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's features of every output, one output after another."""
-        return F.linear(x_ND, self.weight, self.bias)
+        return linear(x_ND, self.weight, self.bias, self.weight_gradients)
 
 
 class RowLinear(SegmentedModule):
     """A linear layer whose input features are cut over tp; it ends the region: [N, f] -> [n, D]."""
 
     names_itself = False
+    weight_gradients: GradAccumulator | None = None
 
     def __init__(
         self,
@@ -111,8 +114,8 @@ class RowLinear(SegmentedModule):
     def forward(self, x_Nf: Tensor) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
         if self.context.tp.size == 1:
-            return F.linear(x_Nf, self.weight, self.bias)
-        out = self.context.leave(F.linear(x_Nf, self.weight))
+            return linear(x_Nf, self.weight, self.bias, self.weight_gradients)
+        out = self.context.leave(linear(x_Nf, self.weight, None, self.weight_gradients))
         return out if self.bias is None else out + self.bias
 
 
@@ -128,6 +131,7 @@ class Norm(SegmentedModule):
         inner: bool = False,
     ) -> None:
         super().__init__()
+        self.context = context
         tp_grad = context.inner_grad if inner else context.token_grad
 
         def segment(name: str, init: InitKind) -> Segment:
@@ -143,12 +147,15 @@ class Norm(SegmentedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        shape = (x.shape[-1],)
-        weight = self.weight.to(wide.dtype)
         if self.bias is None:
-            return F.rms_norm(wide, shape, weight, 1e-5).to(x.dtype)
-        return F.layer_norm(wide, shape, weight, self.bias.to(wide.dtype), 1e-5).to(x.dtype)
+            return self.context.fused(rms_norm, x, self.weight)
+        return self.context.fused(layer_norm, x, self.weight, self.bias)
+
+    def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x plus its change, and that normalised."""
+        if self.bias is None:
+            return self.context.fused(add_rms_norm, x, change, self.weight)
+        return self.context.fused(add_layer_norm, x, change, self.weight, self.bias)
 
 
 class VocabEmbedding(SegmentedModule):
@@ -181,6 +188,8 @@ class VocabEmbedding(SegmentedModule):
 class VocabHead(SegmentedModule):
     """Output layer with the vocabulary cut over tp: [N, D] -> this rank's logits [N, v]."""
 
+    weight_gradients: GradAccumulator | None = None
+
     def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
         super().__init__()
         self.part = context.part(vocab)
@@ -189,4 +198,4 @@ class VocabHead(SegmentedModule):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's logits."""
-        return F.linear(x_ND, self.weight)
+        return linear(x_ND, self.weight, None, self.weight_gradients)

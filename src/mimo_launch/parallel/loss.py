@@ -16,6 +16,7 @@ from mimo_launch.comm.collectives import all_reduce, all_reduce_max
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.tokens import IGNORE_LABEL
 from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.pointwise import widened
 
 
 class _VocabCrossEntropy(torch.autograd.Function):
@@ -48,27 +49,23 @@ class _VocabCrossEntropy(torch.autograd.Function):
 # Passes over all logits [N, v], in the type of the logits at both ends and at least fp32 between.
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _peak(logits: Tensor) -> Tensor:
-    return _wide(logits.amax(dim=1))
+    return widened(logits.amax(dim=1))
 
 
 def _sum_of_exponents(logits: Tensor, peak: Tensor) -> Tensor:
-    return (_wide(logits) - peak[:, None]).exp().sum(dim=1)
+    return (widened(logits) - peak[:, None]).exp().sum(dim=1)
 
 
 def _gradient(logits: Tensor, peak: Tensor, total: Tensor, local: Tensor, valid: Tensor) -> Tensor:
-    softmax = (_wide(logits) - peak[:, None]).exp() / total[:, None]
+    softmax = (widened(logits) - peak[:, None]).exp() / total[:, None]
     words = torch.arange(logits.shape[1], device=logits.device)
     hit = words == local[:, None]
     return ((softmax - hit.to(softmax.dtype)) * valid[:, None]).to(logits.dtype)
 
 
 def _scaled(gradient: Tensor, grad: Tensor) -> Tensor:
-    return (_wide(gradient) * grad[:, None]).to(gradient.dtype)
+    return (widened(gradient) * grad[:, None]).to(gradient.dtype)
 
 
 def mask_padding(logits_Nv: Tensor, part: range, vocab: int) -> Tensor:
@@ -96,7 +93,7 @@ def vocab_cross_entropy(
 
 def greedy_choice(logits_Nv: Tensor, part: range, group: Group) -> Tensor:
     """Return the most probable word of each token, [N], the lowest id among equals."""
-    value, index = _wide(logits_Nv).max(dim=1)
+    value, index = widened(logits_Nv).max(dim=1)
     best = all_reduce_max(value, group)
     candidate = torch.where(value == best, index + part.start, torch.iinfo(torch.long).max)
     return -all_reduce_max(-candidate, group)

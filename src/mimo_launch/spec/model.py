@@ -97,8 +97,8 @@ class ModuleSpec(Strict):
     )
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="Compile blocks of the backend `torch`, and passes over large tensors, with "
-        "torch.compile; `auto`: on GPUs, below fp64.",
+        description="Fuse passes over activations (norms, rotations, activation functions, loss) "
+        "with torch.compile; `auto`: on GPUs, below fp64.",
     )
     init_from: str | None = Field(
         None,

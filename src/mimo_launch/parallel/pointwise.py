@@ -1,0 +1,65 @@
+"""Functions of activations that read and write memory and compute little.
+
+Decides: their maths, in at least fp32 between inputs and outputs of the model's type.
+Relies on: `ParallelContext.fused`, which makes one pass over memory of each on GPUs.
+Leaves: where they stand to the layers.
+
+Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size K.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPSILON = 1e-5
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return x in at least fp32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rms_norm(x: Tensor, weight_D: Tensor) -> Tensor:
+    """Return x over its root mean square (arXiv:1910.07467), times the weight."""
+    wide = widened(x)
+    return F.rms_norm(wide, (x.shape[-1],), weight_D.to(wide.dtype), EPSILON).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
+    """Return x with mean 0 and variance 1 (arXiv:1607.06450), times the weight, plus the bias."""
+    wide = widened(x)
+    weight, bias = weight_D.to(wide.dtype), bias_D.to(wide.dtype)
+    return F.layer_norm(wide, (x.shape[-1],), weight, bias, EPSILON).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, change: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of both and its RMSNorm."""
+    total = x + change
+    return total, rms_norm(total, weight_D)
+
+
+def add_layer_norm(
+    x: Tensor, change: Tensor, weight_D: Tensor, bias_D: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of both and its LayerNorm."""
+    total = x + change
+    return total, layer_norm(total, weight_D, bias_D)
+
+
+def swiglu(gate_up_NF: Tensor) -> Tensor:
+    """Return silu(gate) * up of the two halves [N, F/2] (arXiv:2002.05202)."""
+    gate, up = gate_up_NF.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Return the exact GELU (arXiv:1606.08415)."""
+    return F.gelu(x)
+
+
+def rotated(x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
+    """Return x turned by the angles of its positions (RoPE, arXiv:2104.09864)."""
+    wide = x_BSHK.to(cos_SK.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (wide * cos_SK[:, None] + turned * sin_SK[:, None]).to(x_BSHK.dtype)
