@@ -41,12 +41,14 @@ Examples:
   mimo-launch bench spec.yaml --steps 50 --set schedule.microbatches=8
   mimo-launch bench spec.yaml --json > bench.json
   mimo-launch bench spec.yaml --compare bench.json
+  mimo-launch bench spec.yaml --calibrate h200.json
   mimo-launch bench topologies/quickstart.yaml --device cpu
 
 Run steps of the spec as `train` does, on samples that are in memory, and time them after a few that
 warm up: step time, tokens/s, TFLOP/s and MFU; per rank where the time goes and how much memory it
 needs, beside what the plan says. The run folder RUNS/NAME holds the same as bench.json, and the
-workers' logs. Nothing is saved of the weights.
+workers' logs. Nothing is saved of the weights. With --calibrate the constants of `plan` are
+measured at the sizes of the spec, for `plan --calibration`.
 Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 129, 130
 or 143 when interrupted.
 """
@@ -66,6 +68,12 @@ def bench(
         Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
     ] = None,
     calibration: CalibrationFile = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.json", help="Measure the constants of `plan` instead, and write them here."
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder that holds run folders.")] = Path("runs/bench"),
     console_ranks: ConsoleRanks = None,
     nnodes: Nnodes = 1,
@@ -76,13 +84,14 @@ def bench(
     """Time steps of a spec and say where the time goes."""
     from mimo_launch.cli.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.start import Start, start
-    from mimo_launch.launcher.tasks import Benching
+    from mimo_launch.launcher.tasks import Benching, Calibrating
     from mimo_launch.plan.calibration import Calibration
+    from mimo_launch.train.bench.options import BenchOptions
 
     console = console_of(ctx)
     console.needs_no_reader = True
     shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
-    task = Benching(
+    options = BenchOptions(
         warmup=warmup,
         steps=steps,
         calibration=constants_of(calibration) or Calibration(),
@@ -92,7 +101,7 @@ def bench(
     spec, origin = checked_spec(file, overrides or (), origin, nproc, console)
     request = Start(
         spec=spec,
-        task=task,
+        task=Benching(options) if calibrate is None else Calibrating(options, calibrate),
         file=file,
         runs=runs,
         say=console.note,

@@ -8,15 +8,17 @@ Leaves: the tables to `bench_tables`.
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 
 from rich.console import Console as RichConsole
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from mimo_launch.cli.bench_tables import Record, tables
+from mimo_launch.cli.bench_tables import Record, constants_table, tables
 from mimo_launch.cli.console import Console, run_output
 from mimo_launch.cli.lines import other_lines
-from mimo_launch.train.events import BenchFinished, Event, RunStarted, StepFinished
+from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
 
 # Enough for the tables when there is no terminal to ask.
 WIDTH_WITHOUT_TERMINAL = 100
@@ -60,8 +62,9 @@ class BenchScreen:
             case BenchFinished():
                 self._bar.stop()
                 self._answer(event.record)
-            case RunStarted():
-                pass
+            case CalibrationFinished():
+                self._bar.stop()
+                self._print([constants_table(event), f"wrote {event.file}"])
             case _:
                 for line in other_lines(event):
                     self._console.note(line)
@@ -70,9 +73,12 @@ class BenchScreen:
         if self._as_json:
             self._console.answer(json.dumps(record, indent=1))
             return
+        self._print(tables(record, self._old))
+
+    def _print(self, parts: Iterable[RenderableType]) -> None:
         output = run_output()
         width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
         colors = self._console.colors(output)
         rich = RichConsole(file=output, width=width, no_color=not colors)
-        for part in tables(record, self._old):
+        for part in parts:
             rich.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))

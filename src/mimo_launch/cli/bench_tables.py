@@ -11,6 +11,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from mimo_launch.plan.calibration import constants
+from mimo_launch.train.events import CalibrationFinished
+
 MAX_RANKS = 64
 _SHARES = {
     "compute": "compute",
@@ -109,6 +112,16 @@ def _compared(record: Record, old: Record) -> Iterator[str]:
         yield f"  another plan: {old['plan_hash']}"
     if record["machine"] != old["machine"]:
         yield f"  another machine or software: {old['machine']}"
+
+
+def constants_table(event: CalibrationFinished) -> Table:
+    """Return what was measured; other constants are as they were."""
+    table = Table("constant", "value", "unit", "meaning")
+    for each in constants():
+        if each.name in event.measured:
+            value = f"{event.constants[each.name]:,.4g}"
+            table.add_row(each.name, value, each.metadata["unit"], each.metadata["meaning"])
+    return table
 
 
 def _each(record: Record) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from mimo_launch.plan.calibration import Calibration
     from mimo_launch.spec.model import Spec
+    from mimo_launch.train.bench.options import BenchOptions
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners.guard import Closable
     from mimo_launch.train.session import RankSession
@@ -68,17 +68,11 @@ class Training:
         return train(session, emit, Hooks(saver=saver, stop=stop, profile=profile), state)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Benching:
-    """Time steps of the spec; rank 0 writes `bench.json` and tells what it holds.
+    """Time steps of the spec; rank 0 writes `bench.json` and tells what it holds."""
 
-    `calibration` holds the constants of the device, `command` is what the user typed.
-    """
-
-    warmup: int
-    steps: int
-    calibration: "Calibration"
-    command: str
+    options: "BenchOptions"
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Keep nothing before the end."""
@@ -88,19 +82,38 @@ class Benching:
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
         """Measure. Raises: what `train` raises; OSError if the result cannot be written."""
-        from mimo_launch.train.bench.measure import BenchOptions, bench
+        from mimo_launch.train.bench.measure import bench
         from mimo_launch.train.events import BenchFinished
 
-        options = BenchOptions(
-            warmup=self.warmup,
-            steps=self.steps,
-            calibration=self.calibration,
-            command=self.command,
-        )
-        result = bench(session, options, emit, stop)
+        result = bench(session, self.options, emit, stop)
         if isinstance(result, int):
             return result
         record = result.record()
         (run_dir / BENCH).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         emit(BenchFinished(record=record))
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrating(Benching):
+    """Measure the constants of `plan`; rank 0 writes them to `out` and tells them."""
+
+    out: Path
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Measure. Raises: what `train` raises; OSError if the file cannot be written."""
+        from mimo_launch.plan.calibration import constants
+        from mimo_launch.train.bench.calibrate import calibrate
+        from mimo_launch.train.events import CalibrationFinished
+
+        result = calibrate(session, self.options, emit, stop)
+        if isinstance(result, int):
+            return result
+        made, measured = result
+        if session.rank == 0:
+            made.dump(self.out)
+            values = {each.name: getattr(made, each.name) for each in constants()}
+            emit(CalibrationFinished(file=str(self.out), constants=values, measured=measured))
         return 0

@@ -179,6 +179,18 @@ class BenchFinished:
     record: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFinished:
+    """The constants of `plan` were measured, those of them that are in `measured`; `file` has all.
+
+    `constants` are by name.
+    """
+
+    file: str
+    constants: dict[str, float]
+    measured: tuple[str, ...]
+
+
 Event = (
     RunStarted
     | StepFinished
@@ -195,6 +207,7 @@ Event = (
     | WriteFailed
     | ListenerFailed
     | BenchFinished
+    | CalibrationFinished
 )
 Listener = Callable[[Event], None]
 

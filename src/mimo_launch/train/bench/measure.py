@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 import torch.distributed as dist
 
 from mimo_launch.comm.objects import gather_objects
-from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.report import build_report
 from mimo_launch.runtime.clock import Section
 from mimo_launch.train.bench.machine import (
@@ -23,6 +22,7 @@ from mimo_launch.train.bench.machine import (
     reset_peak,
     versions,
 )
+from mimo_launch.train.bench.options import BenchOptions
 from mimo_launch.train.bench.result import BenchResult, Machine, spread
 from mimo_launch.train.bench.rotation import Rotation
 from mimo_launch.train.bench.shares import step_seconds
@@ -37,16 +37,6 @@ from mimo_launch.train.state import RunState
 from mimo_launch.train.step import StepRunner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """How to measure: steps before, steps timed, the device's constants, the command to note."""
-
-    warmup: int
-    steps: int
-    calibration: Calibration
-    command: str
-
-
 def bench(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | BenchResult:
@@ -54,6 +44,19 @@ def bench(
 
     `stop` returns a signal after which to stop, or 0. Ranks: collective over the world. Raises:
     what `train` raises.
+    """
+    measured = measure(session, options, emit, stop)
+    if isinstance(measured, int):
+        return measured
+    return _result(session, options, *measured) if session.rank == 0 else 0
+
+
+def measure(
+    session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
+) -> int | tuple[list[Measured], Rotation]:
+    """Run and time steps; return what every rank has measured, or a signal that ended it.
+
+    Ranks: collective over the world. Raises: what `train` raises.
     """
     state, dataset = RunState(), build_dataset(session.spec)
     order = GlobalOrder(
@@ -83,7 +86,7 @@ def bench(
             skipped=state.skipped - skipped,
         )
     )
-    return _result(session, options, measured, samples) if session.rank == 0 else 0
+    return measured, samples
 
 
 @dataclass(frozen=True, slots=True)

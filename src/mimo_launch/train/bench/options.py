@@ -1,0 +1,20 @@
+"""How to measure, as whoever starts a bench says it.
+
+Decides: nothing.
+Relies on: nothing; no torch.
+Leaves: measuring to `measure` and `calibrate`.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.plan.calibration import Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Steps before, steps timed, the constants of the device, the command to note."""
+
+    warmup: int
+    steps: int
+    calibration: Calibration
+    command: str
