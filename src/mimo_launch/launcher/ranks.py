@@ -189,7 +189,7 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in inherited:  # Else the pipes of a dead parent would stay open.
         end.close()
-    run = _run_job
+    run: Callable[..., tuple[bool, Any]] = _run_job
     with _stack_file(job.store.parent, rank).open("w") as stack:
         while True:
             # A little before the parent gives up, so that the stack is there to be read.
