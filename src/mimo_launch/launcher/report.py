@@ -111,7 +111,8 @@ def _said(failure: Failure, state: RankState) -> list[str]:
         case Kind.STUCK | Kind.BEHIND | Kind.LINGERS:
             still = f"nothing for {failure.timeout} s or longer"
             if failure.verdict.kind is Kind.BEHIND:
-                still += "; every rank is waiting for others"
+                gpu = "its GPU, which waits for " if state.gpu else ""
+                still += f"; every rank is waiting for {gpu}others"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
             return [still, *(at or said or ["its stack could not be read"])]
