@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.layout.reads import is_scorer
 from mimo_launch.layout.tokens import EOS, IGNORE_LABEL, PAD
 from mimo_launch.runtime.compute import StepState
@@ -40,12 +41,12 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
         inputs = reader.read("heldout", ids, step - 1)
         result = session.executor.run_forward(program, inputs)
-        own = torch.zeros_like(sums)
-        own[0] = result.loss * inputs.plan.num_labels
+        digits = [0, 0]
         if session.spec.data.kind == "digits":
-            for right, total in _decode(session, result, inputs):
-                own[1] += right
-                own[2] += total
+            found = list(_decode(session, result, inputs))
+            digits = [sum(column) for column in zip((0, 0), *found, strict=True)]
+        own = to_device(torch.tensor([0, *digits], dtype=sums.dtype), session.device)
+        own[0] += result.loss * inputs.plan.num_labels
         # Once a batch: ranks without language wait here while the others decode, and a whole
         # evaluation may take longer than a collective may.
         dist.all_reduce(own)
@@ -90,11 +91,11 @@ def _decode(session: RankSession, step: StepState, inputs: ReadInputs) -> Iterat
     if not is_scorer(language, session.rank):
         return
     for microbatch, start in starts.items():
-        rows = tokens[microbatch].tolist()
+        rows, starting = tokens[microbatch].tolist(), start.tolist()
         for item, sample in enumerate(session.layout.samples.language(replica, microbatch)):
             if session.layout.encoders and not inputs.plan.samples[sample].spans:
                 continue
-            first = int(start[item]) + 1
+            first = starting[item] + 1
             yield _score(rows[item][first : first + longest], inputs.answer(sample))
 
 

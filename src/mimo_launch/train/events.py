@@ -29,8 +29,10 @@ class StepFinished:
     """One optimizer step.
 
     `step` counts from 1; norms are before clipping; `tokens` is the number of real tokens of the
-    step, image rows included and padding left out; `bad_samples` could not be read and were left
-    out of the step; `zero_grads` counts gradients that are exactly zero, where asked for.
+    step, image rows included and padding left out; `tokens_per_s` is of the time from the start of
+    the step to its numbers or, where these are read late, from those of the step before;
+    `bad_samples` could not be read and were left out of the step; `zero_grads` counts gradients
+    that are exactly zero, where asked for.
     """
 
     step: int
