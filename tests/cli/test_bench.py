@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.faulty_train import Launcher
 
+from mimo_launch.plan.calibration import Calibration, load
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.spec.load import load_spec
 
@@ -115,6 +116,8 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
         ("bench tiny_train.yaml --device cuda", "need a GPU each"),
         ("bench tiny_train.yaml --compare missing.json", "is no result of `bench --json`"),
         ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
+        ("bench tiny_train.yaml --calibrate missing/out.json", "there is no folder missing"),
+        ("bench tiny_train.yaml --calibrate tiny_train.yaml", "would be written over the spec"),
         ("bench tiny_train.yaml --steps 0", "--steps"),
         ("bench tiny_train.yaml --nproc 3 --device cpu", "3"),
     ],
@@ -126,3 +129,34 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert (code, out) == (2, "")
     assert said in err
     assert not Path("runs").exists()
+
+
+def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
+    """What two ranks without a common group can measure is measured, and the plan reads it."""
+    small = (TINY, "--steps", "3", "--warmup", "1", "--set", "data.text_only=0")
+    code, out, err = bench(tmp_path, *small, "--calibrate", "made.json").finish()
+    assert code == 0, err
+    assert "wrote made.json" in out
+    made, default = load(tmp_path / "made.json"), Calibration()
+    for name in ("language_linear", "vision_linear", "head", "matmul", "memory_bandwidth"):
+        assert name in out
+        assert 0 < getattr(made, name) < getattr(default, name)
+    assert made.language_attention == made.language_linear
+    assert made.p2p_latency > 0
+    assert made.action_overhead > 0
+    # Nothing was gathered, and there was one host.
+    for name in ("collective_bandwidth", "network_bandwidth", "context_memory"):
+        assert name not in out
+        assert getattr(made, name) == getattr(default, name)
+
+    again = ("--calibration", "made.json", "--json")
+    launcher = Launcher(tmp_path, "slow", 1, 0, "bench", *small, *ON_CPU, *again, name="second")
+    code, out, err = launcher.finish()
+    assert code == 0, err
+    record = json.loads(out)
+    assert record["machine"]["device"] == made.device
+    assert record["estimated_step_s"] > 0
+    speed = record["speed"]
+    assert speed["peak_tflops"] == pytest.approx(made.peak * made.fp32_speed)
+    assert speed["mfu"] == pytest.approx(speed["tflops_per_rank"] / speed["peak_tflops"])
+    assert 0 < speed["mfu"] < 1

@@ -90,6 +90,8 @@ def bench(
 
     console = console_of(ctx)
     console.needs_no_reader = True
+    if calibrate is not None:
+        _check_target(file, calibrate)
     shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
     options = BenchOptions(
         warmup=warmup,
@@ -111,6 +113,20 @@ def bench(
         device=device.value,
     )
     raise typer.Exit(start(request, origin, console))
+
+
+def _check_target(spec_file: Path, out: Path) -> None:
+    """Refuse a file that cannot be written, before minutes of measuring.
+
+    Raises: typer.BadParameter.
+    """
+    if out.resolve() == spec_file.resolve():
+        problem = f"{out} would be written over the spec"
+    elif not out.parent.is_dir():
+        problem = f"there is no folder {out.parent}"
+    else:
+        return
+    raise typer.BadParameter(problem, param_hint="--calibrate")
 
 
 def _screen(

@@ -111,6 +111,7 @@ def _decoder_block(session: RankSession, module: RankModule) -> float:
 
     def run() -> None:
         network.zero_grad()
+        hidden.grad = None
         network(hidden, batch).backward(gradient)
 
     flops = forward_flops(session.spec, stage, work).total
@@ -126,6 +127,7 @@ def _head(session: RankSession, module: RankModule) -> float:
 
     def run() -> None:
         network.zero_grad()
+        hidden.grad = None
         network(hidden, batch).backward()
 
     flops = forward_flops(session.spec, stage, work).total
@@ -187,6 +189,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float:
 
     def run() -> None:
         network.zero_grad()
+        hidden.grad = None
         network(hidden, packed).backward(gradient)
 
     flops = forward_flops(spec, stage, work).total

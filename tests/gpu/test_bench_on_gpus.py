@@ -1,0 +1,126 @@
+"""Benches and calibrations on GPUs: times of the device, not of the host that is ahead of it."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.support.gpu_ranks import SIZES
+from tests.support.specs import box, spec
+
+from mimo_launch.grids.world import device_for
+from mimo_launch.plan.calibration import Calibration
+from mimo_launch.runtime.clock import Section, StepClock
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.bench.calibrate import calibrate
+from mimo_launch.train.bench.measure import bench
+from mimo_launch.train.bench.options import BenchOptions
+from mimo_launch.train.bench.shares import Shares
+from mimo_launch.train.session import RankSession
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "one rank": (1, box(0), box(0)),
+    "colocated dp2": (2, box(0, dp=2), box(0, dp=2)),
+    "disjoint": (2, box(0), box(1)),
+    "dp2 to pp2": (4, box(0, dp=2), box(2, pp=2)),
+    "tp2 under cp2": (4, box(0, tp=2, dp=2), box(0, tp=2, cp=2)),
+}
+FITTING = [name for name, (size, _, _) in LAYOUTS.items() if size in SIZES]
+OPTIONS = BenchOptions(warmup=2, steps=3, calibration=Calibration(), command="bench")
+
+
+def made_of(layout: str, precision: str = "bf16") -> Spec:
+    _, vision, language = LAYOUTS[layout]
+    return spec(
+        {"vision": vision, "language": language},
+        microbatches=4, mbs=2, max_patches=16, train={"precision": precision},
+    )  # fmt: skip
+
+
+def benched(made: Spec, kind: Any) -> Any:
+    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
+        return bench(session, OPTIONS, lambda event: None, lambda: 0)
+
+
+def calibrated(made: Spec, kind: Any) -> Any:
+    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
+        return calibrate(session, OPTIONS, lambda event: None, lambda: 0)
+
+
+@pytest.mark.parametrize("layout", FITTING)
+def test_a_bench(run_on: Callable[..., list[Any]], device: str, layout: str) -> None:
+    size = LAYOUTS[layout][0]
+    result, *others = run_on(size, benched, made_of(layout), device)
+    assert others == [0] * (size - 1)
+    assert result.machine.device_kind == device
+    assert (len(result.step_times_s), result.skipped) == (OPTIONS.steps, 0)
+    assert min(result.step_times_s) > 0
+    for rank in result.ranks:
+        shares = [getattr(rank.shares, each.name) for each in fields(Shares)]
+        assert sum(shares) == pytest.approx(1)
+        assert min(shares) > -0.01
+        assert rank.shares.compute > 0
+        if device == "cuda":
+            assert 0 < rank.memory.allocated <= rank.memory.reserved
+
+
+@pytest.mark.parametrize("layout", FITTING)
+def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: str) -> None:
+    size, vision, language = LAYOUTS[layout]
+    results = run_on(size, calibrated, made_of(layout), device)
+    made, measured = results[0]
+    assert all(each == results[0] for each in results)
+    always = {"language_linear", "vision_linear", "head", "matmul", "memory_bandwidth"}
+    assert always <= set(measured)
+    for name in measured:
+        value = getattr(made, name)
+        assert math.isfinite(value), name
+        assert value >= 0, name
+    disjoint = vision["ranks"] != language["ranks"]
+    assert ("p2p_latency" in measured) == disjoint
+    dp_or_tp = any(each["grid"][axis] > 1 for each in (vision, language) for axis in ("dp", "tp"))
+    assert ("collective_latency" in measured) == dp_or_tp
+    assert made.network_bandwidth == Calibration().network_bandwidth
+
+
+def spans(kind: Any) -> tuple[float, float, float]:
+    """Return seconds of a span, of the host inside it, and of the same work waited for."""
+    device = device_for(kind, dist.get_rank())
+    size = 2048 if device.type == "cuda" else 256
+    x = torch.randn(size, size, device=device)
+
+    def work() -> None:
+        for _ in range(200):
+            x @ x
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    work()
+    wait()
+    begin = time.perf_counter()
+    work()
+    wait()
+    waited = time.perf_counter() - begin
+    clock = StepClock(device)
+    began = clock.start()
+    with clock.span(Section.STEP):
+        work()
+        host = time.perf_counter() - began
+    [(_, start, end)] = clock.stop()
+    assert began <= start <= end <= time.perf_counter() + 1e-3
+    return end - start, host, waited
+
+
+def test_the_clock_is_that_of_the_device(run_on: Callable[..., list[Any]], device: str) -> None:
+    [(span, host, waited)] = run_on(1, spans, device)
+    assert span == pytest.approx(waited, rel=0.5)
+    if device == "cuda":
+        assert span > 2 * host
