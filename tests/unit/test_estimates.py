@@ -67,7 +67,7 @@ def of(made: Spec, constants: Calibration = FREE) -> Estimates:
 
 @CASES
 @example(PARTLY)
-@given(layout_specs())
+@given(layout_specs(supported_only=False))
 def test_ranks_that_stand_for_all_take_as_long_as_all(made: Spec) -> None:
     mine = estimator(made, Calibration())
     everyone = simulate(mine.layout, mine.programs, mine.model.costs())
@@ -80,7 +80,7 @@ def test_ranks_that_stand_for_all_take_as_long_as_all(made: Spec) -> None:
 
 
 @CASES
-@given(layout_specs())
+@given(layout_specs(supported_only=False))
 def test_every_rank_with_a_stage_is_in_one_class(made: Spec) -> None:
     report = build_report(made)
     busy = [row.rank for row in report.ranks if row.modules]

@@ -11,7 +11,6 @@ from functools import cached_property
 
 from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import MODULE_GROUPS, Layout
-from mimo_launch.layout.routing import replica_links
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import MICRO, TERA, CostModel, StageCost
 from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
@@ -133,30 +132,13 @@ class Estimator:
 
     @cached_property
     def course(self) -> Simulation:
-        """The step in seconds, of those ranks that stand for all."""
-        return simulate(self.layout, self.programs, self.model.costs(), among=self._standing())
+        """The step in seconds, of the first rank of each class.
 
-    def _standing(self) -> set[int]:
-        """Return one rank of each class, and a replica of everything it works with.
-
-        All replicas do the same at the same time, so that none waits for one left out.
+        These stand for all: the first rank of a class has the lowest coordinates, so what it works
+        with has so, too, and is there; and all replicas of a stage start an action together.
         """
-        layout, chosen = self.layout, set()
-        links = {each.name: replica_links(layout, each.name) for each in layout.encoders}
-        for alike in self.classes:
-            rank = alike.ranks[0]
-            chosen.add(rank)
-            for module in layout.modules_of(rank):
-                replica = module.grid.index("dp", rank)
-                chosen.update(module.grid.slice(dp=replica, tp=0, cp=0))
-                if not module.is_language:
-                    replica = links[module.name][replica][0]
-                    chosen.update(layout.language.grid.slice(dp=replica, tp=0, cp=0))
-                for encoder in layout.encoders if module.is_language else ():
-                    for number, served in enumerate(links[encoder.name]):
-                        if replica in served:
-                            chosen.update(encoder.grid.slice(dp=number, tp=0, cp=0))
-        return chosen
+        first = [alike.ranks[0] for alike in self.classes]
+        return simulate(self.layout, self.programs, self.model.costs(), among=first)
 
     def estimates(self, rank: int | None = None) -> Estimates:
         """Return what is expected of all ranks; with `rank`, of its class only."""
