@@ -22,20 +22,27 @@ from torch.distributed.fsdp import FSDPModule
 class GradAccumulator:
     """The unsharded gradient of one parameter of FSDP2, between the backwards of a step."""
 
-    def __init__(self, parameter: Any) -> None:
-        """`parameter` is FSDP2's own record of it."""
-        self._parameter = parameter
+    def __init__(self, parameter: Any, group: Any) -> None:
+        """`parameter` is FSDP2's own record of it, `group` of what is reduced with it."""
+        self._parameter, self._group = parameter, group
 
-    def add(self, grad_NF: Tensor, x_ND: Tensor) -> None:
-        """Add the gradient [F, D] of a weight that made [N, F] of x [N, D]."""
+    def add(self, grad_NF: Tensor, x_ND: Tensor) -> Tensor | None:
+        """Add the gradient [F, D] of a weight that made [N, F] of x [N, D].
+
+        Where this is the only backward of a step the gradient is returned instead, for autograd:
+        FSDP2 reduces gradients of one type, and those of other layers have not been added up.
+        """
         total = self._parameter.unsharded_accumulated_grad
         wide: torch.dtype = self._parameter.reduce_dtype
+        if total is None and self._group.reduce_grads:
+            return grad_NF.t() @ x_ND
         if total is None:
             self._parameter.unsharded_accumulated_grad = _product(grad_NF.t(), x_ND, wide)
         elif x_ND.is_cuda:
             torch.ops.aten.addmm.dtype_out(total, grad_NF.t(), x_ND, wide, out=total)
         else:
             total.addmm_(grad_NF.t().to(wide), x_ND.to(wide))
+        return None
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,14 +62,12 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        if of_weight:
-            ctx.gradients.add(grad, x)
         return (
             grad @ weight if of_x else None,
-            None,
+            ctx.gradients.add(grad, x) if of_weight else None,
             grad.sum(dim=0) if of_bias else None,
             None,
         )
@@ -88,4 +93,4 @@ def accumulate_in_products(unit: FSDPModule) -> None:
         info = parameter._module_info
         owner: nn.Module = info.module
         if info.param_name == "weight" and hasattr(owner, "weight_gradients"):
-            owner.weight_gradients = GradAccumulator(parameter)  # type: ignore[assignment]
+            owner.weight_gradients = GradAccumulator(parameter, group)  # type: ignore[assignment]
