@@ -1,31 +1,24 @@
-"""Ranks with a GPU each, as many as this machine has; they stay for all tests of a run.
+"""Ranks with a GPU each, as many as this machine has; they stay for all tests of a run."""
 
-GPU_TESTS_DEVICE=cpu runs the same bodies on gloo, on GPU_TESTS_RANKS processors (4): for work on
-the tests where there is no GPU.
-"""
-
-import os
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.gpu_ranks import (
+    DEVICE,
+    NUM_DEVICES,
+    TIMEOUT_SECONDS,
+    count_jobs,
+    count_test,
+    summary,
+)
 
-from mimo_launch.launcher.gpus import num_gpus
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.launcher.ranks import Ranks
 
-DEVICE: Any = os.environ.get("GPU_TESTS_DEVICE", "cuda")
-NUM_DEVICES = num_gpus() if DEVICE == "cuda" else int(os.environ.get("GPU_TESTS_RANKS", "4"))
-# The largest worlds that tests use; smaller ones are powers of two below.
-SIZES = [size for size in (1, 2, 4) if size <= NUM_DEVICES]
-# A new spec makes new communicators; the first one also loads kernels.
-TIMEOUT_SECONDS = 90
-
-RAN: Counter[int] = Counter()
-SECONDS: Counter[int] = Counter()
+count_jobs()
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +30,7 @@ def device() -> str:
 
 
 @pytest.fixture(scope="session")
-def ranks_of(device: str) -> Iterator[Callable[[int], Ranks]]:
+def ranks_of(device: Any) -> Iterator[Callable[[int], Ranks]]:
     """Ranks by world size, started when they are first asked for."""
     import_for_workers()
     with ExitStack() as stack:
@@ -54,27 +47,13 @@ def ranks_of(device: str) -> Iterator[Callable[[int], Ranks]]:
 
 
 @pytest.fixture
-def run_on(
-    ranks_of: Callable[[int], Ranks],
-) -> Callable[..., list[Any]]:
-    """Call a function on ranks of a world of the given size; counted for the summary."""
+def run_on(ranks_of: Callable[[int], Ranks]) -> Callable[..., list[Any]]:
+    """Call a function on the ranks of a world of some size, and return the results by rank."""
 
-    def run(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        begin = time.perf_counter()
-        try:
-            return ranks_of(world_size).run(
-                function, *args, **{"timeout_s": TIMEOUT_SECONDS, **options}
-            )
-        finally:
-            note_run(world_size, time.perf_counter() - begin)
+    def run(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return ranks_of(world_size).run(function, *args, timeout_s=TIMEOUT_SECONDS)
 
     return run
-
-
-def note_run(world_size: int, seconds: float) -> None:
-    """Count what ran on how many ranks."""
-    RAN[world_size] += 1
-    SECONDS[world_size] += seconds
 
 
 @pytest.fixture
@@ -88,9 +67,20 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
     return print_line
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Show warnings, which are errors elsewhere: those of drivers and kernels are not ours."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count outcomes by the number of GPUs."""
+    if report.when == "call":
+        count_test(report.outcome)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say how much ran on how many GPUs."""
-    what = "GPUs" if DEVICE == "cuda" else "processors (GPU_TESTS_DEVICE)"
-    terminalreporter.write_line(f"{NUM_DEVICES} {what} found")
-    for size, count in sorted(RAN.items()):
-        terminalreporter.write_line(f"  {count} runs on {size}: {SECONDS[size]:.0f} s")
+    for line in summary():
+        terminalreporter.write_line(line)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.gpu.conftest import NUM_DEVICES
+from tests.support.gpu_ranks import NUM_DEVICES, TIMEOUT_SECONDS
 from tests.support.specs import box, spec
 
 from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import RankDevice, run_ranks
+from mimo_launch.launcher.ranks import RankDevice, Ranks, run_ranks
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.whereabouts import Whereabouts
@@ -35,7 +35,6 @@ SEEDS = (1, 2)
 HOST_SECONDS = 0.004
 # About as long, at 1.5 to 2 GHz.
 GPU_CYCLES = 6_000_000
-TIMEOUT_SECONDS = 90
 
 
 class Late(Whereabouts):
@@ -146,12 +145,12 @@ CASES: dict[str, Spec] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_delays_change_no_gradient(
-    name: str, run_on: Callable[..., list[Any]], device: RankDevice, say: Callable[[str], None]
+    name: str, ranks_of: Callable[[int], Ranks], device: RankDevice, say: Callable[[str], None]
 ) -> None:
     made = CASES[name]
     size = max(module.rank_range.stop for module in made.modules.values())
     begin = time.perf_counter()
-    found = run_on(size, largest_change, made, SEEDS, device, timeout_s=TIMEOUT_SECONDS)
+    found = ranks_of(size).run(largest_change, made, SEEDS, device, timeout_s=TIMEOUT_SECONDS)
     worst, delays = max(worst for worst, _ in found), sum(number for _, number in found)
     seconds = time.perf_counter() - begin
     say(f"  {name} on {size}: {delays} delays, change {worst:.1e}, {seconds:.1f} s")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.distributed.test_late_numbers import whole_run
-from tests.gpu.conftest import DEVICE, SIZES
+from tests.support.gpu_ranks import DEVICE, SIZES
 from tests.support.specs import box, spec
 from torch.profiler import ProfilerActivity, profile, record_function
 

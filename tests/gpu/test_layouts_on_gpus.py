@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from tests.gpu.conftest import NUM_DEVICES, SIZES, TIMEOUT_SECONDS, note_run
 from tests.support.fitted import fitted
+from tests.support.gpu_ranks import NUM_DEVICES, SIZES, TIMEOUT_SECONDS
 from tests.support.proof import failures
 from tests.support.specs import brief, layout_specs
 
@@ -60,9 +60,7 @@ def prove(
     except RankError as error:
         say(f"  {name}: {str(error).partition(chr(10))[0]}")
         return [str(error)]
-    finally:
-        seconds = time.perf_counter() - begin
-        note_run(size, seconds)
+    seconds = time.perf_counter() - begin
     failed, worst = failures(found), max(found, key=lambda verdict: verdict.worst)
     say(
         f"  {name} on {size}: {'FAILS' if failed else 'equal'}, {worst.worst:.1e} "

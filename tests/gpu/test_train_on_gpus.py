@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.gpu.conftest import NUM_DEVICES, SIZES
+from tests.support.gpu_ranks import NUM_DEVICES, SIZES
 
 from mimo_launch.launcher.gpus import gpu_settings
 

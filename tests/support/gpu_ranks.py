@@ -1,0 +1,59 @@
+"""The ranks that tests in tests/gpu have, and a count of what ran on them.
+
+GPU_TESTS_DEVICE=cpu runs the same bodies on gloo, on GPU_TESTS_RANKS processors (4): for work on
+the tests where there is no GPU.
+"""
+
+import os
+import time
+from collections import Counter, defaultdict
+from typing import Any
+
+from mimo_launch.launcher.gpus import num_gpus
+from mimo_launch.launcher.ranks import Ranks
+
+DEVICE: Any = os.environ.get("GPU_TESTS_DEVICE", "cuda")
+NUM_DEVICES = num_gpus() if DEVICE == "cuda" else int(os.environ.get("GPU_TESTS_RANKS", "4"))
+# World sizes of tests that may choose.
+SIZES = [size for size in (1, 2, 4) if size <= NUM_DEVICES]
+# A new spec makes new communicators; the first one also loads kernels.
+TIMEOUT_SECONDS = 90
+
+# World sizes of the test that runs; outcomes of tests by the largest of theirs; jobs and seconds.
+USED: set[int] = set()
+OUTCOMES: defaultdict[int, Counter[str]] = defaultdict(Counter)
+JOBS: Counter[int] = Counter()
+SECONDS: Counter[int] = Counter()
+
+
+def count_jobs() -> None:
+    """Count every job on ranks from now on."""
+    run = Ranks.run
+
+    def counted(self: Ranks, *args: Any, **options: Any) -> list[Any]:
+        begin = time.perf_counter()
+        USED.add(self.world_size)
+        try:
+            return run(self, *args, **options)
+        finally:
+            JOBS[self.world_size] += 1
+            SECONDS[self.world_size] += time.perf_counter() - begin
+
+    Ranks.run = counted
+
+
+def count_test(outcome: str) -> None:
+    """Count the test that has just run."""
+    if USED:
+        OUTCOMES[max(USED)][outcome] += 1
+        USED.clear()
+
+
+def summary() -> list[str]:
+    """Say how much ran on how many, in lines."""
+    what = "GPUs" if DEVICE == "cuda" else "processors instead of GPUs"
+    lines = [f"{NUM_DEVICES} {what} found"]
+    for size, outcomes in sorted(OUTCOMES.items()):
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        lines.append(f"  tests on {size}: {counts} ({JOBS[size]} jobs, {SECONDS[size]:.0f} s)")
+    return lines
