@@ -23,7 +23,7 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.channels import Channel, Line, components_of, line_of, lines_of
 
 # Of 132 on a Hopper GPU; each moves some 20 GB/s over NVLink.
-P2P_THREAD_BLOCKS = 4
+P2P_THREAD_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ class Executor:
         self.where = where
         self.layout, self.grids, self.modules = layout, grids, modules
         self.clock = StepClock(grids.device)
-        self._posted: set[Action] = set()
         self.bridges = {
             encoder.name: Bridge(
                 layout,
@@ -89,8 +88,6 @@ class Executor:
             if last.get((action.module, action.stage)) == position:
                 _set_gradient_sync(self.modules[action.module], action.stage or 0, sync=True)
             with self.clock.span(slot):
-                if action.kind.is_compute and position + 1 < len(program):
-                    self._receive_early(program[position + 1], step)
                 self._run_slot(slot, step)
         self._end()
         return step
@@ -161,27 +158,20 @@ class Executor:
         else:
             self._transfer(slot, step)
 
-    def _receive_early(self, slot: Slot, step: StepState) -> None:
-        """Post the receives of the next slot, so that they arrive while this one computes.
-
-        No further ahead: each channel has at most one receive posted.
-        """
-        for action in slot:
-            if action.kind in (Kind.RECV_F, Kind.RECV_B):
-                self._post(action, step)
-                self._posted.add(action)
-
     def _post(self, action: Action, step: StepState) -> None:
-        if action in self._posted:
-            self._posted.remove(action)
-        elif action.stage is None:
+        if action.stage is None:
             self.bridges[action.module].run(action.kind, action.index)
         else:
             shape = self.stages.edge_shape(action, step)
             self.edges[action.module].post(action, shape)
 
     def _transfer(self, slot: Iterable[Action], step: StepState) -> None:
-        """Post everything in a slot, then wait for its receives; sends block nothing."""
+        """Post everything in a slot, then wait for its receives; sends block nothing.
+
+        Nothing is posted ahead of its slot. On a GPU a posted receive is a kernel that spins, and
+        whatever a later kernel needs of the driver for the first time (its code, a handle, memory)
+        can then wait for it: two ranks that both wait so would wait forever.
+        """
         for action in slot:
             self._post(action, step)
         for action in slot:

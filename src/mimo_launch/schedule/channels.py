@@ -20,8 +20,7 @@ class Channel(NamedTuple):
     """A line of messages from one rank to another that arrive in the order they were sent in.
 
     One per module, way, and kind of edge (between stages, or the bridge). Channels never wait for
-    each other, not even the two between the same ranks in opposite directions. Since the order is
-    kept, a receive may be posted ahead of its slot; a rank has to wait for it only there.
+    each other, not even the two between the same ranks in opposite directions.
     """
 
     module: str
