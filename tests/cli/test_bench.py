@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.faulty_train import Launcher
 
+from mimo_launch.launcher import gpus
 from mimo_launch.plan.calibration import Calibration, load
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.spec.load import load_spec
@@ -113,7 +114,7 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
     ("line", "said"),
     [
         ("bench missing.yaml", "missing.yaml"),
-        ("bench tiny_train.yaml --device cuda", "need a GPU each"),
+        ("bench tiny_train.yaml --device cuda", "2 workers on this host need a GPU each"),
         ("bench tiny_train.yaml --compare missing.json", "is no result of `bench --json`"),
         ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
         ("bench tiny_train.yaml --calibrate missing/out.json", "there is no folder missing"),
@@ -123,8 +124,12 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(
-    run_cli: Callable[[str], tuple[int, str, str]], line: str, said: str
+    run_cli: Callable[[str], tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    said: str,
 ) -> None:
+    monkeypatch.setattr(gpus, "num_gpus", lambda: 1)
     code, out, err = run_cli(line)
     assert (code, out) == (2, "")
     assert said in err

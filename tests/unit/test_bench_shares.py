@@ -13,7 +13,9 @@ from mimo_launch.schedule.actions import parse_program
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.bench.result import spread
 from mimo_launch.train.bench.shares import bubbles_of, shares_of, step_seconds, steps_of
+from mimo_launch.train.bench.summary import Measured, aligned
 
 CASES = settings(max_examples=25, deadline=None)
 PAIR = spec({"vision": box(0), "language": box(1)})
@@ -129,3 +131,29 @@ def test_waiting_for_the_other_end_of_a_tied_embedding_is_idle() -> None:
     first, last = shares_of(layout, [early, late])
     assert (first.gradient_sync, first.idle) == pytest.approx((0.2, 0.8))
     assert (last.gradient_sync, last.idle) == pytest.approx((0.2, 0.8))
+
+
+def test_ranks_of_two_hosts_begin_together() -> None:
+    """Hosts count seconds from different moments; on a host one rank may begin after another."""
+    begins = {"first": (5.0, 5.25), "second": (900.0, 901.0)}
+    measured = [
+        Measured(
+            host=host,
+            began=began,
+            noted=[(Section.STEP, began, began + 1)],
+            allocated=None,
+            resident=0,
+            skipped=0,
+        )
+        for host, times in begins.items()
+        for began in times
+    ]
+    starts = [steps[0].span[0] for steps in aligned(measured)]
+    assert starts == [0, 0.25, 0, 1]
+
+
+def test_the_spread_of_times() -> None:
+    five = spread([4.0, 1.0, 2.0, 3.0, 10.0])
+    assert (five.minimum, five.q1, five.median, five.q3, five.maximum) == (1, 2, 3, 4, 10)
+    one = spread([2.0])
+    assert {one.minimum, one.q1, one.median, one.q3, one.maximum} == {2.0}
