@@ -13,6 +13,7 @@ from tests.support.planted import (
 )
 from tests.support.proof import failures, verdicts
 
+from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
 
 CLEAN = {
@@ -43,6 +44,15 @@ def test_the_last_group_of_the_mixed_spec_has_no_image() -> None:
     share = small.batch.global_ // small.schedule.microbatches
     assert sum(s.rows("vision") for s in plan.samples[-share:]) == 0
     assert sum(s.rows("vision") for s in plan.samples) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_rejected_in_float32(name: str) -> None:
+    """By far more than the bound, which is wide."""
+    bug: Bug = BUGS[name]
+    found = verify_spec(shrink(bug.spec, "fp32"), prepare=bug.plant, timeout_s=20)
+    assert max(verdict.worst for verdict in found) > 0.05
 
 
 @pytest.mark.parametrize("name", BUGS)

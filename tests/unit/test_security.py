@@ -113,6 +113,7 @@ def test_a_run_on_one_host_listens_to_itself_only(monkeypatch: pytest.MonkeyPatc
     from mimo_launch.launcher.hosts import worker_store
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     store, place = worker_store("localhost")
     wanted = f":{int(place['MASTER_PORT']):04X}"
     rows = [
@@ -122,5 +123,5 @@ def test_a_run_on_one_host_listens_to_itself_only(monkeypatch: pytest.MonkeyPatc
     ]
     listening = {row[1] for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
     assert listening == {f"0100007F{wanted}"}
-    assert place["GLOO_SOCKET_IFNAME"] == "lo"
+    assert place["GLOO_SOCKET_IFNAME"] == place["NCCL_SOCKET_IFNAME"] == "lo"
     del store

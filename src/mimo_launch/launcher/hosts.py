@@ -117,6 +117,7 @@ def worker_store(address: str) -> tuple[Any, dict[str, str]]:
     )
     environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
     if fd is not None:
-        # Gloo takes the interface of the host's name, which may be that of the network.
-        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        # Left alone, gloo and NCCL take the interface of the host's name, or of the network.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            environment[name] = os.environ.get(name, "lo")
     return store, environment
