@@ -1,6 +1,7 @@
 """Reading a step's numbers while the next one runs changes when they are told, and nothing else."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from tests.distributed.test_checkpoints import make_spec
 from tests.distributed.test_session import two_modules, weights_of
+from tests.support.specs import spec
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.pending import HostCopy
@@ -130,6 +132,36 @@ def test_the_next_step_has_started_before_numbers_are_read(late: int) -> None:
         1: ["start 1", "start 2", "tell 1", "start 3", "tell 2", "start 4", "tell 3", "tell 4"],
     }
     assert run_ranks(order_of_things, made, world_size=4) == [expected[late]] * 4
+
+
+SLOW = 0.15
+
+
+def times_of_steps(made: Spec) -> list[float]:
+    """Return the seconds of each step that takes `SLOW` or longer, as told by its speed."""
+    seconds: list[float] = []
+    with RankSession(made) as session:
+        run_program = session.executor.run
+
+        def slowly(program: Any, inputs: Any) -> Any:
+            time.sleep(SLOW)
+            return run_program(program, inputs)
+
+        session.executor.run = slowly  # type: ignore[method-assign]
+        begin = time.perf_counter()
+        train(
+            session,
+            lambda e: seconds.append(e.tokens / e.tokens_per_s) if told_of(e) else None,
+        )
+        assert sum(seconds) < time.perf_counter() - begin
+    return seconds
+
+
+def test_the_time_of_a_step_is_its_own_whenever_it_is_told(late: int) -> None:
+    """The last two are read together, though they took one time each."""
+    [seconds] = run_ranks(times_of_steps, spec({}, train={"steps": 4}), world_size=1)
+    assert len(seconds) == 4
+    assert all(each >= SLOW for each in seconds), seconds
 
 
 def stopped_run(made: Spec, folder: Path, first: int) -> tuple[list[Any], RunState]:

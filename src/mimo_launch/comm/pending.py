@@ -5,6 +5,8 @@ Relies on: copies into pinned memory and an event on CUDA; asynchronous collecti
 Leaves: when to wait to `train`.
 """
 
+import time
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -32,6 +34,25 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return [float(number) for number in self._numbers.tolist()]
+
+
+class Moment:
+    """When the device comes to this point of its work; on a processor that is now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._host, self._event = time.perf_counter(), None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(  # type: ignore[no-untyped-call]
+                enable_timing=True, blocking=True
+            )
+            self._event.record(torch.cuda.current_stream(device))
+
+    def since(self, earlier: "Moment") -> float:
+        """Return the seconds from an earlier moment of the same device. Waits for the device."""
+        if self._event is None or earlier._event is None:
+            return self._host - earlier._host
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
 class SumOverRanks:

@@ -30,9 +30,9 @@ class StepFinished:
 
     `step` counts from 1; norms are before clipping; `tokens` is the number of real tokens of the
     step, image rows included and padding left out; `tokens_per_s` is of the time from the start of
-    the step to its numbers or, where these are read late, from those of the step before;
-    `bad_samples` could not be read and were left out of the step; `zero_grads` counts gradients
-    that are exactly zero, where asked for.
+    the step, or from the end of the one before where the host does not wait for it, to the end of
+    its update; `bad_samples` could not be read and were left out of the step; `zero_grads` counts
+    gradients that are exactly zero, where asked for.
     """
 
     step: int

@@ -9,13 +9,13 @@ one, so that the device always has work. The update does not need them, and a ba
 nothing. Before an evaluation, a save and the end, which do, the numbers of all steps are read.
 """
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from mimo_launch.comm.pending import Moment
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.optimizer.lr import learning_rate
 from mimo_launch.optimizer.totals import PendingTotals, StepTotals
@@ -48,11 +48,15 @@ class StepSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step whose numbers have not been read; `begin` is a time of the host."""
+    """A step whose numbers have not been read.
+
+    It begins where the one before ends, if that one was not waited for.
+    """
 
     plan: DataPlan
     left_out: int
-    begin: float
+    begin: Moment
+    end: Moment
     totals: PendingTotals
     evidence: PendingEvidence | None
 
@@ -68,7 +72,6 @@ class StepRunner:
         self._numbers = NumberWatch(session.spec.train.max_skipped)
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
-        self._last_read = 0.0
 
     def start(self, state: RunState, order: GlobalOrder, flags: tuple[int, ...]) -> None:
         """Start the next step; `flags` come back summed over all ranks.
@@ -76,7 +79,8 @@ class StepRunner:
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples; whatever
         the numbers of the steps before raise, which are read first in that case.
         """
-        session, begin = self._session, time.perf_counter()
+        session = self._session
+        begin = self._started[-1].end if self._started else Moment(session.device)
         ids = order.take(state.samples)
         try:
             inputs = self._reader.read("train", ids, state.step)
@@ -94,7 +98,8 @@ class StepRunner:
         if inputs.plan.num_labels:
             evidence = note_evidence(session, totals.own_squares)
             session.update(state.step, totals)
-        self._started.append(_Started(inputs.plan, len(inputs.left_out), begin, totals, evidence))
+        end, left_out = Moment(session.device), len(inputs.left_out)
+        self._started.append(_Started(inputs.plan, left_out, begin, end, totals, evidence))
         state.step += 1
         state.samples += len(ids)
 
@@ -121,14 +126,11 @@ class StepRunner:
         # and step count of a skipped step stayed as they were.
         skipped = not totals.finite or step.evidence is None
         state.skipped += skipped
-        # One step after the other: what is read late has begun when the one before was done.
-        now = time.perf_counter()
-        seconds, self._last_read = now - max(step.begin, self._last_read), now
         origin = None
         if not totals.finite and step.evidence is not None:
             origin = find_origin(self._session.layout, step.plan, step.evidence)
             self._emit(origin)
-        self._emit(_finished(self._session.spec, step, totals, seconds=seconds, skipped=skipped))
+        self._emit(_finished(self._session.spec, step, totals, skipped=skipped))
         if origin is not None:
             self._numbers.bad(origin)
         elif not skipped:
@@ -136,9 +138,7 @@ class StepRunner:
         return totals
 
 
-def _finished(
-    spec: Spec, started: _Started, totals: StepTotals, *, seconds: float, skipped: bool
-) -> StepFinished:
+def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: bool) -> StepFinished:
     schedule, steps, step = spec.optimizer.schedule, spec.train.steps, started.plan.step
     tokens = sum(sample.num_tokens for sample in started.plan.samples)
 
@@ -163,7 +163,7 @@ def _finished(
             if module.frozen is not True
         },
         tokens=tokens,
-        tokens_per_s=tokens / seconds,
+        tokens_per_s=tokens / started.end.since(started.begin),
         skipped=skipped,
         bad_samples=started.left_out,
         zero_grads=totals.zeros,
