@@ -13,9 +13,9 @@ from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import causal_mask, image_mask
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_memory import StageMemory, stage_memory
+from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.report import build_report
-from mimo_launch.plan.rows import MemoryRow
 from mimo_launch.plan.workload import workload
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec

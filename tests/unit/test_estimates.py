@@ -10,9 +10,9 @@ from tests.support.specs import box, layout_specs, spec
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
+from mimo_launch.plan.estimate_rows import Estimates
 from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.report import build_rank_report, build_report
-from mimo_launch.plan.rows import Estimates
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.model import Spec

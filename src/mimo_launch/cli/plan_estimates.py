@@ -1,7 +1,7 @@
 """The estimates of `plan` as tables.
 
 Decides: units and columns.
-Relies on: `plan.rows` for the figures.
+Relies on: `plan.estimate_rows` for the figures.
 Leaves: their place on the page to `plan_tables`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.table import Table
 
-from mimo_launch.plan.rows import Estimates, MemoryRow, RankEstimate
+from mimo_launch.plan.estimate_rows import Estimates, MemoryRow, RankEstimate
 from mimo_launch.plan.words import bytes_text, figure, percent, ranks_text, scaled
 
 

@@ -15,8 +15,8 @@ from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import MICRO, TERA, CostModel, StageCost
 from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
 from mimo_launch.plan.estimate_params import StageWeights, stage_weights
+from mimo_launch.plan.estimate_rows import Estimates, MemoryRow, RankEstimate, StageEstimate
 from mimo_launch.plan.memory_peak import peak_memory
-from mimo_launch.plan.rows import Estimates, MemoryRow, RankEstimate, Ranks, StageEstimate
 from mimo_launch.plan.workload import row_bytes, workload
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import channels, component_of
@@ -33,7 +33,7 @@ class RankClass:
     """Ranks that hold the same stages with equal weights and run one program."""
 
     role: Role
-    ranks: Ranks
+    ranks: tuple[int, ...]
     weights: tuple[StageWeights, ...]
 
 

@@ -15,8 +15,8 @@ from mimo_launch.layout.checks.entry import Checked
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
+from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.plan.estimates import Estimator, RankClass
-from mimo_launch.plan.rows import MemoryRow
 from mimo_launch.plan.words import bytes_text, ranks_text
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_memory import StageMemory
-from mimo_launch.plan.rows import MemoryRow
+from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.schedule.actions import Action, Kind, Program
 
 Stages = Mapping[tuple[str, int], StageMemory]

@@ -1,7 +1,7 @@
-"""What every section of the spec is made of: strictness, ranks and number types.
+"""What every section of the spec is made of: strictness, ranks, sizes and number types.
 
 Decides: that unknown keys are errors and values are never converted.
-Relies on: pydantic.
+Relies on: pydantic, `wording` for lists.
 Leaves: the sections to `kinds`, `sections` and `model`.
 """
 
@@ -9,6 +9,8 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from mimo_launch.spec.wording import listing
 
 AXES = ("tp", "cp", "dp", "pp")
 _RANKS = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
@@ -56,6 +58,29 @@ _RANKS_SCHEMA = {
     "expected": "one rank (`4`) or the first and the last (`0-3`)",
 }
 Ranks = Annotated[str, BeforeValidator(_rank_range), WithJsonSchema(_RANKS_SCHEMA)]
+
+_UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30, "TB": 10**12, "TiB": 2**40}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
+
+
+def _size(value: Any) -> Any:
+    """Accept `141GB`, `80 GiB`; anything else is an error that says so."""
+    match = _SIZE.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a size is a number and a unit")
+    if match[2] not in _UNITS:
+        raise ValueError(f"`{match[2]}` is no unit; write {listing(list(_UNITS))}")
+    if float(match[1]) == 0:
+        raise ValueError("it is 0")
+    return f"{match[1]}{match[2]}"
+
+
+_SIZE_SCHEMA = {
+    "type": "string",
+    "pattern": r"^\s*\d+(\.\d+)?\s*([MGT]i?B)\s*$",
+    "expected": "a size such as `141GB` or `80GiB`",
+}
+Size = Annotated[str, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
 Float = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -64,3 +89,9 @@ def rank_range(ranks: str) -> range:
     """Return the ranks that a validated `ranks:` value names."""
     first, _, last = ranks.partition("-")
     return range(int(first), int(last or first) + 1)
+
+
+def num_bytes(size: str) -> int:
+    """Return the bytes that a validated size means."""
+    number = size.rstrip("BGMTi")
+    return round(float(number) * _UNITS[size[len(number) :]])

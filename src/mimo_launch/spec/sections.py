@@ -5,13 +5,11 @@ Relies on: `base`.
 Leaves: what fits together to `layout.checks`.
 """
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, WithJsonSchema
+from pydantic import Field, PositiveInt
 
-from mimo_launch.spec.base import NonNegative, Strict
-from mimo_launch.spec.wording import listing
+from mimo_launch.spec.base import NonNegative, Size, Strict, num_bytes
 
 
 class ModuleOptimizer(Strict):
@@ -211,30 +209,6 @@ class LogSpec(Strict):
     wandb: WandbSpec | None = Field(None, description="Report to Weights & Biases.")
 
 
-_UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30, "TB": 10**12, "TiB": 2**40}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
-
-
-def _size(value: Any) -> Any:
-    """Accept `141GB`, `80 GiB`; anything else is an error that says so."""
-    match = _SIZE.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("a size is a number and a unit")
-    if match[2] not in _UNITS:
-        raise ValueError(f"`{match[2]}` is no unit; write {listing(list(_UNITS))}")
-    if float(match[1]) == 0:
-        raise ValueError("it is 0")
-    return f"{match[1]}{match[2]}"
-
-
-_SIZE_SCHEMA = {
-    "type": "string",
-    "pattern": r"^\s*\d+(\.\d+)?\s*([MGT]i?B)\s*$",
-    "expected": "a size such as `141GB` or `80GiB`",
-}
-Size = Annotated[str, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
-
-
 class NodesSpec(Strict):
     """The hosts, for warnings about traffic that leaves one, and about memory."""
 
@@ -249,5 +223,4 @@ class NodesSpec(Strict):
     @property
     def memory(self) -> int | None:
         """Memory of one GPU in bytes."""
-        match = _SIZE.match(self.gpu_memory or "")
-        return None if match is None else round(float(match[1]) * _UNITS[match[2]])
+        return None if self.gpu_memory is None else num_bytes(self.gpu_memory)

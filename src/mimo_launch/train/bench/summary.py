@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.calibration import Calibration
-from mimo_launch.plan.rows import Estimates
+from mimo_launch.plan.estimate_rows import Estimates
 from mimo_launch.runtime.clock import Noted
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.flops import step_flops

@@ -1,0 +1,96 @@
+"""What is expected of a step, as frozen rows of plain values.
+
+Decides: which figures there are; their names are keys of `plan --json` (docs/plan-json.md).
+Relies on: nothing.
+Leaves: the figures to `estimates`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """Bytes of a rank at its worst moment; all but `device` are the allocator's.
+
+    `weights` are shards and gathered copies, `transfers` the buffers of bridges, stage edges,
+    gathers and reductions, `reserve` what the allocator holds and cannot use, `device` the CUDA
+    context and communicators.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    transfers: int
+    workspace: int
+    reserve: int
+    device: int
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in tensors, which is what `torch.cuda.max_memory_allocated` measures."""
+        parts = (self.weights, self.gradients, self.optimizer, self.activations, self.transfers)
+        return sum(parts) + self.workspace
+
+    @property
+    def total(self) -> int:
+        """All bytes of the device."""
+        return self.allocated + self.reserve + self.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEstimate:
+    """One stage on one rank: its weights before sharding over dp x cp, and its work in a step.
+
+    `tflop` are model FLOPs; `forward_ms` and `backward_ms` are the time of one action.
+    """
+
+    module: str
+    stage: int
+    parameters: int
+    trained_parameters: int
+    tflop: float
+    forward_ms: float
+    backward_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """Ranks of which the same is expected: memory, work and how the step's time is spent.
+
+    `bubble` is the share of the schedule in which they do not compute. The shares of the step:
+    `computing`; `waiting` for others or transfers; `reducing` gradients past the last backward;
+    `updating` weights, with all that follows the schedule.
+    """
+
+    role: tuple[str, ...]
+    ranks: tuple[int, ...]
+    parameters: int
+    stages: tuple[StageEstimate, ...]
+    memory: MemoryRow
+    allocated_bytes: int
+    total_bytes: int
+    tflop: float
+    bubble: float
+    computing: float
+    waiting: float
+    reducing: float
+    updating: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """What a step is expected to take, on one kind of device.
+
+    `bubble` is the mean over ranks that have work, of the schedule in estimated time.
+    """
+
+    device: str
+    gpu_memory: int | None
+    step_seconds: float
+    schedule_seconds: float
+    tokens_per_second_per_gpu: float
+    tflop: float
+    tflops_per_gpu: float
+    bubble: float
+    ranks: tuple[RankEstimate, ...]
