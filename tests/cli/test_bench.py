@@ -116,6 +116,7 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
         ("bench missing.yaml", "missing.yaml"),
         ("bench tiny_train.yaml --device cuda", "2 workers on this host need a GPU each"),
         ("bench tiny_train.yaml --compare missing.json", "is no result of `bench --json`"),
+        ("bench tiny_train.yaml --compare tiny_train.yaml", "is no result of `bench --json`"),
         ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
         ("bench tiny_train.yaml --calibrate missing/out.json", "there is no folder missing"),
         ("bench tiny_train.yaml --calibrate tiny_train.yaml", "would be written over the spec"),

@@ -25,6 +25,7 @@ from mimo_launch.cli.options import (
     NodeRank,
     Nproc,
     Overrides,
+    Runs,
     Where,
     constants_of,
     shown_ranks,
@@ -74,7 +75,7 @@ def bench(
             metavar="OUT.json", help="Measure the constants of `plan` instead, and write them here."
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder that holds run folders.")] = Path("runs/bench"),
+    runs: Runs = Path("runs/bench"),
     console_ranks: ConsoleRanks = None,
     nnodes: Nnodes = 1,
     node_rank: NodeRank = 0,
@@ -139,13 +140,17 @@ def _screen(
 
 def _old_result(path: Path) -> "Record":
     """Return an earlier result. Raises: typer.BadParameter if the file is none."""
+    from mimo_launch.train.bench.options import VERSION
+
+    problem = f"its version is not {VERSION}"
     try:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
-        version = record["version"], record["step_s"]["median"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise typer.BadParameter(
-            f"{path} is no result of `bench --json`: {error}", param_hint="--compare"
-        ) from None
-    if version[0] != 1:
-        raise typer.BadParameter(f"{path} has version {version[0]}", param_hint="--compare")
-    return record
+        if record["version"] == VERSION and record["speed"]["tokens_per_s_per_rank"]:
+            return record
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    except (KeyError, TypeError):
+        problem = "it lacks what such a result has"
+    raise typer.BadParameter(
+        f"{path} is no result of `bench --json`: {problem}", param_hint="--compare"
+    )

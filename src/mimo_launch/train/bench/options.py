@@ -1,6 +1,6 @@
 """How to measure, as whoever starts a bench says it.
 
-Decides: nothing.
+Decides: the version of `bench.json`.
 Relies on: nothing; no torch.
 Leaves: measuring to `measure` and `calibrate`.
 """
@@ -8,6 +8,8 @@ Leaves: measuring to `measure` and `calibrate`.
 from dataclasses import dataclass
 
 from mimo_launch.plan.calibration import Calibration
+
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mimo_launch.train.bench.options import VERSION
 from mimo_launch.train.bench.shares import Shares
-
-VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

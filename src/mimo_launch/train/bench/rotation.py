@@ -14,7 +14,8 @@ from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.reading import StepReader
 
-# Steps differ in lengths and images. More of them would only fill memory.
+# Steps differ in lengths and images. More of them would fill memory, and the steps that warm up
+# would not meet all of them.
 NUM_STEPS = 4
 
 
