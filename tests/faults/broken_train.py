@@ -19,7 +19,7 @@ from tests.support.faulty_train import FAULTS
 
 from mimo_launch.cli.app import main
 from mimo_launch.modules import language
-from mimo_launch.optimizer.gradients import local_tensor
+from mimo_launch.parallel.local import local_tensor
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.train.checkpoint import saver
 from mimo_launch.train.data.dataset import BadSample
