@@ -160,3 +160,41 @@ def test_adamw_runs_alike_on_two_layouts_and_precisions_stay_close() -> None:
     assert run("fp64", alone=False) == pytest.approx(exact, rel=1e-9)
     assert run("fp32", alone=False) == pytest.approx(exact, rel=1e-4)
     assert run("bf16", alone=False) == pytest.approx(exact, rel=5e-2)
+
+
+def clipped_step(made: Spec) -> list[tuple[float, float]]:
+    """Return, per weight, how far it moved and how far clipped SGD should move it."""
+    with RankSession(made, randomise=True) as session:
+        before = weights_of(session)
+        totals = session.gradients(inputs_of(made, 0))
+        gradients = {
+            placed.name: local_tensor(declared.parameter.grad).clone()
+            for name in session.modules
+            for declared in session.declared(name)
+            for placed in declared.placed
+        }
+        norm = totals.read().norm
+        session.update(0, totals)
+        after = weights_of(session)
+    factor = made.optimizer.lr * min(1.0, made.optimizer.clip / norm)
+    return [
+        (float((before[n] - after[n]).norm()), float((factor * gradients[n]).norm()))
+        for n in before
+    ]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-4)])
+@pytest.mark.parametrize("clip", [1e-3, 1e6])
+def test_an_update_is_clipped_by_the_norm_of_all_modules(
+    precision: str, tolerance: float, clip: float
+) -> None:
+    """A norm below the bound leaves gradients as they are. The factor of float64 is not rounded."""
+    made = two_modules(
+        optimizer={"kind": "sgd", "lr": 10.0, "clip": clip}, train={"precision": precision}
+    )
+    for weights in run_ranks(clipped_step, made, world_size=4):
+        assert weights
+        for moved, wanted in weights:
+            assert moved == pytest.approx(
+                wanted, rel=tolerance, abs=1e-6 if precision == "fp32" else 0
+            )
