@@ -67,7 +67,7 @@ def test_a_bench(run_on: Callable[..., list[Any]], device: str, layout: str) -> 
         assert min(shares) > -0.01
         assert rank.shares.compute > 0
         if device == "cuda":
-            assert 0 < rank.memory.allocated <= rank.memory.reserved
+            assert 0 < rank.memory.allocated <= rank.memory.reserved <= rank.memory.used
 
 
 @pytest.mark.parametrize("layout", FITTING)
@@ -86,6 +86,7 @@ def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: st
     assert ("p2p_latency" in measured) == disjoint
     dp_or_tp = any(each["grid"][axis] > 1 for each in (vision, language) for axis in ("dp", "tp"))
     assert ("collective_latency" in measured) == dp_or_tp
+    assert ({"context_memory", "allocator_slack"} <= set(measured)) == (device == "cuda")
     assert made.network_bandwidth == Calibration().network_bandwidth
 
 

@@ -142,6 +142,7 @@ def test_ranks_of_two_hosts_begin_together() -> None:
             began=began,
             noted=[(Section.STEP, began, began + 1)],
             allocated=None,
+            used=None,
             resident=0,
             skipped=0,
         )

@@ -84,13 +84,10 @@ def _time_of_ranks(record: Record) -> Table:
 
 def _memory_of_ranks(record: Record) -> Table:
     on_gpu = record["machine"]["device_kind"] == "cuda"
-    columns = {
-        "resident": "resident",
-        "estimated_allocated": "plan, allocated",
-        "estimated_total": "plan, in all",
-    }
+    columns = {"resident": "resident"}
     if on_gpu:
-        columns = {"allocated": "allocated", "reserved": "reserved", **columns}
+        columns = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
+    columns |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
     table = Table("rank", "modules", *columns.values())
     for rank in record["ranks"][:MAX_RANKS]:
         sizes = [_size(rank["memory"][name]) for name in columns]

@@ -22,9 +22,11 @@ from mimo_launch.comm.objects import gather_objects
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import CostModel
+from mimo_launch.plan.report import build_report
 from mimo_launch.plan.workload import workload
 from mimo_launch.runtime.clock import Section
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.links import Link, channels, collectives
 from mimo_launch.train.bench.machine import device_name
 from mimo_launch.train.bench.measure import measure
@@ -37,7 +39,7 @@ from mimo_launch.train.session import RankSession
 
 # Dense bf16 peaks of data sheets, in TFLOP/s, by a part of the name that torch has for a GPU.
 _PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0}
-_MICRO, _MILLI = 1e-6, 1e-3
+_MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ def calibrate(
         _Parts(platform.node(), rates, collectives(session), channels(session))
     )
     found: dict[str, Any] = dict(_constants(session, parts, measured))
-    found |= _overheads(session, replace(options.calibration, **found), measured)
+    constants = replace(options.calibration, **found)
+    found |= _overheads(session, constants, measured)
+    found |= _context(session.spec, constants, measured)
     made = replace(
         options.calibration,
         device=device_name(session.device),
@@ -127,6 +131,20 @@ def _constants(
     held = [each.allocated for each in measured if each.allocated is not None]
     if held:
         yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
+
+
+def _context(
+    spec: Spec, constants: Calibration, measured: Sequence[Measured]
+) -> Iterator[tuple[str, float]]:
+    """Yield the memory of a CUDA context: what is in use of a GPU beside allocator and NCCL."""
+    beside = [
+        own.used - own.allocated[1] - alike.memory.device
+        for alike in build_report(spec, replace(constants, context_memory=0.0)).estimates.ranks
+        for own in (measured[rank] for rank in alike.ranks)
+        if own.used is not None and own.allocated is not None
+    ]
+    if beside:
+        yield "context_memory", max(0.0, statistics.median(beside) / _GIGA)
 
 
 def _overheads(

@@ -51,6 +51,17 @@ def peak_allocated(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
 
 
+def used_of_device(device: torch.device) -> int | None:
+    """Return the bytes of a GPU that are in use, by this process and others; None on a processor.
+
+    The allocator gives nothing back by itself, so this is a peak as well.
+    """
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
 def peak_resident() -> int:
     """Return the most bytes of this process that were in memory at once, code included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.

@@ -20,6 +20,7 @@ from mimo_launch.train.bench.machine import (
     peak_allocated,
     peak_resident,
     reset_peak,
+    used_of_device,
     versions,
 )
 from mimo_launch.train.bench.options import BenchOptions
@@ -82,6 +83,7 @@ def measure(
             began=began,
             noted=noted,
             allocated=peak_allocated(session.device),
+            used=used_of_device(session.device),
             resident=peak_resident(),
             skipped=state.skipped - skipped,
         )

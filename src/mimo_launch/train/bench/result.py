@@ -64,11 +64,13 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Most bytes of one rank at a time: what a GPU's allocator gave out and held, and the resident
-    set of the process. What the plan says of a GPU: in tensors, and in all."""  # noqa: D205, D209
+    """Most bytes of one rank at a time: what a GPU's allocator gave out and held, all that is used
+    of the GPU, and the resident set of the process. What the plan says: in tensors, and in all.
+    """  # noqa: D205
 
     allocated: int | None
     reserved: int | None
+    used: int | None
     resident: int
     estimated_allocated: int | None
     estimated_total: int | None

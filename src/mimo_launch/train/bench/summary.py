@@ -23,13 +23,14 @@ from mimo_launch.train.bench.shares import RankStep, bubbles_of, shares_of, step
 class Measured:
     """What one rank has measured; `began` is its host's clock when the timed steps began.
 
-    `allocated` are the peaks of a GPU's allocator: in tensors, and held.
+    `allocated` are the peaks of a GPU's allocator: in tensors, and held; `used` is all of the GPU.
     """
 
     host: str
     began: float
     noted: list[Noted]
     allocated: tuple[int, int] | None
+    used: int | None
     resident: int
     skipped: int
 
@@ -102,6 +103,7 @@ def rank_results(
                 memory=Memory(
                     allocated=allocated,
                     reserved=reserved,
+                    used=own.used,
                     resident=own.resident,
                     estimated_allocated=None if plan is None else plan.allocated_bytes,
                     estimated_total=None if plan is None else plan.total_bytes,
