@@ -120,6 +120,7 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
         ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
         ("bench tiny_train.yaml --calibrate missing/out.json", "there is no folder missing"),
         ("bench tiny_train.yaml --calibrate tiny_train.yaml", "would be written over the spec"),
+        ("bench tiny_train.yaml --calibrate out.json --json", "instead of a result"),
         ("bench tiny_train.yaml --steps 0", "--steps"),
         ("bench tiny_train.yaml --nproc 3 --device cpu", "3"),
     ],

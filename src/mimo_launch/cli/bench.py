@@ -92,7 +92,7 @@ def bench(
     console = console_of(ctx)
     console.needs_no_reader = True
     if calibrate is not None:
-        _check_target(file, calibrate)
+        _check_target(file, calibrate, wants_result=as_json or compare is not None)
     shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
     options = BenchOptions(
         warmup=warmup,
@@ -116,12 +116,14 @@ def bench(
     raise typer.Exit(start(request, origin, console))
 
 
-def _check_target(spec_file: Path, out: Path) -> None:
+def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
     """Refuse a file that cannot be written, before minutes of measuring.
 
     Raises: typer.BadParameter.
     """
-    if out.resolve() == spec_file.resolve():
+    if wants_result:
+        problem = "constants are measured instead of a result for --json or --compare"
+    elif out.resolve() == spec_file.resolve():
         problem = f"{out} would be written over the spec"
     elif not out.parent.is_dir():
         problem = f"there is no folder {out.parent}"
