@@ -46,6 +46,14 @@ def ranks_of(device: Any) -> Iterator[Callable[[int], Ranks]]:
         yield get
 
 
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[Ranks]:
+    """One rank on the processor, for the oracle."""
+    import_for_workers()
+    with Ranks(1) as ranks:
+        yield ranks
+
+
 @pytest.fixture
 def run_on(ranks_of: Callable[[int], Ranks]) -> Callable[..., list[Any]]:
     """Call a function on the ranks of a world of some size, and return the results by rank."""

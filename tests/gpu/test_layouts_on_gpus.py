@@ -50,13 +50,17 @@ CASES = [
 
 
 def prove(
-    made: Spec, name: str, ranks_of: Callable[[int], Ranks], say: Callable[[str], None]
+    made: Spec,
+    name: str,
+    ranks_of: Callable[[int], Ranks],
+    one_rank: Ranks,
+    say: Callable[[str], None],
 ) -> list[str]:
     """Return what is wrong with a shrunk spec; say how it went in one line."""
     size, begin = world_size(made), time.perf_counter()
     ranks = ranks_of(size)
     try:
-        found = verify_on(ranks, made, timeout_s=TIMEOUT_SECONDS)
+        found = verify_on(ranks, one_rank, made, timeout_s=TIMEOUT_SECONDS)
     except RankError as error:
         say(f"  {name}: {str(error).partition(chr(10))[0]}")
         return [str(error)]
@@ -84,6 +88,7 @@ def test_a_topology_computes_the_one_rank_gradients(
     size: int,
     precision: str,
     ranks_of: Callable[[int], Ranks],
+    one_rank: Ranks,
     say: Callable[[str], None],
 ) -> None:
     """fp64 to 1e-10; fp32, whose kernels are others, to 1e-3."""
@@ -94,7 +99,7 @@ def test_a_topology_computes_the_one_rank_gradients(
         pytest.skip(f"its layout does not fit on {size}")
     if name != COMPILED:
         made = uncompiled(made)
-    failed = prove(made, f"{name} {precision}", ranks_of, say)
+    failed = prove(made, f"{name} {precision}", ranks_of, one_rank, say)
     assert not failed, f"{brief(made)}\n" + "\n".join(failed[:10])
 
 
@@ -108,8 +113,8 @@ def test_a_topology_computes_the_one_rank_gradients(
 )
 @given(made=layout_specs(min(4, max(1, NUM_DEVICES)), supported_only=False))
 def test_random_layouts_compute_the_one_rank_gradients(
-    ranks_of: Callable[[int], Ranks], say: Callable[[str], None], made: Spec
+    ranks_of: Callable[[int], Ranks], one_rank: Ranks, say: Callable[[str], None], made: Spec
 ) -> None:
     """Loss, norms, every gradient and the update, in float64."""
-    failed = prove(shrink(made), f"random {made.schedule.kind}", ranks_of, say)
+    failed = prove(shrink(made), f"random {made.schedule.kind}", ranks_of, one_rank, say)
     assert not failed, f"{brief(made)}\n" + "\n".join(failed[:10])

@@ -31,6 +31,8 @@ def count_jobs() -> None:
     run = Ranks.run
 
     def counted(self: Ranks, *args: Any, **options: Any) -> list[Any]:
+        if self.device != DEVICE:  # The oracle.
+            return run(self, *args, **options)
         begin = time.perf_counter()
         USED.add(self.world_size)
         try:

@@ -125,13 +125,14 @@ def _prove(
     if illegal:
         console.note(f"the spec cannot be proved small: {illegal[0].headline}")
         raise typer.Exit(1)
+    try:
+        place = device_of(device.value, world_size(small))
+    except NotEnoughGpus as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
     if not quiet:
         console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")
     try:
-        place = device_of(device.value, world_size(small))
         return small, verify_spec(small, timeout_s=timeout, device=place)
-    except NotEnoughGpus as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
     except RankError as error:
         console.note(f"the proof did not end: {error}")
         raise typer.Exit(1) from None

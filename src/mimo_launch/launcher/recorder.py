@@ -67,6 +67,12 @@ class Recorder:
             self.folder.rmdir()
 
 
+def make_folder() -> None:
+    """Make the folder that the environment of this worker names: torch does not."""
+    if stem := os.environ.get("TORCH_FR_DUMP_TEMP_FILE"):
+        Path(stem).parent.mkdir(parents=True, exist_ok=True)
+
+
 def recorded_ranks(folder: Path) -> list[int]:
     """Return the ranks whose dumps are in a folder."""
     names = (path.name.removeprefix("rank_") for path in folder.glob("rank_*"))

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from mimo_launch.grids.world import DeviceKind, device_for, group_timeout, join_world
 from mimo_launch.launcher.errors import OutOfGpuMemory
+from mimo_launch.launcher.recorder import make_folder
 from mimo_launch.launcher.tasks import RankTask
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.spec.model import Spec
@@ -75,6 +76,8 @@ def run_worker(
         place = device_for(device, int(os.environ.get("LOCAL_RANK", "0")))
         torch.set_num_threads(_num_threads(place))
         join_world(place, timeout=group_timeout(spec.train.timeout, place))
+        if place.type == "cuda":
+            make_folder()
         if dist.get_rank() == 0:
             records = task.records(spec, run_dir, emit)
             sinks += [*records, *listeners]
@@ -90,8 +93,8 @@ def run_worker(
     finally:
         for record in reversed(records):
             record.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    # Only now: after an error NCCL would wait for transfers that never end.
+    dist.destroy_process_group()
     links.where.finished(ended_by)
     return ended_by
 

@@ -45,6 +45,15 @@ class StepOutcome:
     weights: list[TensorPiece]
 
 
+@dataclass(frozen=True, slots=True)
+class RightStep:
+    """What the oracle has of one step: loss, gradients and the weights after it, by name."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
 def verify_spec(
     spec: Spec,
     *,
@@ -57,27 +66,42 @@ def verify_spec(
     `prepare` runs first on every rank: tests plant bugs with it. Raises: RankError if a rank fails
     or hangs.
     """
-    with Ranks(world_size(spec), device=device) as ranks:
-        return verify_on(ranks, spec, timeout_s=timeout_s, prepare=prepare)
+    with Ranks(world_size(spec), device=device) as ranks, Ranks(1) as one_rank:
+        return verify_on(ranks, one_rank, spec, timeout_s=timeout_s, prepare=prepare)
 
 
 def verify_on(
     ranks: Ranks,
+    one_rank: Ranks,
     spec: Spec,
     *,
     timeout_s: float = 120,
     prepare: Callable[[], None] | None = None,
 ) -> list[ModuleVerdict]:
-    """Do what `verify_spec` does on ranks that are there, as many as the spec needs."""
+    """Do what `verify_spec` does on ranks that are there: as many as the spec needs, and one more.
+
+    That one runs the oracle, on the processor. Not this process: where there are GPUs, the first
+    backward starts a thread for each, and torch refuses it in whatever is forked after that.
+    """
     outcomes = ranks.run(rank_outcomes, spec, prepare, ranks.device, timeout_s=timeout_s)
+    [right] = one_rank.run(right_steps, spec, timeout_s=timeout_s)
+    verdicts: list[ModuleVerdict] = []
+    for step, wanted in enumerate(right):
+        verdicts += _compare_step(spec, [outcome[step] for outcome in outcomes], wanted)
+    return merge(verdicts)
+
+
+def right_steps(spec: Spec) -> list[RightStep]:
+    """Run the steps of a proof as the oracle does."""
     oracle = Oracle(spec, randomise=True)
     order = GlobalOrder(oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
-    verdicts: list[ModuleVerdict] = []
+    steps = []
     for step in range(spec.train.steps):
         loss, grads = oracle.loss_and_gradients(order.ids(step))
         oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
-        verdicts += _compare_step(spec, [o[step] for o in outcomes], loss, grads, oracle.weights)
-    return merge(verdicts)
+        weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
+        steps.append(RightStep(loss, grads, weights))
+    return steps
 
 
 def rank_outcomes(
@@ -143,27 +167,27 @@ def _unsharded(tensor: Tensor, group: Group) -> Tensor:
 def _compare_step(
     spec: Spec,
     ranks: list[StepOutcome],
-    loss: float,
-    grads: dict[str, Tensor],
-    weights: dict[str, Tensor],
+    right: RightStep,
 ) -> list[ModuleVerdict]:
     bound = BOUNDS[spec.train.precision]
     verdicts = [
-        compare_numbers("loss", "language", outcome.loss, loss, bound)
+        compare_numbers("loss", "language", outcome.loss, right.loss, bound)
         for outcome in {outcome.loss: outcome for outcome in ranks}.values()
     ]
     for module in spec.modules:
-        squares = [g.square().sum() for n, g in grads.items() if n.startswith(f"{module}.")]
+        grads = [g for name, g in right.gradients.items() if name.startswith(f"{module}.")]
+        squares = [grad.square().sum() for grad in grads]
         want = float(sum(squares, torch.zeros(()).double())) ** 0.5
         verdicts += [
             compare_numbers("gradient norm", module, norm, want, bound)
             for norm in {outcome.norms[module] for outcome in ranks}
         ]
     pieces = [piece for outcome in ranks for piece in outcome.gradients]
-    verdicts += compare_tensors("gradients", spec.modules, pieces, grads, bound)
+    verdicts += compare_tensors("gradients", spec.modules, pieces, right.gradients, bound)
     pieces = [piece for outcome in ranks for piece in outcome.weights]
-    full = {name: weight.detach() for name, weight in weights.items()}
-    return verdicts + compare_tensors("weights after SGD", spec.modules, pieces, full, bound)
+    return verdicts + compare_tensors(
+        "weights after SGD", spec.modules, pieces, right.weights, bound
+    )
 
 
 def merge(verdicts: list[ModuleVerdict]) -> list[ModuleVerdict]:
