@@ -60,7 +60,7 @@ def prove(
     size, begin = world_size(made), time.perf_counter()
     ranks = ranks_of(size)
     try:
-        found = verify_on(ranks, one_rank, made, timeout_s=TIMEOUT_SECONDS)
+        found = verify_on(ranks, one_rank, made, timeout_s=2 * TIMEOUT_SECONDS)
     except RankError as error:
         say(f"  {name}: {str(error).partition(chr(10))[0]}")
         return [str(error)]

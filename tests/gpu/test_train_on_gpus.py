@@ -31,7 +31,7 @@ def command(*args: str, program: tuple[str, ...] = ("-m", "mimo_launch")) -> Any
         [sys.executable, *program, *args],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
         check=False,
         cwd=ROOT,
         env={**environment, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
@@ -79,7 +79,9 @@ def test_training_on_gpus_follows_training_on_processors(
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_verify_proves_on_gpus(device: str, precision: str, tmp_path: Path) -> None:
     spec = str(tiny(tmp_path, MOST))
-    done = command("verify", spec, "--device", device, "--precision", precision)
+    # Float32 is compiled on GPUs, which takes longer than the proof.
+    wait = ("--timeout", "240")
+    done = command("verify", spec, "--device", device, "--precision", precision, *wait)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every layout tensor equals the one-rank run" in done.stdout
     assert ("a weaker proof" in done.stdout) == (precision == "fp32")
@@ -102,7 +104,7 @@ def test_a_rank_that_hangs_is_named_with_the_flight_recorders(
     """Rank 1 sleeps in step 3; the others wait on their GPUs, and NCCL's dumps are named."""
     if MOST < 2:
         pytest.skip("needs 2 GPUs")
-    spec = str(tiny(tmp_path, MOST, timeout=10, steps=1000, precision="fp32"))
+    spec = str(tiny(tmp_path, MOST, timeout=15, steps=1000, precision="fp64"))
     spec_args = ("train", spec, "--device", device, "--runs", str(tmp_path / "runs"))
     program = (str(ROOT / "tests" / "support" / "faulty_train.py"), "sleep", "1", "3")
     done = command(*spec_args, program=program)
