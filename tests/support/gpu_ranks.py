@@ -6,6 +6,7 @@ the tests where there is no GPU.
 
 import os
 import time
+import warnings
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -13,7 +14,10 @@ from mimo_launch.launcher.gpus import num_gpus
 from mimo_launch.launcher.ranks import Ranks
 
 DEVICE: Any = os.environ.get("GPU_TESTS_DEVICE", "cuda")
-NUM_DEVICES = num_gpus() if DEVICE == "cuda" else int(os.environ.get("GPU_TESTS_RANKS", "4"))
+with warnings.catch_warnings():
+    # Python 3.12 warns of a fork beside other threads; this one only counts.
+    warnings.simplefilter("ignore")
+    NUM_DEVICES = num_gpus() if DEVICE == "cuda" else int(os.environ.get("GPU_TESTS_RANKS", "4"))
 # World sizes of tests that may choose.
 SIZES = [size for size in (1, 2, 4) if size <= NUM_DEVICES]
 # A new spec makes new communicators; the first one also loads kernels.
