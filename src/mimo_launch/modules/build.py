@@ -25,8 +25,9 @@ from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 
-# Below this many parameters per rank one all-gather of the whole module beats one per block.
-MIN_PARAMETERS_PER_BLOCK = 1_000_000
+# What is gathered and reduced as one: below this a collective, and what the host does around it,
+# takes longer than it hides behind.
+MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -166,11 +167,9 @@ def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precisi
         cast_forward_inputs=False,
     )
     mesh, reshard = grids.mesh(name), sharding == "full"
-    num_parameters = sum(p.numel() for p in network.parameters())
     blocks = list(cast(_Stage, network).layers.values())
-    if num_parameters >= MIN_PARAMETERS_PER_BLOCK * len(blocks) or reshard:
-        for block in blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for unit in [[block] for block in blocks] if reshard else _units(blocks):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     for module in fsdp_modules(network):
         # The loss is already divided by the global number of labels, so every reduction is a sum.
@@ -180,6 +179,24 @@ def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precisi
         module.set_force_sum_reduction_for_comms(True)
         if low and not reshard:
             accumulate_in_products(module)
+
+
+def _units(blocks: list[nn.Module]) -> list[list[nn.Module]]:
+    """Return runs of blocks that are large enough to be units; what is left belongs to the root."""
+    units: list[list[nn.Module]] = []
+    run: list[nn.Module] = []
+    for block in blocks:
+        run.append(block)
+        if _num_parameters(run) >= MIN_PARAMETERS_PER_UNIT:
+            units.append(run)
+            run = []
+    if run and units:
+        units[-1] += run
+    return units
+
+
+def _num_parameters(modules: list[nn.Module]) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
 
 
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:
