@@ -17,7 +17,9 @@ from mimo_launch.spec.wording import did_you_mean, found
 
 VERSION = 1
 
-_BLOCK = "measured on one H200, forward and backward, sequence 4,096, batch 2, torch 2.11"
+_R1 = (
+    "from steps of `bench` on topologies/bench/r1_*.yaml, 4 H200, torch 2.11 (docs/performance.md)"
+)
 _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 
@@ -38,18 +40,18 @@ class Calibration:
     date: str = ""
 
     language_linear: float = _constant(
-        600.0, "TFLOP/s", "matmuls of a decoder block, everything between them included", _BLOCK
+        612.0, "TFLOP/s", "matmuls of a decoder block, everything between them included", _R1
     )
     language_attention: float = _constant(
-        600.0, "TFLOP/s", "scores and values of causal attention", f"as its block: {_BLOCK}"
+        612.0, "TFLOP/s", "scores and values of causal attention", f"as its block: {_R1}"
     )
     vision_linear: float = _constant(
-        418.0, "TFLOP/s", "matmuls of a ViT block, everything between them included", _BLOCK
+        414.0, "TFLOP/s", "matmuls of a ViT block, everything between them included", _R1
     )
     vision_attention: float = _constant(
-        418.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_BLOCK}"
+        414.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_R1}"
     )
-    head: float = _constant(700.0, "TFLOP/s", "vocabulary head and cross-entropy", _BLOCK)
+    head: float = _constant(560.0, "TFLOP/s", "vocabulary head and cross-entropy", _R1)
     matmul: float = _constant(
         790.0, "TFLOP/s", "any other matmul: patch embedding, projector", "measured on one H200"
     )

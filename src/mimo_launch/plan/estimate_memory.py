@@ -74,10 +74,16 @@ def stage_memory(
     *blocks, root = weights.units()
     two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
     ends = sum(weight.numel for weight in root)
-    block = sum(weight.numel for unit in blocks[:1] for weight in unit if weight.trains)
-    last = sum(weight.numel for weight in root if weight.trains)
     full = weights.full_sharding
     accumulates = bool(own) and not full and work.forwards > 1
+    unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
+    rest = [weight for weight in root if weight.trains]
+    # Added up inside matrix products, gradients never stand beside their sum.
+    in_products = (
+        accumulates and stored != computed and spec.modules[module.name].backend == "torch"
+    )
+    beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
+    block, last = (sum(each.numel for each in some) for some in (unit, rest))
     activations = _Activations(spec, layout, module, stage, work, tp)
     return StageMemory(
         weights=shard * stored,
@@ -88,7 +94,7 @@ def stage_memory(
         accumulated=weights.trained * stored if accumulates else 0,
         gradients=own * stored,
         # A block is reduced as soon as it is done, the rest at the end of the backward.
-        backward_gradients=(last + block) * computed,
+        backward_gradients=sum(each.numel for each in beside) * computed,
         reduce_buffer=(2 * block or last) * stored,
         kept=activations.kept(),
         forward_extra=activations.logits(),

@@ -15,16 +15,20 @@ from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.spec.model import DecoderModel, ModuleSpec, Spec, VitModel
 
-# Where a module has fewer parameters per block, it is one FSDP unit (`modules.build`, tested).
-MIN_PARAMETERS_PER_BLOCK = 1_000_000
+# Consecutive blocks are one FSDP unit from so many parameters on (`modules.build`, tested).
+MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter: its shape on a tp rank, and whether it is trained."""
+    """One parameter: its shape on a tp rank, and whether it is trained.
+
+    `in_product` says that its gradient can be added up inside a matrix product (`parallel.linear`).
+    """
 
     shape: tuple[int, ...]
     trains: bool
+    in_product: bool = False
 
     @property
     def numel(self) -> int:
@@ -40,7 +44,7 @@ class Weight:
 class StageWeights:
     """The weights of one stage: those of each of its equal blocks, and those around the blocks.
 
-    `split` says whether every block is an FSDP unit of its own. The unit of all the rest is `ends`.
+    Runs of blocks are FSDP units, with full sharding every block; the rest belongs to the root.
     """
 
     num_blocks: int
@@ -58,11 +62,6 @@ class StageWeights:
         """Number of those that are trained."""
         return sum(each.numel for each in self.all() if each.trains)
 
-    @property
-    def split(self) -> bool:
-        """Whether blocks are FSDP units of their own."""
-        return self.full_sharding or self.numel >= MIN_PARAMETERS_PER_BLOCK * self.num_blocks
-
     def all(self) -> Iterator[Weight]:
         """Yield every weight."""
         for _ in range(self.num_blocks):
@@ -71,30 +70,37 @@ class StageWeights:
 
     def units(self) -> tuple[tuple[Weight, ...], ...]:
         """Return the FSDP units, the root last."""
-        if not self.split:
+        per_block = sum(each.numel for each in self.block)
+        run = 1 if self.full_sharding else -(-MIN_PARAMETERS_PER_UNIT // max(1, per_block))
+        num_runs = self.num_blocks // run
+        if not num_runs:
             return (tuple(self.all()),)
-        return (*(self.block for _ in range(self.num_blocks)), self.ends)
+        last = self.num_blocks - run * (num_runs - 1)
+        return (*(self.block * run for _ in range(num_runs - 1)), self.block * last, self.ends)
 
 
 def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     """Return the weights of one stage on the rank at `tp`."""
     module = spec.modules[stage.module]
-    trains = module.frozen is False
+    trains = trains_last = module.frozen is False
     if isinstance(module.model, DecoderModel):
         block = tuple(_decoder_block(module.model, module, tp))
-        ends = tuple(_decoder_ends(spec, module.model, stage, tp))
-        projector: tuple[tuple[int, ...], ...] = ()
+        ends = list(_decoder_ends(spec, module.model, stage, tp))
+        products: tuple[tuple[int, ...], ...] = ()
+        if stage.is_last and not module.model.tied:
+            products = (ends.pop(),)
     else:
         block = tuple(_vit_block(module.model, module, tp))
-        ends = tuple(_vit_ends(module.model, stage))
+        ends = list(_vit_ends(module.model, stage))
         width = spec.language.model.hidden
-        projector = tuple(_projector(module.model, module, tp, width)) if stage.is_last else ()
+        products = tuple(_projector(module.model, module, tp, width)) if stage.is_last else ()
+        trains_last = module.frozen is not True
     return StageWeights(
         stage.num_layers,
-        tuple(Weight(shape, trains) for shape in block),
+        tuple(Weight(shape, trains, len(shape) > 1) for shape in block),
         (
             *(Weight(shape, trains) for shape in ends),
-            *(Weight(shape, module.frozen is not True) for shape in projector),
+            *(Weight(shape, trains_last, len(shape) > 1) for shape in products),
         ),
         module.sharding == "full",
     )
