@@ -1,13 +1,18 @@
 """GPipe and interleaved 1F1B: tables by hand, and the closed forms of time and memory."""
 
+from pathlib import Path
+
 import pytest
 from tests.support.programs import chain, computes, layout_of, peaks, texts, timeline
 from tests.support.specs import box
 
+from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.generate import generate, generate_forward
 from mimo_launch.schedule.simulate import Costs, simulate
+from mimo_launch.spec.load import load_spec
 
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 HALF = Costs(forward={"language": 0.5}, backward={"language": 0.5})
 
 
@@ -145,3 +150,13 @@ def test_few_sends_wait_for_their_receive(p):
         layout = chain(2 * p, language=p, kind=kind, v=v)
         simulation = simulate(layout, generate(layout))
         assert max(simulation.peak_posted) <= most
+
+
+@pytest.mark.parametrize("path", sorted(TOPOLOGIES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_what_runs_in_step_also_ends_under_rendezvous_sends(path: Path) -> None:
+    """Then nothing that holds a host up until its transfers have met can hang a step."""
+    spec = load_spec(path).spec
+    assert spec is not None
+    layout = build_layout(spec)
+    stuck = simulate(layout, generate(layout), rendezvous=True).stuck
+    assert bool(stuck) == (spec.schedule.kind in ("interleaved", "bubble_filling"))
