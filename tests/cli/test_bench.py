@@ -87,6 +87,7 @@ def test_tables_and_a_comparison(tmp_path: Path) -> None:
     assert code == 0, err
     for words in ("timed steps", "grad sync", "bubble", "resident", "MFLOP", "  step time x "):
         assert words in out, words
+    assert "plan, in all" not in out, "the plan counts memory of a GPU"
     assert (tmp_path / "runs" / "bench" / "tiny.1" / "bench.json").exists()
 
 
@@ -115,8 +116,8 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
     [
         ("bench missing.yaml", "missing.yaml"),
         ("bench tiny_train.yaml --device cuda", "2 workers on this host need a GPU each"),
-        ("bench tiny_train.yaml --compare missing.json", "is no result of `bench --json`"),
-        ("bench tiny_train.yaml --compare tiny_train.yaml", "is no result of `bench --json`"),
+        ("bench tiny_train.yaml --compare missing.json", "missing.json: no such file or directory"),
+        ("bench tiny_train.yaml --compare tiny_train.yaml", "tiny_train.yaml is not JSON"),
         ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
         ("bench tiny_train.yaml --calibrate missing/out.json", "there is no folder missing"),
         ("bench tiny_train.yaml --calibrate tiny_train.yaml", "would be written over the spec"),

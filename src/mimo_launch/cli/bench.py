@@ -5,7 +5,6 @@ Relies on: `start` for everything that `train` does as well: checks, workers, re
 Leaves: measuring to `train.bench`, the answer to `bench_screen`.
 """
 
-import json
 import shlex
 import sys
 from functools import partial
@@ -32,8 +31,8 @@ from mimo_launch.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from mimo_launch.cli.bench_compare import Earlier
     from mimo_launch.cli.bench_screen import BenchScreen
-    from mimo_launch.cli.bench_tables import Record
 
 HELP = """
 \b
@@ -133,26 +132,18 @@ def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
 
 
 def _screen(
-    console: Console, steps: int, as_json: bool, old: "Record | None", plain: bool
+    console: Console, steps: int, as_json: bool, old: "Earlier | None", plain: bool
 ) -> "BenchScreen":
     from mimo_launch.cli.bench_screen import BenchScreen
 
     return BenchScreen(console, steps=steps, as_json=as_json, plain=plain, old=old)
 
 
-def _old_result(path: Path) -> "Record":
-    """Return an earlier result. Raises: typer.BadParameter if the file is none."""
-    from mimo_launch.train.bench.options import VERSION
+def _old_result(path: Path) -> "Earlier":
+    """Return what is compared of an earlier result. Raises: typer.BadParameter."""
+    from mimo_launch.cli.bench_compare import NotAResult, load_earlier
 
-    problem = f"its version is not {VERSION}"
     try:
-        record: Record = json.loads(path.read_text(encoding="utf-8"))
-        if record["version"] == VERSION and record["speed"]["tokens_per_s_per_rank"]:
-            return record
-    except (OSError, ValueError) as error:
-        problem = str(error)
-    except (KeyError, TypeError):
-        problem = "it lacks what such a result has"
-    raise typer.BadParameter(
-        f"{path} is no result of `bench --json`: {problem}", param_hint="--compare"
-    )
+        return load_earlier(path)
+    except NotAResult as error:
+        raise typer.BadParameter(str(error), param_hint="--compare") from None

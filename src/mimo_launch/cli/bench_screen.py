@@ -15,7 +15,8 @@ from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from mimo_launch.cli.bench_tables import Record, constants_table, tables
+from mimo_launch.cli.bench_compare import Earlier, Record, compared
+from mimo_launch.cli.bench_tables import constants_table, tables
 from mimo_launch.cli.console import Console, run_output
 from mimo_launch.cli.lines import other_lines
 from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
@@ -28,7 +29,7 @@ class BenchScreen:
     """Listener that draws a bar of `steps` steps, then the result; `old` is one to compare with."""
 
     def __init__(
-        self, console: Console, *, steps: int, as_json: bool, plain: bool, old: Record | None
+        self, console: Console, *, steps: int, as_json: bool, plain: bool, old: Earlier | None
     ) -> None:
         self._console, self._as_json, self._old = console, as_json, old
         terminal = RichConsole(file=sys.stderr, no_color=not console.colors(sys.stderr))
@@ -70,10 +71,12 @@ class BenchScreen:
                     self._console.note(line)
 
     def _answer(self, record: Record) -> None:
+        if self._old is not None:
+            record = {**record, "compared": compared(record, self._old)}
         if self._as_json:
             self._console.answer(json.dumps(record, indent=1))
-            return
-        self._print(tables(record, self._old))
+        else:
+            self._print(tables(record))
 
     def _print(self, parts: Iterable[RenderableType]) -> None:
         output = run_output()

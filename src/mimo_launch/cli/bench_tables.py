@@ -6,11 +6,11 @@ Leaves: writing them out to `bench`.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
+from mimo_launch.cli.bench_compare import Record, compared_lines
 from mimo_launch.plan.calibration import constants
 from mimo_launch.train.events import CalibrationFinished
 
@@ -23,11 +23,10 @@ _SHARES = {
     "optimizer": "optimizer",
     "idle": "idle",
 }
-Record = dict[str, Any]
 
 
-def tables(record: Record, old: Record | None = None) -> Iterator[RenderableType]:
-    """Yield what to print of a bench; `old` is an earlier one to compare with."""
+def tables(record: Record) -> Iterator[RenderableType]:
+    """Yield what to print of a bench."""
     yield "\n".join(_head(record))
     yield _steps(record)
     yield _speed(record)
@@ -36,8 +35,8 @@ def tables(record: Record, old: Record | None = None) -> Iterator[RenderableType
     hidden = len(record["ranks"]) - MAX_RANKS
     if hidden > 0:
         yield f"{hidden} more ranks: see bench.json"
-    if old is not None:
-        yield "\n".join(_compared(record, old))
+    if "compared" in record:
+        yield "\n".join(compared_lines(record["compared"], each=_each(record)))
 
 
 def _head(record: Record) -> Iterator[str]:
@@ -83,32 +82,16 @@ def _time_of_ranks(record: Record) -> Table:
 
 
 def _memory_of_ranks(record: Record) -> Table:
-    on_gpu = record["machine"]["device_kind"] == "cuda"
     columns = {"resident": "resident"}
-    if on_gpu:
+    # What the plan counts is of a GPU.
+    if record["machine"]["device_kind"] == "cuda":
         columns = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
-    columns |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
+        columns |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
     table = Table("rank", "modules", *columns.values())
     for rank in record["ranks"][:MAX_RANKS]:
         sizes = [_size(rank["memory"][name]) for name in columns]
         table.add_row(str(rank["rank"]), " ".join(rank["modules"]) or "-", *sizes)
     return table
-
-
-def _compared(record: Record, old: Record) -> Iterator[str]:
-    yield f"against {old['command']} of {old['date']}:"
-    for words, value in (
-        ("step time", record["step_s"]["median"] / old["step_s"]["median"]),
-        (
-            f"tokens/s per {_each(record)}",
-            record["speed"]["tokens_per_s_per_rank"] / old["speed"]["tokens_per_s_per_rank"],
-        ),
-    ):
-        yield f"  {words} x {value:.3f}"
-    if record["plan_hash"] != old["plan_hash"]:
-        yield f"  another plan: {old['plan_hash']}"
-    if record["machine"] != old["machine"]:
-        yield f"  another machine or software: {old['machine']}"
 
 
 def constants_table(event: CalibrationFinished) -> Table:
