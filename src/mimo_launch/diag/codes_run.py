@@ -22,9 +22,9 @@ RUN_CODES = (
         "A setting needs a package that is not installed.",
         "TensorBoard, Weights & Biases and Transformer Engine are packages of their own, so that "
         "an installation without them stays small. A run that could not log as its spec says is "
-        "not started. Where nothing is to be trained (`plan` on a laptop), leave the setting out with "
-        "`--set`. For a backend only `train` asks, on the host that starts the workers: `plan` and "
-        "`validate` do without it.",
+        "not started. Where nothing is to be trained (`plan` on a laptop), leave the setting out "
+        "with `--set`. For a backend only `train` asks, on the host that starts the workers: "
+        "`plan` and `validate` do without it.",
         "log: {tensorboard: true}       # no package `tensorboard`",
         "log: {tensorboard: true}       # after: pip install tensorboard",
     ),
