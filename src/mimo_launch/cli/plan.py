@@ -18,7 +18,6 @@ from mimo_launch.cli.options import CalibrationFile, HostProcesses, Overrides, c
 
 if TYPE_CHECKING:
     from mimo_launch.plan.rows import RankReport, Report
-    from mimo_launch.plan.timeline import DeadlockError
 
 HELP = """
 \b
@@ -59,6 +58,7 @@ def plan(
     calibration: CalibrationFile = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
+    from mimo_launch.cli.deadlock import show_deadlock
     from mimo_launch.cli.findings import show_findings
     from mimo_launch.cli.plan_files import check_targets, write_drawings
     from mimo_launch.plan.fit import load_and_check
@@ -79,7 +79,7 @@ def plan(
             else build_rank_report(checked.spec, rank, constants)
         )
     except DeadlockError as error:
-        _show_deadlock(error, file, console)
+        show_deadlock(error, file, console)
         raise typer.Exit(2) from None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rank") from None
@@ -119,17 +119,3 @@ def _as_text(report: "Report | RankReport", console: Console) -> str:
         rich.print(part)
     # Tables fill their last column with blanks.
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
-
-
-def _show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
-    """Say which ranks wait for each other; a spec that passed the checks should never get here."""
-    stuck = error.stuck
-    console.note(f"error: the schedule of {file} does not end: {len(stuck)} ranks wait for others")
-    for number, line in enumerate(stuck[:8]):
-        console.note(f"   {'= said:' if number == 0 else '       '} {line}")
-    if len(stuck) > 8:
-        console.note(f"           and {len(stuck) - 8} more")
-    console.note("   = why:  the simulator ran every rank's actions; training would hang there")
-    console.note(
-        "   = help: this is a fault of mimo-launch, not of your spec; please open an issue"
-    )
