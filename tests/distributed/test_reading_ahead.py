@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from tests.distributed.test_bad_data import ids_of, small
 from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import RankError, run_ranks
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import EvalSpec, Spec
 from mimo_launch.train import loop
 from mimo_launch.train.checkpoint.folder import all_checkpoints, read_marker
 from mimo_launch.train.data.dataset import BadSample
@@ -101,6 +102,22 @@ def test_what_was_read_ahead_counts_only_once_its_step_comes(tmp_path: Path) -> 
 def test_an_error_in_the_thread_is_told_with_the_place_where_it_arose() -> None:
     with pytest.raises(RankError, match=r"(?s)damage\.py.*in ask.*KeyError: 'planted'"):
         run_ranks(broken_reader, small(3, 0), world_size=4)
+
+
+def test_an_evaluation_does_not_hide_an_error_of_what_was_read_ahead() -> None:
+    """Its agreement on samples would meet that of the step which one rank could not read."""
+    made = small(3, 0).model_copy(update={"eval": EvalSpec(every=1, samples=8)})
+    with pytest.raises(RankError, match=r"(?s)KeyError: 'planted'"):
+        run_ranks(broken_on_one_rank, made, world_size=4)
+
+
+def broken_on_one_rank(made: Spec) -> None:
+    """The first rank of language reads the text of the first sample; only there it is broken."""
+    if dist.get_rank() == made.language.rank_range.start:
+        broken_reader(made)
+    else:
+        with RankSession(made) as session:
+            train(session, lambda event: None)
 
 
 def broken_reader(made: Spec) -> None:

@@ -12,7 +12,7 @@ from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
 from mimo_launch.modules.patches import cut_image
 from mimo_launch.train.data.dataset import BadSample
-from mimo_launch.train.loader import MAX_REASON, ReadInputs, read_ahead, step_inputs
+from mimo_launch.train.loader import MAX_REASON, ReadInputs, read_step, step_inputs
 
 MADE = spec({"vision": box(0)}, mbs=3, max_documents=4)
 EVERYTHING = Reads(texts=(0, 1, 2), documents=(0, 1, 2), answers=(), images={"vision": (0, 1, 2)})
@@ -20,7 +20,7 @@ EVERYTHING = Reads(texts=(0, 1, 2), documents=(0, 1, 2), answers=(), images={"vi
 
 def read(faults: dict[tuple[str, str, int], Exception]) -> tuple[ReadInputs, dict[int, str]]:
     source = step_inputs(damaged(MADE, faults), "train", (7, 8, 9), 0)
-    return read_ahead(source, EVERYTHING, MADE, lambda: None)
+    return read_step(source, EVERYTHING, MADE, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_images_that_are_not_those_of_the_index_are_damage(change: Any, words: s
     correct = dataset._dataset.images
     dataset._dataset.images = lambda *args: change(correct(*args))  # type: ignore[method-assign]
     source = step_inputs(dataset, "train", (7,), 0)
-    _, reasons = read_ahead(source, Reads((), (), (), {"vision": (0,)}), MADE, lambda: None)
+    _, reasons = read_step(source, Reads((), (), (), {"vision": (0,)}), MADE, lambda: None)
     assert words in reasons[0]

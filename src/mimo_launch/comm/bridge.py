@@ -109,7 +109,7 @@ def exchange(
 
 
 @dataclass(slots=True)
-class Pending:
+class PostedTransfers:
     """Transfers under way: sends keep their buffers alive, receives know where rows go."""
 
     works: list[Work]
@@ -120,9 +120,11 @@ class Pending:
 GroupOf = Callable[[int, int], ProcessGroup]
 
 
-def post_sends(source: Tensor, sender: BridgeEnd, group_of: GroupOf, *, rank: int) -> Pending:
+def post_sends(
+    source: Tensor, sender: BridgeEnd, group_of: GroupOf, *, rank: int
+) -> PostedTransfers:
     """Start sending rows to every peer; rows for this rank itself are not sent."""
-    pending = Pending([], [])
+    pending = PostedTransfers([], [])
     for peer in sender.peers:
         if peer.peer != rank:
             buffer = source.index_select(0, peer.index)
@@ -132,9 +134,11 @@ def post_sends(source: Tensor, sender: BridgeEnd, group_of: GroupOf, *, rank: in
     return pending
 
 
-def post_receives(receiver: BridgeEnd, group_of: GroupOf, *, rank: int, like: Tensor) -> Pending:
+def post_receives(
+    receiver: BridgeEnd, group_of: GroupOf, *, rank: int, like: Tensor
+) -> PostedTransfers:
     """Start receiving rows from every peer, in the order of `receiver.peers`."""
-    pending = Pending([], [])
+    pending = PostedTransfers([], [])
     for peer in receiver.peers:
         if peer.peer != rank:
             buffer = like.new_empty((len(peer.index), like.shape[1]))
@@ -144,7 +148,9 @@ def post_receives(receiver: BridgeEnd, group_of: GroupOf, *, rank: int, like: Te
     return pending
 
 
-def finish_receives(receiver: BridgeEnd, pending: Pending, *, rank: int, like: Tensor) -> Tensor:
+def finish_receives(
+    receiver: BridgeEnd, pending: PostedTransfers, *, rank: int, like: Tensor
+) -> Tensor:
     """Wait for `post_receives` and return the rows [receiver.num_rows, D] in place."""
     out = like.new_empty((receiver.num_rows, like.shape[1]))
     remote = [peer for peer in receiver.peers if peer.peer != rank]
@@ -154,7 +160,7 @@ def finish_receives(receiver: BridgeEnd, pending: Pending, *, rank: int, like: T
     return out
 
 
-def wait_all(pendings: Sequence[Pending]) -> None:
+def wait_all(pendings: Sequence[PostedTransfers]) -> None:
     """Wait until every send has left its buffer."""
     for pending in pendings:
         for work in pending.works:

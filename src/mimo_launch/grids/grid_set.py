@@ -9,7 +9,6 @@ Leaves: choosing collectives to `comm`.
 # otherwise, so each gets the job's timeout.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,13 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.channels import Channel, Line, components_of, line_of, lines_of
+from mimo_launch.schedule.channels import (
+    Channel,
+    P2PGroup,
+    components_of,
+    p2p_group_of,
+    p2p_groups_of,
+)
 
 # Of 132 on a Hopper GPU; each moves some 20 GB/s over NVLink.
 P2P_THREAD_BLOCKS = 2
@@ -64,15 +69,15 @@ class GridSet:
         # Job-wide, since groups of pairs would be too many. On a GPU each pair of ranks gets a
         # queue of its own inside a group, so that channels never wait for each other, as the
         # simulator has it.
-        self._p2p = {line: self._new_p2p(line) for line in lines_of(layout)}
+        self._p2p = {plan: self._new_p2p(plan) for plan in p2p_groups_of(layout)}
 
-    def _new_p2p(self, line: Line) -> ProcessGroup:
+    def _new_p2p(self, plan: P2PGroup) -> ProcessGroup:
         group: ProcessGroup = dist.new_group(
             list(range(self.layout.world_size)),
             timeout=self._timeout,
             backend=self._backend,
             pg_options=_p2p_options(self._timeout) if self._backend == "nccl" else None,
-            group_desc=str(line),
+            group_desc=str(plan),
         )
         return group
 
@@ -99,31 +104,15 @@ class GridSet:
 
     def p2p(self, channel: Channel) -> ProcessGroup:
         """Return the job-wide group that carries a channel between two ranks."""
-        return self._p2p[line_of(channel)]
+        return self._p2p[p2p_group_of(channel)]
 
-    def warm(self, channels: Sequence[Channel]) -> None:
-        """Make every communicator that this rank will use; `channels` are those of its program.
-
-        The first use of a communicator waits on the host for its other ranks, which in the middle
-        of a step would be a wait that no schedule knows of. Here every rank goes through its own
-        in one global order, so no ranks can wait for each other in a circle.
-
-        Ranks: collective over the world. On the processor nothing needs it.
-        """
-        if self.device.type != "cuda":
-            return
-        token = torch.ones(1, device=self.device)
-        for group in self._by_ranks.values():
-            if self.rank in dist.get_process_group_ranks(group):
-                dist.all_reduce(token, group=group)
-        dist.all_reduce(token)
-        for channel in channels:
-            transfer = dist.isend if channel.src == self.rank else dist.irecv
-            other = channel.dst if channel.src == self.rank else channel.src
-            work = transfer(token, other, group=self.p2p(channel))
-            if work is not None:
-                work.wait()
-        torch.cuda.synchronize(self.device)
+    def own_groups(self) -> tuple[Group, ...]:
+        """Return the groups of more than one rank that hold this one, in the order of creation."""
+        return tuple(
+            Group(ranks, ranks.index(self.rank), handle)
+            for ranks, handle in self._by_ranks.items()
+            if self.rank in ranks and len(ranks) > 1
+        )
 
     def mesh(self, module: str) -> DeviceMesh:
         """Return the 1-D mesh over dp x cp that shards the weights of `module`.

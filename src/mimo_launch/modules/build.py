@@ -23,11 +23,8 @@ from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
+from mimo_launch.plan.estimate_params import MIN_PARAMETERS_PER_UNIT
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
-
-# What is gathered and reduced as one: below this a collective, and what the host does around it,
-# takes longer than it hides behind.
-MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.transfer import to_device
-from mimo_launch.parallel.pointwise import rotated
 
 Index = npt.NDArray[np.int64]
 
@@ -42,10 +41,6 @@ class CausalMask:
     cos: Tensor
     sin: Tensor
     documents: Documents | None
-
-    def rotate(self, x_BSHK: Tensor) -> Tensor:
-        """Return x turned by its positions."""
-        return rotated(x_BSHK, self.cos, self.sin)
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
         """Return the mask of the last `queries` of the first `keys` positions, which end together.

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from mimo_launch.comm.bridge import (
     BridgeEnd,
-    Pending,
+    PostedTransfers,
     copy_local,
     encoder_end,
     exchange,
@@ -47,7 +47,7 @@ class GroupState:
     rows: Tensor | None = None
     rows_grad: Tensor | None = None
     outgoing: Tensor | None = None
-    incoming: Pending | None = None
+    incoming: PostedTransfers | None = None
 
 
 class Bridge:
@@ -73,7 +73,7 @@ class Bridge:
         self.groups: dict[int, GroupState] = {}
         self.leaves: dict[int, Tensor] = {}
         self.placements: dict[int, Placement] = {}
-        self.sent: list[Pending] = []
+        self.sent: list[PostedTransfers] = []
 
     def begin(self, plan: DataPlan) -> None:
         """Forget the last step and take the DataPlan of the next one."""

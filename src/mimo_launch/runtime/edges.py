@@ -91,7 +91,8 @@ class StageEdges:
         incoming.work.wait()
         key = (action.stage or 0, action.index)
         if action.kind is Kind.RECV_F:
-            self.inputs[key] = incoming.buffer.requires_grad_(key[0] >= self.first_with_grad)
+            needs_grad = torch.is_grad_enabled() and key[0] >= self.first_with_grad
+            self.inputs[key] = incoming.buffer.requires_grad_(needs_grad)
         else:
             self.gradients[key] = incoming.buffer
             # Its gradient is here, so the activation has arrived: let its buffer go.

@@ -30,7 +30,7 @@ class Channel(NamedTuple):
     dst: int
 
 
-class Line(NamedTuple):
+class P2PGroup(NamedTuple):
     """Channels that may share a process group: of one module, kind of edge and way, and all from
     lower to higher ranks (`up`) or all the other way.
 
@@ -48,14 +48,15 @@ class Line(NamedTuple):
         return f"p2p.{self.module}.{edge}.{way}.{'up' if self.up else 'down'}"
 
 
-def line_of(channel: Channel) -> Line:
-    """Return the line of a channel between two ranks."""
-    return Line(channel.module, channel.is_bridge, channel.forward, up=channel.src < channel.dst)
+def p2p_group_of(channel: Channel) -> P2PGroup:
+    """Return the group that carries a channel between two ranks."""
+    up = channel.src < channel.dst
+    return P2PGroup(channel.module, channel.is_bridge, channel.forward, up)
 
 
-def lines_of(layout: Layout) -> tuple[Line, ...]:
-    """Return every line that a step or an evaluation of a layout may use, in one fixed order."""
-    found = []
+def p2p_groups_of(layout: Layout) -> tuple[P2PGroup, ...]:
+    """Return every group that a step or an evaluation of a layout may use, in one fixed order."""
+    found: list[P2PGroup] = []
     for module in layout.modules:
         depth = module.grid.size("pp")
         if depth > 1:
@@ -69,10 +70,13 @@ def lines_of(layout: Layout) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[Line]:
-    """Return lines whose forward leads `up`, `down` or both; the backward runs against it."""
-    forward = [Line(module, is_bridge, True, way) for way in (True, False) if (up, down)[not way]]
-    return forward + [Line(module, is_bridge, False, not line.up) for line in forward]
+def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[P2PGroup]:
+    """Return groups whose forward leads `up`, `down` or both; the backward runs against it."""
+    ways = [way for way, is_used in ((True, up), (False, down)) if is_used]
+    return [
+        *(P2PGroup(module, is_bridge, True, way) for way in ways),
+        *(P2PGroup(module, is_bridge, False, not way) for way in ways),
+    ]
 
 
 def channels_of(layout: Layout, rank: int, program: Program) -> tuple[Channel, ...]:

@@ -102,7 +102,7 @@ class ReadInputs:
         return replace(self, plan=replace(self.plan, samples=samples), left_out=frozenset(bad))
 
 
-def read_ahead(
+def read_step(
     source: DatasetInputs,
     reads: Reads,
     spec: Spec,

@@ -32,7 +32,7 @@ from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.data.dataset import Dataset
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.events import BadSamples, Listener
-from mimo_launch.train.loader import ReadInputs, read_ahead, step_inputs
+from mimo_launch.train.loader import ReadInputs, read_step, step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import EndOfRun, RunState
 
@@ -129,6 +129,10 @@ class StepReader:
             (*asked, future), self._ahead = self._ahead, None
             if asked == [ids, step]:
                 return future
+        if self._ahead is not None:
+            # An error of what is read ahead comes before the next agreement of the group, which
+            # the other ranks would take for theirs of that step.
+            self._ahead[-1].result()
         return self._start(split, ids, step)
 
     def _start(self, split: Split, ids: tuple[int, ...], step: int) -> "Future[_Read]":
@@ -141,7 +145,7 @@ class StepReader:
         beat: Callable[[], None] = partial(self._session.where.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
         spec, pinned = self._session.spec, self._session.device.type == "cuda"
-        inputs, reasons = read_ahead(source, self._reads[split], spec, beat, pinned=pinned)
+        inputs, reasons = read_step(source, self._reads[split], spec, beat, pinned=pinned)
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group))
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.objects import gather_objects
+from mimo_launch.comm.warm import warm
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.grids.world import group_timeout
 from mimo_launch.layout.layout import build_layout
@@ -68,7 +69,7 @@ class RankSession:
             timeout=group_timeout(spec.train.timeout, self.device),
             device=self.device,
         )
-        self.grids.warm(channels_of(self.layout, self.rank, self.program))
+        warm(self.grids, channels_of(self.layout, self.rank, self.program))
         self.where.enter(Phase.BUILDING)
         self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
         self.executor = Executor(

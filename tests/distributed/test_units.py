@@ -1,0 +1,78 @@
+"""Blocks that are gathered and reduced in runs of several, as real models have them.
+
+The models of proofs are so small that each stage would be one unit.
+"""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.support.proof import failures
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.modules import build
+from mimo_launch.spec.model import Spec
+from mimo_launch.verify.run import verify_spec
+
+DEEP = {"layers": 5}
+
+
+def made(vision: dict[str, Any], language: dict[str, Any], **more: Any) -> Spec:
+    modules = {
+        "vision": box(**vision, model=DEEP),
+        "language": box(**language, model={**DEEP, "layers": 6, **more.pop("model", {})}),
+    }
+    return spec(
+        modules,
+        mbs=2,
+        optimizer={"kind": "sgd", "lr": 0.1, "clip": 0.5},
+        train={"steps": 2, "precision": "fp64"},
+        **more,
+    )
+
+
+SPECS = {
+    "dp 2, text-only": made({"dp": 2}, {"dp": 2}, microbatches=2, text_only=0.5),
+    "one microbatch": made({}, {}),
+    "pp 2 behind vision, tied": made(
+        {}, {"first": 1, "pp": 2}, microbatches=4, model={"tied": True}
+    ),
+    "only the projector trains": made({"frozen": "except_projector"}, {"frozen": True}),
+    "recomputed, tp 2 with sequence parallelism": made(
+        {"tp": 2, "recompute": "full"},
+        {"tp": 2, "sequence_parallel": True, "recompute": "full"},
+        microbatches=2,
+    ),
+}
+
+
+def use_units_of(parameters: int) -> None:
+    build.MIN_PARAMETERS_PER_UNIT = parameters
+
+
+@pytest.mark.parametrize("parameters", [1, 2000])
+@pytest.mark.parametrize("name", SPECS)
+def test_units_of_any_size_compute_the_one_rank_gradients(name: str, parameters: int) -> None:
+    assert failures(verify_spec(SPECS[name], prepare=partial(use_units_of, parameters))) == []
+
+
+def test_the_sizes_above_make_units_of_one_block_and_of_several() -> None:
+    sizes = {1: set(), 2000: set()}
+    for parameters, found in sizes.items():
+        for each in SPECS.values():
+            for module in build_layout(each).modules:
+                for stage in module.stages:
+                    network: Any = build.build_network(each, stage, build.ParallelContext())
+                    found |= {len(unit) for unit in units_of(network, parameters)}
+    assert sizes[1] == {1}
+    assert any(size > 1 for size in sizes[2000])
+
+
+def units_of(network: Any, parameters: int) -> list[list[Any]]:
+    before = build.MIN_PARAMETERS_PER_UNIT
+    use_units_of(parameters)
+    try:
+        return build._units(list(network.layers.values()))
+    finally:
+        use_units_of(before)
