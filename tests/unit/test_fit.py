@@ -1,11 +1,13 @@
 """Sizes of memory in a spec, and ranks that do not fit into it."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.fit import TOLERANCE, load_and_check, memory_findings
 from mimo_launch.plan.report import build_report
 from mimo_launch.spec.load import load_spec
@@ -113,19 +115,102 @@ def test_a_spec_that_cannot_fit_is_none(tmp_path: Path) -> None:
     ]
 
 
+def test_a_warning_says_on_which_side_of_the_limit_the_estimate_is(tmp_path: Path) -> None:
+    made = check_text(SPEC).spec
+    assert made is not None
+    need = build_report(made).estimates.ranks[0].total_bytes
+    above, below = (
+        load_and_check(write(tmp_path, nodes(f"{limit / 1e6:.0f}MB"))).diagnostics[0].headline
+        for limit in (0.95 * need, 1.05 * need)
+    )
+    assert "may not fit into the" in above
+    assert "close to the" in below
+
+
 def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
     # Activations are most of it with four samples in a microbatch.
     text = nodes("10GB").replace("global: 16", "global: 64")
     (found,) = load_and_check(write(tmp_path, text)).diagnostics
-    assert str(found.help).startswith("write `recompute: full` for `vision`")
-    assert "`encoder_microbatches: 2`" in str(found.help)
-    # With one image at a time, and recomputing, it is state.
+    assert str(found.help) == (
+        "cut the step into more and smaller microbatches (`schedule.microbatches`), "
+        "or write `recompute: full` for `vision`, or write `recompute: full` for `language`"
+    )
+    # With one image at a time, and recomputing, it is state, and language has most of that.
     text = nodes("10GB").replace("grid:", "recompute: full\n    grid:")
     text = text.replace("microbatches: 4", "microbatches: 4, encoder_microbatches: 1")
     (found,) = load_and_check(write(tmp_path, text)).diagnostics
-    assert str(found.help).startswith("write `sharding: full` for `vision`")
-    assert "recompute" not in str(found.help)
-    assert "encoder_microbatches" not in str(found.help)
+    help_ = str(found.help)
+    assert "recompute" not in help_
+    assert "encoder_microbatches" not in help_
+    assert -1 < help_.find("full` for `language`") < help_.find("full` for `vision`")
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "present", "vision", "offered"),
+    [
+        # Of the divisors of 9 below it.
+        (9, 9, 4, 3),
+        # Groups of 1, 2 and 3 have too few samples for 8 replicas of vision.
+        (12, 12, 8, 6),
+        (12, 6, 8, 4),
+        (12, 4, 8, 2),
+        (12, 2, 8, None),
+    ],
+)
+def test_smaller_groups_of_microbatches_are_legal(
+    microbatches: int, present: int, vision: int, offered: int | None, tmp_path: Path
+) -> None:
+    text = nodes("5GB").replace("grid:", "recompute: full\n    sharding: full\n    grid:")
+    size = f"microbatches: {microbatches}, encoder_microbatches: {present}"
+    text = text.replace("microbatches: 4", size).replace(
+        "global: 16", f"global: {4 * microbatches}"
+    )
+    if vision == 8:
+        text = text.replace("0-3", "0-7").replace("grid: {dp: 4}", "grid: {dp: 8}", 1)
+        text = text.replace("grid: {dp: 4}", "grid: {dp: 4, tp: 2}")
+    (found,) = load_and_check(write(tmp_path, text)).diagnostics
+    if offered is None:
+        assert "encoder_microbatches" not in str(found.help)
+        return
+    assert f"`encoder_microbatches: {offered}`" in str(found.help)
+    assert check_text(
+        text.replace(size, f"microbatches: {microbatches}, encoder_microbatches: {offered}")
+    ).spec
+
+
+def test_sharding_that_the_schedule_forbids_is_not_offered(tmp_path: Path) -> None:
+    text = nodes("3GB").replace("grid: {dp: 4}\nschedule: {", "grid: {dp: 2, pp: 2}\nschedule: {")
+    text = text.replace("grid:", "recompute: full\n    grid:")
+
+    def helps(kind: str) -> str:
+        changed = text.replace(
+            "schedule: {", f"schedule: {{kind: {kind}, encoder_microbatches: 1, "
+        )
+        found = load_and_check(write(tmp_path, changed)).diagnostics
+        assert {item.code for item in found} == {"memory-too-small"}
+        return " ".join(str(item.help) for item in found)
+
+    assert "write `sharding: full` for `vision`" in helps("1f1b")
+    assert "write `sharding: full` for `vision`" not in helps("bubble_filling")
+
+
+def test_constants_of_a_calibration_count(tmp_path: Path) -> None:
+    made = check_text(SPEC).spec
+    assert made is not None
+    need = build_report(made).estimates.ranks[0].total_bytes
+    file = write(tmp_path, nodes(f"{1.2 * need / 1e6:.0f}MB"))
+    assert load_and_check(file).diagnostics == ()
+    more = replace(Calibration(), context_memory=0.5 * need / 1e9)
+    (found,) = load_and_check(file, constants=more).diagnostics
+    assert found.code == "memory-too-small"
+
+
+def test_a_run_on_processors_needs_no_gpu_memory(tmp_path: Path) -> None:
+    file = write(tmp_path, nodes("5GB"))
+    assert load_and_check(file).spec is None
+    checked = load_and_check(file, on_gpus=False)
+    assert checked.spec is not None
+    assert checked.diagnostics == ()
 
 
 def test_nothing_is_said_without_a_size_or_beside_a_mistake(tmp_path: Path) -> None:
@@ -141,7 +226,7 @@ def test_thousands_of_ranks_are_judged_quickly(tmp_path: Path) -> None:
     made = load_spec(write(tmp_path, text.replace("global: 16", "global: 16384"))).spec
     assert made is not None
     start = time.process_time()
-    (found,) = memory_findings(made, 10**10)
+    (found,) = memory_findings(made, 10**10, Calibration())
     # Measured: 0.1 s.
     assert time.process_time() - start < 1
     assert "ranks 0-4095" in found.headline

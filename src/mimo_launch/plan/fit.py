@@ -12,11 +12,12 @@ from pathlib import Path
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks import entry
 from mimo_launch.layout.checks.entry import Checked
-from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.plan.estimates import Estimator, RankClass
+from mimo_launch.plan.remedies import remedies
 from mimo_launch.plan.words import bytes_text, ranks_text
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
@@ -32,59 +33,45 @@ def load_and_check(
     world: int | None = None,
     *,
     runs_here: bool = False,
+    on_gpus: bool = True,
+    constants: Calibration | None = None,
 ) -> Checked:
-    """Do what `layout.checks.entry` does, and check that every rank fits into its memory."""
-    return with_memory(entry.load_and_check(path, overrides, world, runs_here=runs_here))
+    """Do what `layout.checks.entry` does, and check that every rank fits into the memory of a GPU.
+
+    Without `on_gpus` no rank needs to; `constants` are those of the estimates.
+    """
+    checked = entry.load_and_check(path, overrides, world, runs_here=runs_here)
+    return with_memory(checked, constants or Calibration()) if on_gpus else checked
 
 
-def with_memory(checked: Checked) -> Checked:
+def with_memory(checked: Checked, constants: Calibration) -> Checked:
     """Add what there is to say about memory; a spec with mistakes is returned as it is."""
     if checked.spec is None or checked.spec.nodes is None or checked.spec.nodes.memory is None:
         return checked
-    found = tuple(memory_findings(checked.spec, checked.spec.nodes.memory))
+    found = tuple(memory_findings(checked.spec, checked.spec.nodes.memory, constants))
     spec = None if any(item.is_error for item in found) else checked.spec
     diagnostics = checked.source.sorted((*checked.diagnostics, *found))
     return replace(checked, spec=spec, diagnostics=diagnostics)
 
 
-def memory_findings(spec: Spec, limit: int) -> Iterator[Diagnostic]:
+def memory_findings(spec: Spec, limit: int, constants: Calibration) -> Iterator[Diagnostic]:
     """Yield a finding per class of ranks whose estimate comes near `limit` bytes, or passes it."""
     layout, sample = build_layout(spec), nominal_data_plan(spec).samples[0]
-    estimator = Estimator(spec, layout, generate(layout), sample, Calibration())
+    estimator = Estimator(spec, layout, generate(layout), sample, constants)
     for alike in estimator.classes:
         memory = estimator.memory(alike)
-        if memory.total > (1 + TOLERANCE) * limit:
-            yield _finding(
-                spec,
-                layout,
-                alike,
-                memory,
-                code="memory-too-small",
-                severity=Severity.ERROR,
-                verdict=f"and a GPU has {bytes_text(limit)}",
-            )
-        elif memory.total > (1 - TOLERANCE) * limit:
-            yield _finding(
-                spec,
-                layout,
-                alike,
-                memory,
-                code="memory-tight",
-                severity=Severity.WARNING,
-                verdict=f"close to the {bytes_text(limit)} of a GPU",
-            )
+        if memory.total > (1 - TOLERANCE) * limit:
+            yield _finding(estimator, alike, memory, limit)
 
 
-def _finding(
-    spec: Spec,
-    layout: Layout,
-    alike: RankClass,
-    memory: MemoryRow,
-    *,
-    code: str,
-    severity: Severity,
-    verdict: str,
-) -> Diagnostic:
+def _finding(estimator: Estimator, alike: RankClass, memory: MemoryRow, limit: int) -> Diagnostic:
+    is_error = memory.total > (1 + TOLERANCE) * limit
+    if is_error:
+        verdict = f"and a GPU has {bytes_text(limit)}"
+    elif memory.total > limit:
+        verdict = f"which may not fit into the {bytes_text(limit)} of a GPU"
+    else:
+        verdict = f"close to the {bytes_text(limit)} of a GPU"
     holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
     several = len(alike.ranks) > 1
     who = f"rank{'s' * several} {ranks_text(alike.ranks)} ({holds}) need{'s' * (not several)}"
@@ -98,46 +85,14 @@ def _finding(
     }
     shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
     return Diagnostic(
-        code=code,
-        severity=severity,
+        code="memory-too-small" if is_error else "memory-tight",
+        severity=Severity.ERROR if is_error else Severity.WARNING,
         headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
         path=("nodes", "gpu_memory"),
         why=f"estimated for nominal samples: {shown}",
-        help=", or ".join(list(_remedies(spec, layout, alike, memory))[:MAX_REMEDIES]),
+        help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
         related=tuple(
             Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
             for name in dict.fromkeys(name for name, _ in alike.role)
         ),
     )
-
-
-def _remedies(spec: Spec, layout: Layout, alike: RankClass, memory: MemoryRow) -> Iterator[str]:
-    """Yield what to change, that which saves most first."""
-    names = list(dict.fromkeys(name for name, _ in alike.role))
-    of_weights = memory.weights + memory.gradients + memory.optimizer
-    of_activations = [*_for_activations(spec, layout, names)]
-    of_state = [*_for_state(spec, names)]
-    if memory.activations + memory.transfers > of_weights:
-        yield from (*of_activations, *of_state)
-    else:
-        yield from (*of_state, *of_activations)
-
-
-def _for_activations(spec: Spec, layout: Layout, names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        if spec.modules[name].recompute == "none" and not spec.modules[name].frozen:
-            yield f"write `recompute: full` for `{name}`"
-    for name in names:
-        size = layout[name].group_size
-        if size > 1:
-            yield f"encode fewer microbatches at once (`encoder_microbatches: {size // 2}`)"
-            break
-    if layout.samples.microbatch_size > 1:
-        yield "cut the step into more and smaller microbatches (`schedule.microbatches`)"
-
-
-def _for_state(spec: Spec, names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        if spec.modules[name].sharding != "full" and spec.modules[name].grid.dp > 1:
-            yield f"write `sharding: full` for `{name}`"
-    yield f"give {' or '.join(f'`{name}`' for name in names)} more tp, pp or dp ranks"
