@@ -110,6 +110,21 @@ def test_deadlock_is_reported(
         assert "rank 0 comes to vision.0B3 before vision.0F3" in err
 
 
+def test_calibration_changes_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "large.json"
+    file.write_text('{"version": 1, "constants": {"context_memory": 60}}')
+    arguments = [
+        "plan",
+        "topologies/disjoint_one_to_one.yaml",
+        "--set",
+        "nodes={gpus: 8, gpu_memory: 40GB}",
+    ]
+    assert run(arguments) == 0
+    assert "memory" not in capsys.readouterr().err
+    assert run([*arguments, "--calibration", str(file)]) == 2
+    assert "error[memory-too-small]" in capsys.readouterr().err
+
+
 def test_calibration_changes_the_estimates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

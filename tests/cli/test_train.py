@@ -97,6 +97,15 @@ def test_steps_and_overrides_are_checked_and_used(tmp_path: Path) -> None:
     assert "--set modules.vision.grid.tp=3" in err
 
 
+def test_memory_of_gpus_counts_unless_processors_are_asked_for(tmp_path: Path) -> None:
+    small = ("--set", "nodes={gpus: 8, gpu_memory: 100MB}", "--steps", "1")
+    code, out, err = finish(start(tmp_path, *small))
+    assert (code, out) == (2, "")
+    assert "error[memory-too-small]" in err
+    code, _, err = finish(start(tmp_path, *small, "--device", "cpu"))
+    assert (code, err) == (0, "")
+
+
 def test_the_output_of_chosen_ranks_is_shown_too(tmp_path: Path) -> None:
     """Whatever a rank prints is in its log, and with its number on the console."""
     driver = Path(__file__).parents[1] / "support" / "faulty_train.py"

@@ -5,6 +5,7 @@ Relies on: `start` for everything that `train` does as well: checks, workers, re
 Leaves: measuring to `train.bench`, the answer to `bench_screen`.
 """
 
+import os
 import shlex
 import sys
 from functools import partial
@@ -93,14 +94,17 @@ def bench(
     if calibrate is not None:
         _check_target(file, calibrate, wants_result=as_json or compare is not None)
     shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
+    constants = constants_of(calibration) or Calibration()
     options = BenchOptions(
         warmup=warmup,
         steps=steps,
-        calibration=constants_of(calibration) or Calibration(),
+        calibration=constants,
         command=shlex.join(["mimo-launch", *sys.argv[1:]]),
     )
     origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
-    spec, origin = checked_spec(file, overrides or (), origin, nproc, console)
+    spec, origin = checked_spec(
+        file, overrides or (), origin, nproc, console, device=device, constants=constants
+    )
     request = Start(
         spec=spec,
         task=Benching(options) if calibrate is None else Calibrating(options, calibrate),
@@ -126,6 +130,10 @@ def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
         problem = f"{out} would be written over the spec"
     elif not out.parent.is_dir():
         problem = f"there is no folder {out.parent}"
+    elif out.is_dir():
+        problem = f"{out} is a folder"
+    elif not os.access(place := out if out.exists() else out.parent.resolve(), os.W_OK):
+        problem = f"{place} may not be written"
     else:
         return
     raise typer.BadParameter(problem, param_hint="--calibrate")

@@ -8,15 +8,18 @@ Leaves: acting on it to `start`.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from mimo_launch.cli.console import Console
+from mimo_launch.cli.options import Device
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.joining import Joined, NodePlace
+    from mimo_launch.plan.calibration import Calibration
     from mimo_launch.spec.model import Spec
 
 
@@ -87,19 +90,30 @@ def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
 
 
 def checked_spec(
-    file: Path, settings: Sequence[str], options: Origin, nproc: int | None, console: Console
+    file: Path,
+    settings: Sequence[str],
+    options: Origin,
+    nproc: int | None,
+    console: Console,
+    *,
+    device: Device,
+    constants: "Calibration | None" = None,
 ) -> tuple["Spec", Origin]:
     """Return a spec that fits the ranks there will be, and what this process is among them.
 
-    Shows what was found. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
+    Shows what was found; the memory of GPUs, estimated with `constants`, counts unless `device` is
+    the processor. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
     """
     from mimo_launch.cli.findings import show_findings
     from mimo_launch.plan.fit import load_and_check
 
-    origin, checked = options, load_and_check(file, settings)
+    check = partial(
+        load_and_check, file, settings, on_gpus=device is not Device.CPU, constants=constants
+    )
+    origin, checked = options, check()
     if checked.spec is not None:
         origin = origin_of(options, checked.spec, nproc)
-        checked = load_and_check(file, settings, origin.world_size, runs_here=True)
+        checked = check(origin.world_size, runs_here=True)
     if origin.speaks:
         show_findings(checked, console)
     if checked.spec is None:

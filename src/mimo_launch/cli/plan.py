@@ -68,7 +68,8 @@ def plan(
     console = console_of(ctx)
     check_targets(file, timeline, trace)
     constants = constants_of(calibration)
-    checked = load_and_check(file, overrides or (), None if nproc is None else nproc * nnodes)
+    world = None if nproc is None else nproc * nnodes
+    checked = load_and_check(file, overrides or (), world, constants=constants)
     show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)

@@ -99,7 +99,7 @@ def train(
     shown = shown_ranks(console_ranks)
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
     origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
-    spec, origin = checked_spec(file, settings, origin, nproc, console)
+    spec, origin = checked_spec(file, settings, origin, nproc, console, device=device)
     request = Start(
         spec=spec,
         task=Training(profile),
