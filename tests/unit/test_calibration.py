@@ -43,6 +43,8 @@ def test_every_constant_says_what_it_is_and_where_it_comes_from() -> None:
         ('{"version": 1, "constants": {"head": true}}', "must be a finite number"),
         ('{"version": 1, "constants": {"head": -1}}', "must be a finite number"),
         ('{"version": 1, "constants": {"head": 0}}', "`head` is 0 TFLOP/s"),
+        ('{"version": 1, "constants": {"fp32_speed": 0}}', "`fp32_speed` is 0 x bf16"),
+        ('{"version": 1, "constants": {"fp64_speed": 0.0}}', "`fp64_speed` is 0 x bf16"),
     ],
 )
 def test_every_fault_is_named(text: str, said: str, tmp_path: Path) -> None:

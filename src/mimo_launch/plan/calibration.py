@@ -147,7 +147,7 @@ def _calibration(data: Any) -> Calibration:
         # Also rejects NaN, which JSON in Python may hold.
         if not is_number or not 0 <= value < float("inf"):
             raise ValueError(f"`{name}` is {found(value)}; it must be a finite number >= 0")
-        if value == 0 and "/s" in known[name].metadata["unit"]:
+        if value == 0 and known[name].metadata["unit"].endswith(("/s", " bf16")):
             raise ValueError(f"`{name}` is 0 {known[name].metadata['unit']}: it divides")
     changes: dict[str, Any] = {key: data[key] for key in ("device", "date") if key in data}
     changes |= {name: float(value) for name, value in values.items()}
