@@ -1,6 +1,7 @@
 """`mimo-launch bench` from the outside: what it measures, prints and leaves, and how it fails."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,7 +108,8 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
     assert f"error: rank 1 {how} (language tp 0 cp 0 dp 0 pp 0)" in err
     assert said in err
     assert "step 3, running its program" in err
-    assert "resume:  mimo-launch bench " in err
+    assert "again:   mimo-launch bench " in err
+    assert "checkpoint" not in err
     assert "run folder: runs/bench/tiny" in err
 
 
@@ -120,6 +122,7 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
         ("bench tiny_train.yaml --compare tiny_train.yaml", "tiny_train.yaml is not JSON"),
         ("bench tiny_train.yaml --calibration missing.json", "missing.json"),
         ("bench tiny_train.yaml --calibrate missing/out.json", "there is no folder missing"),
+        ("bench tiny_train.yaml --calibrate .", ". is a folder"),
         ("bench tiny_train.yaml --calibrate tiny_train.yaml", "would be written over the spec"),
         ("bench tiny_train.yaml --calibrate out.json --json", "instead of a result"),
         ("bench tiny_train.yaml --steps 0", "--steps"),
@@ -137,6 +140,32 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert (code, out) == (2, "")
     assert said in err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "said"), [("tiny_train_new.json", "tests/fixtures"), ("errors/new.json", "errors")]
+)
+def test_a_file_that_may_not_be_written_is_refused_before_anything_starts(
+    run_cli: Callable[[str], tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    out: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    code, _, err = run_cli(f"bench tiny_train.yaml --device cpu --calibrate {out}")
+    assert code == 2
+    assert f"{said} may not be written" in err
+
+
+def test_constants_that_cannot_be_written_are_shown_nevertheless(tmp_path: Path) -> None:
+    few = (TINY, "--steps", "1", "--warmup", "0")
+    code, out, err = bench(tmp_path, *few, "--calibrate", "/dev/full").finish()
+    assert code == 1
+    assert "language_linear" in out
+    assert "wrote" not in out
+    assert "said:    NotWritten: /dev/full cannot be written: no space left on device" in err
+    assert "during:  step 1, writing its results" in err
+    assert "again:   the same command would end in the same way" in err
 
 
 def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:

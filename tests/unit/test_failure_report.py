@@ -7,11 +7,13 @@ import pytest
 
 from mimo_launch.cli.console import Console
 from mimo_launch.cli.failure import resume_command, show_failure
+from mimo_launch.launcher.entry import Job
 from mimo_launch.launcher.exits import Exit
 from mimo_launch.launcher.failure import Host, RunFailed, diagnose
 from mimo_launch.launcher.judge import RankState
 from mimo_launch.launcher.report import headline, report_lines
 from mimo_launch.launcher.stacks import Frame
+from mimo_launch.launcher.tasks import Training
 from mimo_launch.layout.checks.entry import load_and_check
 from mimo_launch.runtime.whereabouts import Cause, Phase
 from mimo_launch.spec.model import Spec
@@ -73,6 +75,14 @@ def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
         "   = resume:  mimo-launch train x.yaml",
         "              goes on after step 10",
     ]
+
+
+def test_a_task_without_checkpoints_starts_again(tmp_path: Path) -> None:
+    states = ranks()
+    states[5] = replace(states[5], failed=9.0, cause=Cause.OWN, message="ValueError", frames=())
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    lines = report_lines(failure, quickstart(), tmp_path, command="c", resumable=False)
+    assert lines[-1] == "   = again:   c"
 
 
 def test_many_different_ranks_still_fit_on_a_screen(tmp_path: Path) -> None:
@@ -152,7 +162,9 @@ def test_names_that_are_no_text_are_reported(
     states = ranks()
     states[1] = replace(states[1], failed=9.0, cause=Cause.OWN, message="OSError: odd\udcff.jpg")
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    show_failure(RunFailed(failure), quickstart(), tmp_path, Console())
+    show_failure(
+        RunFailed(failure), Job(spec=quickstart(), run=tmp_path, task=Training()), Console()
+    )
     assert "odd\\udcff.jpg" in capfd.readouterr().err
     assert "odd\\udcff.jpg" in (tmp_path / "failure.txt").read_text()
 

@@ -43,7 +43,7 @@ def run_attempts(
         try:
             ended_by = _attempt(job, hosts, show, console, stop)
         except RunFailed as failed:
-            show_failure(failed, job.spec, job.run, console)
+            show_failure(failed, job, console)
             if restart > max_restarts or not _goes_on(failed, job, console, restart, stop):
                 return 1
         except Interrupted as interrupted:

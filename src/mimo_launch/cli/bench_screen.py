@@ -65,7 +65,8 @@ class BenchScreen:
                 self._answer(event.record)
             case CalibrationFinished():
                 self._bar.stop()
-                self._print([constants_table(event), f"wrote {event.file}"])
+                wrote = [] if event.file is None else [f"wrote {event.file}"]
+                self._print([constants_table(event), *wrote])
             case _:
                 for line in other_lines(event):
                     self._console.note(line)

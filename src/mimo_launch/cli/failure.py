@@ -8,31 +8,32 @@ Leaves: exit codes to `attempts`.
 import shlex
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
+    from mimo_launch.launcher.entry import Job
     from mimo_launch.launcher.failure import RunFailed
-    from mimo_launch.spec.model import Spec
 
 
-def show_failure(failed: "RunFailed", spec: "Spec", run: Path, console: Console) -> None:
+def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
     """Write the report to stderr, and add it to `failure.txt`; node 0 does so for all hosts."""
     from mimo_launch.launcher.report import report_lines
     from mimo_launch.launcher.run_folder import FAILURE, newest_checkpoint
 
+    run = job.run
     if failed.told is not None:
         console.note(f"{failed.told}\n   = report:  shown by node 0, and in {run / FAILURE}")
         return
     failure, saved = failed.failure, newest_checkpoint(run)
     lines = report_lines(
         failure,
-        spec,
+        job.spec,
         run,
         command=resume_command(sys.argv[1:]),
         checkpoint=None if saved is None else f"step {saved.step} ({saved.path})",
+        resumable=job.task.resumable,
     )
     remark = ""
     try:

@@ -67,9 +67,18 @@ def place(layout: Layout, rank: int) -> str:
 
 
 def report_lines(
-    failure: Failure, spec: Spec, run: Path, *, command: str, checkpoint: str | None
+    failure: Failure,
+    spec: Spec,
+    run: Path,
+    *,
+    command: str,
+    checkpoint: str | None = None,
+    resumable: bool = True,
 ) -> list[str]:
-    """Return the whole report; `checkpoint` is the newest complete one, if any."""
+    """Return the whole report; `command` starts the run again.
+
+    A `resumable` one goes on after its newest complete `checkpoint`, if there is any.
+    """
     rank = failure.verdict.rank
     state = failure.of(rank)
     lines = [headline(failure, spec)]
@@ -77,16 +86,16 @@ def report_lines(
         lines += _row("said", _said(failure, state))
         ahead = [_HOST_AHEAD] if state.gpu else []
         lines += _row("during", [_doing(failure, state), *ahead])
-    resume = [
-        command,
-        f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet",
-    ]
+    resume = [command]
+    if resumable:
+        after = f"goes on after {checkpoint}"
+        resume.append(after if checkpoint else "from the start: no checkpoint yet")
     if failure.verdict.final:  # All ranks ended alike, and would again.
         resume = [_AGAIN, *resume]
     else:
         lines += _row("others", _others(failure, rank))
     lines += _row("files", _files(failure, run, rank))
-    return [*lines, *_row("resume", resume)]
+    return [*lines, *_row("resume" if resumable else "again", resume)]
 
 
 def _row(name: str, lines: Sequence[str]) -> list[str]:

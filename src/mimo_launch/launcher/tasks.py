@@ -7,9 +7,9 @@ Leaves: connecting, telling of errors and leaving to `worker`.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -21,8 +21,19 @@ if TYPE_CHECKING:
 BENCH = "bench.json"
 
 
+class NotWritten(Exception):
+    """A result cannot be written; the message says where, and why."""
+
+    restartable = False
+
+
 class RankTask(Protocol):
-    """Travels with a job to its workers, so it must pickle."""
+    """Travels with a job to its workers, so it must pickle.
+
+    One that is `resumable` goes on after its newest checkpoint, others start again.
+    """
+
+    resumable: ClassVar[bool]
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Return what rank 0 keeps of the events in the run folder."""
@@ -43,6 +54,7 @@ class Training:
     `profile_steps` steps are measured, their timelines written to `profile/` of the run folder.
     """
 
+    resumable: ClassVar[bool] = True
     profile_steps: int = 0
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
@@ -72,6 +84,7 @@ class Training:
 class Benching:
     """Time steps of the spec; rank 0 writes `bench.json` and tells what it holds."""
 
+    resumable: ClassVar[bool] = False
     options: "BenchOptions"
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
@@ -81,16 +94,21 @@ class Benching:
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
-        """Measure. Raises: what `train` raises; OSError if the result cannot be written."""
+        """Measure. Raises: what `train` raises; NotWritten."""
+        from mimo_launch.runtime.whereabouts import Phase
         from mimo_launch.train.bench.measure import bench
         from mimo_launch.train.events import BenchFinished
 
         result = bench(session, self.options, emit, stop)
         if isinstance(result, int):
             return result
-        record = result.record()
-        (run_dir / BENCH).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        emit(BenchFinished(record=record))
+        session.where.enter(Phase.WRITING)
+        record, file = result.record(), run_dir / BENCH
+        emit(BenchFinished(record=record))  # First: what was measured is worth more than its file.
+        try:
+            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise _not_written(file, error) from error
         return 0
 
 
@@ -103,8 +121,9 @@ class Calibrating(Benching):
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
-        """Measure. Raises: what `train` raises; OSError if the file cannot be written."""
+        """Measure. Raises: what `train` raises; NotWritten."""
         from mimo_launch.plan.calibration import constants
+        from mimo_launch.runtime.whereabouts import Phase
         from mimo_launch.train.bench.calibrate import calibrate
         from mimo_launch.train.events import CalibrationFinished
 
@@ -112,8 +131,19 @@ class Calibrating(Benching):
         if isinstance(result, int):
             return result
         made, measured = result
-        if session.rank == 0:
+        if session.rank:
+            return 0
+        session.where.enter(Phase.WRITING)
+        values = {each.name: getattr(made, each.name) for each in constants()}
+        told = CalibrationFinished(file=str(self.out), constants=values, measured=measured)
+        try:
             made.dump(self.out)
-            values = {each.name: getattr(made, each.name) for each in constants()}
-            emit(CalibrationFinished(file=str(self.out), constants=values, measured=measured))
+        except OSError as error:
+            emit(replace(told, file=None))
+            raise _not_written(self.out, error) from error
+        emit(told)
         return 0
+
+
+def _not_written(file: Path, error: OSError) -> NotWritten:
+    return NotWritten(f"{file} cannot be written: {(error.strerror or str(error)).lower()}")

@@ -27,7 +27,10 @@ class Phase(IntEnum):
     UPDATING = 9
     EVALUATING = 10
     SAVING = 11
-    FINISHED = 12
+    GATHERING = 12
+    MEASURING = 13
+    WRITING = 14
+    FINISHED = 15
 
     @property
     def words(self) -> str:
@@ -48,6 +51,9 @@ _WORDS = {
     Phase.UPDATING: "updating its weights",
     Phase.EVALUATING: "evaluating",
     Phase.SAVING: "waiting for a checkpoint",
+    Phase.GATHERING: "gathering the times of all ranks",
+    Phase.MEASURING: "measuring rates and transfers",
+    Phase.WRITING: "writing its results",
     Phase.FINISHED: "finished",
 }
 

@@ -183,12 +183,13 @@ class BenchFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFinished:
-    """The constants of `plan` were measured, those of them that are in `measured`; `file` has all.
+    """The constants of `plan` were measured, those of them that are in `measured`; `file` has all,
+    or is None if it could not be written.
 
     `constants` are by name.
-    """
+    """  # noqa: D205
 
-    file: str
+    file: str | None
     constants: dict[str, float]
     measured: tuple[str, ...]
 

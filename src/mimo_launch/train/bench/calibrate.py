@@ -25,6 +25,7 @@ from mimo_launch.plan.cost_model import CostModel
 from mimo_launch.plan.report import build_report
 from mimo_launch.plan.workload import workload
 from mimo_launch.runtime.clock import Section
+from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.links import Link, channels, collectives
@@ -66,7 +67,7 @@ def calibrate(
     session.updates.clear()
     if session.device.type == "cuda":
         torch.cuda.empty_cache()
-    session.where.beat()
+    session.where.enter(Phase.MEASURING)
     rates = compute_rates(session)
     dist.barrier()
     session.where.beat()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.plan.report import build_report
 from mimo_launch.runtime.clock import Section
+from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.bench.machine import (
     device_name,
     peak_allocated,
@@ -77,6 +78,7 @@ def measure(
     noted = session.executor.clock.stop()
     if ended_by:
         return ended_by
+    session.where.enter(Phase.GATHERING)
     measured: list[Measured] = gather_objects(
         Measured(
             host=platform.node(),
