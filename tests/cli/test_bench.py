@@ -168,6 +168,15 @@ def test_constants_that_cannot_be_written_are_shown_nevertheless(tmp_path: Path)
     assert "again:   the same command would end in the same way" in err
 
 
+def test_without_images_nothing_is_said_of_an_encoder(tmp_path: Path) -> None:
+    few = (TINY, "--steps", "1", "--warmup", "0", "--set", "data.text_only=1")
+    code, out, err = bench(tmp_path, *few, "--calibrate", "made.json").finish()
+    assert code == 0, err
+    assert "language_linear" in out
+    assert "vision" not in out
+    assert load(tmp_path / "made.json").vision_linear == Calibration().vision_linear
+
+
 def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
     """What two ranks without a common group can measure is measured, and the plan reads it."""
     small = (TINY, "--steps", "3", "--warmup", "1", "--set", "data.text_only=0")

@@ -38,8 +38,17 @@ from mimo_launch.train.bench.summary import Measured, aligned
 from mimo_launch.train.events import Listener
 from mimo_launch.train.session import RankSession
 
-# Dense bf16 peaks of data sheets, in TFLOP/s, by a part of the name that torch has for a GPU.
-_PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0}
+# Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the names that torch has for GPUs. Whole
+# names: an H100 NVL or H200 NVL is slower than what is called H100 and H200.
+_PEAKS = {
+    "NVIDIA H200": 989.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+}
 _MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
 
 
@@ -108,8 +117,7 @@ def _constants(
     yield "matmul", matmul["bf16"]
     yield "fp32_speed", speeds["fp32"]
     yield "fp64_speed", speeds["fp64"]
-    name = device_name(session.device)
-    yield "peak", next((v for known, v in _PEAKS.items() if known in name), matmul["bf16"])
+    yield "peak", _PEAKS.get(device_name(session.device), matmul["bf16"])
     yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
     hosts = [part.host for part in parts]
     together = [link for part in parts for link in part.collectives]

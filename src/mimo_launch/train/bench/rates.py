@@ -60,8 +60,10 @@ def compute_rates(session: RankSession) -> dict[str, float]:
             rates["language_linear"] = _decoder_block(session, module)
             rates["head"] = _head(session, module)
         elif "vision_linear" not in rates:
-            rates["vision_linear"] = _vit_block(session, module)
-    if rates:
+            rate = _vit_block(session, module)
+            if rate is not None:
+                rates["vision_linear"] = rate
+    if session.modules:
         device, width = session.device, session.spec.language.model.hidden
         for precision, dtype in PRECISIONS.items():
             rates[f"matmul_{precision}"] = _matmul(width, dtype, device)
@@ -167,7 +169,8 @@ def _tokens(
     return Workload(spans=(seq,) * count, held=seq * count, rows=0, forwards=1), batch
 
 
-def _vit_block(session: RankSession, module: RankModule) -> float:
+def _vit_block(session: RankSession, module: RankModule) -> float | None:
+    """Return the rate on the images of one cp rank, or None if the nominal sample has none."""
     spec, layout, context = session.spec, session.layout, _alone(module)
     model = spec.modules[module.name].model
     if not isinstance(model, VitModel):
@@ -175,8 +178,9 @@ def _vit_block(session: RankSession, module: RankModule) -> float:
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
     sample = nominal_data_plan(spec).samples[0]
     spans = workload(layout, module.layout, sample).spans
-    # The images of a cp rank, or one patch if the nominal sample has none.
-    spans = spans[: max(1, len(spans) // module.context.cp.size)] or (1,)
+    if not spans:
+        return None
+    spans = spans[: max(1, len(spans) // module.context.cp.size)]
     work = Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
     width = spec.language.model.hidden
     network = _random(
