@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,6 +16,7 @@ from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.report import build_rank_report, build_report
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
+from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=60, deadline=None)
@@ -200,6 +202,24 @@ def test_weights_are_updated_at_memory_bandwidth() -> None:
     spent = [got.ranks[0].updating * got.step_seconds for got in (one, two)]
     assert spent[0] == pytest.approx(8 * 4 * parameters / 1e9, rel=1e-3)
     assert spent[1] == pytest.approx(spent[0] / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        # All ranks; the dp group that vision and language share. Every bridge stays on its rank.
+        ("colocated_dp4", [2, 2, 2, 2]),
+        # All ranks, the bridge, language's dp group, a channel each way per pair.
+        ("dp1_dp3", [2 + 3 * 2, 3 + 2, 3 + 2, 3 + 2]),
+        # Vision: all, dp, bridge; language: all, pp and, on the first stage, the bridge.
+        ("dp2_pp2", [3 + 2, 3 + 2, 3 + 3 * 2, 2 + 2]),
+    ],
+)
+def test_communicators_are_those_of_the_groups_and_channels(name: str, wanted: list[int]) -> None:
+    made = load_spec(Path(f"topologies/bench/r1_{name}.yaml")).spec
+    assert made is not None
+    mine = estimator(made)
+    assert [mine.communicators(rank) for rank in range(4)] == wanted
 
 
 @pytest.mark.parametrize("colocated", [False, True])

@@ -5,12 +5,11 @@ Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate
 Leaves: showing it to `report` and `cli`, judging it to `fit`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from mimo_launch.layout.data_plan import SamplePlan
-from mimo_launch.layout.layout import MODULE_GROUPS, Layout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import MICRO, TERA, CostModel, StageCost
 from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
@@ -19,9 +18,8 @@ from mimo_launch.plan.estimate_rows import Estimates, MemoryRow, RankEstimate, S
 from mimo_launch.plan.memory_peak import peak_memory
 from mimo_launch.plan.workload import row_bytes, workload
 from mimo_launch.schedule.actions import Kind
-from mimo_launch.schedule.channels import channels, component_of
+from mimo_launch.schedule.channels import channels_of, components_of
 from mimo_launch.schedule.generate import Programs, Role, role_of
-from mimo_launch.schedule.roles import exchanges, is_bridge_end
 from mimo_launch.schedule.simulate import Simulation, simulate
 from mimo_launch.spec.model import Spec
 
@@ -105,30 +103,22 @@ class Estimator:
             {e.name: row_bytes(layout, e, work[e.name], width) for e in layout.encoders},
             self.programs[rank],
             self.constants,
-            communicators=sum(1 for _ in self._communicators(rank, alike.role)),
+            communicators=self.communicators(rank),
         )
 
-    def _communicators(self, rank: int, role: Role) -> Iterator[object]:
-        """Yield what a rank opens an NCCL communicator for: groups, and channels to other ranks."""
-        layout = self.layout
-        if layout.world_size > 1:
-            yield "world"
-        for module in layout.modules_of(rank):
-            for axes in MODULE_GROUPS:
-                if len(module.grid.group_of(rank, *axes)) > 1:
-                    yield module.name, axes
-        for encoder in layout.encoders:
-            joins = exchanges(layout, encoder) and is_bridge_end(layout, encoder, role)
-            if joins and len(component_of(layout, rank, encoder.name)) > 1:
-                yield encoder.name
-        actions = {
-            (a.module, a.stage, a.kind): a
-            for slot in self.programs[rank]
-            for a in slot
-            if not a.kind.is_compute and not a.kind.is_collective
-        }
-        used = {each for a in actions.values() for each in channels(layout, rank, a)}
-        yield from (each for each in used if each.src != each.dst)
+    def communicators(self, rank: int) -> int:
+        """Return how many NCCL communicators a rank opens: `comm.warm` does, at start."""
+        mine = sum(rank in ranks for ranks in self._groups)
+        # That of all ranks is one more, even where a group is as large.
+        mine += self.layout.world_size > 1
+        return mine + len(channels_of(self.layout, rank, self.programs[rank]))
+
+    @cached_property
+    def _groups(self) -> frozenset[tuple[int, ...]]:
+        """The groups of several ranks, as `GridSet` makes them: equal sets of ranks share one."""
+        found = {plan.ranks for plan in self.layout.groups}
+        found.update(*(components_of(self.layout, each.name) for each in self.layout.encoders))
+        return frozenset(ranks for ranks in found if len(ranks) > 1)
 
     @cached_property
     def course(self) -> Simulation:
