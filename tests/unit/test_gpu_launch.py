@@ -1,6 +1,8 @@
 """What the launcher knows of GPUs, with none at hand."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -76,6 +78,29 @@ def test_a_setting_under_which_jobs_hang_is_refused(monkeypatch: pytest.MonkeyPa
 def test_gpus_are_counted_in_another_process() -> None:
     gpus.num_gpus.cache_clear()
     assert gpus.num_gpus() == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+COUNTED = """
+import sys
+from functools import partial
+from pathlib import Path
+
+from mimo_launch.cli.start import Start
+from mimo_launch.launcher import gpus
+
+gpus._look = lambda writer: writer.send(2 * ("torch._dynamo" in sys.modules))
+start = partial(Start, spec=None, task=None, file=None, runs=Path(), say=None, show=None)
+assert start(device="cpu").on_host_of(2).device == "cpu"
+assert "torch" not in sys.modules, "no GPU to look for"
+assert start().on_host_of(2).device == "cuda"
+gpus.refuse_initialised_cuda()
+"""
+
+
+def test_the_child_that_counts_gpus_inherits_what_workers_need() -> None:
+    """Else torch is imported twice in turn, which doubles the time until workers start."""
+    done = subprocess.run([sys.executable, "-c", COUNTED], check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_settings_of_the_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

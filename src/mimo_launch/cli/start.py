@@ -68,6 +68,10 @@ class Start:
         """
         from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
 
+        if self.device != "cpu":
+            from mimo_launch.launcher.preload import import_for_workers
+
+            import_for_workers()  # Now: else the child that counts GPUs would import torch as well.
         try:
             return replace(self, device=device_of(self.device, num_workers))
         except NotEnoughGpus as error:

@@ -69,6 +69,9 @@ def num_gpus() -> int:
 def _look(writer: Connection) -> None:
     import torch
 
+    # Which `preload` sets for the sake of its own process. A child may ask the driver, and learns
+    # whether that works.
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     writer.send(torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
