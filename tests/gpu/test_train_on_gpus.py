@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,8 +92,7 @@ def test_too_few_gpus_are_known_before_a_process_starts(device: str, tmp_path: P
     spec = str(tiny(tmp_path, NUM_DEVICES + 1))
     done = command("train", spec, "--runs", str(tmp_path / "runs"))
     assert done.returncode == 2
-    words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
-    assert f"{NUM_DEVICES + 1} workers on this host need a GPU each" in words
+    assert f"{NUM_DEVICES + 1} workers on this host need a GPU each" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from mimo_launch.comm.collectives import all_gather_uneven
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import RankDevice, Ranks
+from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
@@ -82,9 +82,14 @@ def verify_on(
 
     That one runs the oracle, on the processor. Not this process: where there are GPUs, the first
     backward starts a thread for each, and torch refuses it in whatever is forked after that.
+
+    Raises: RankError, which says if it was the oracle's.
     """
     outcomes = ranks.run(rank_outcomes, spec, prepare, ranks.device, timeout_s=timeout_s)
-    [right] = one_rank.run(right_steps, spec, timeout_s=timeout_s)
+    try:
+        [right] = one_rank.run(right_steps, spec, timeout_s=timeout_s)
+    except RankError as error:
+        raise RankError(f"the one-rank run: {error}") from error
     verdicts: list[ModuleVerdict] = []
     for step, wanted in enumerate(right):
         verdicts += _compare_step(spec, [outcome[step] for outcome in outcomes], wanted)
