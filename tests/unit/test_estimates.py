@@ -63,6 +63,12 @@ def language(microbatches: int, *, kind: str = "1f1b", mbs: int = 1, **more: obj
     )
 
 
+def bench_spec(name: str) -> Spec:
+    made = load_spec(Path(f"topologies/bench/r1_{name}.yaml")).spec
+    assert made is not None
+    return made
+
+
 def of(made: Spec, constants: Calibration = FREE) -> Estimates:
     return estimator(made, constants).estimates()
 
@@ -216,10 +222,50 @@ def test_weights_are_updated_at_memory_bandwidth() -> None:
     ],
 )
 def test_communicators_are_those_of_the_groups_and_channels(name: str, wanted: list[int]) -> None:
-    made = load_spec(Path(f"topologies/bench/r1_{name}.yaml")).spec
-    assert made is not None
-    mine = estimator(made)
+    mine = estimator(bench_spec(name))
     assert [mine.communicators(rank) for rank in range(4)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"),
+    [
+        ("dp2_tp2", 3.314),
+        ("dp2_dp2", 3.033),
+        ("dp2_pp2", 3.465),
+        ("dp1_dp3", 2.552),
+        ("colocated_dp4", 3.909),
+    ],
+)
+def test_default_constants_give_the_measured_steps(name: str, measured: float) -> None:
+    """Medians of docs/performance.md, whose machine the constants are of."""
+    got = of(bench_spec(name), Calibration())
+    assert got.step_seconds == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_products", "elsewhere"),
+    [
+        # fp32 sums: read and written, 8 bytes; the bf16 gradient is written in no case, or besides
+        # read again.
+        ({}, 8 - 2, 8 + 2),
+        ({"backend": "transformer_engine"}, 8 + 2, 8 + 2),
+        ({"sharding": "full"}, 0, 0),
+    ],
+)
+def test_gradients_are_added_up_in_products_or_in_passes(
+    settings: dict[str, str], in_products: int, elsewhere: int
+) -> None:
+    slow = replace(FREE, memory_bandwidth=1.0)
+
+    def backward(microbatches: int) -> float:
+        got = of(language(microbatches, **settings), slow)
+        return got.ranks[0].stages[0].backward_ms / 1000
+
+    (row,) = of(language(1)).ranks
+    # The embedding, two norms a block and one at the end.
+    rest = 1024 * 1024 + 17 * 1024
+    wanted = in_products * (row.parameters - rest) + elsewhere * rest
+    assert backward(4) - backward(1) == pytest.approx(wanted / 1e9, rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("colocated", [False, True])

@@ -40,16 +40,16 @@ class Calibration:
     date: str = ""
 
     language_linear: float = _constant(
-        612.0, "TFLOP/s", "matmuls of a decoder block, everything between them included", _R1
+        602.0, "TFLOP/s", "matmuls of a decoder block, everything between them included", _R1
     )
     language_attention: float = _constant(
-        612.0, "TFLOP/s", "scores and values of causal attention", f"as its block: {_R1}"
+        602.0, "TFLOP/s", "scores and values of causal attention", f"as its block: {_R1}"
     )
     vision_linear: float = _constant(
-        414.0, "TFLOP/s", "matmuls of a ViT block, everything between them included", _R1
+        408.0, "TFLOP/s", "matmuls of a ViT block, everything between them included", _R1
     )
     vision_attention: float = _constant(
-        414.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_R1}"
+        408.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_R1}"
     )
     head: float = _constant(560.0, "TFLOP/s", "vocabulary head and cross-entropy", _R1)
     matmul: float = _constant(

@@ -12,7 +12,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops
 from mimo_launch.plan.estimate_memory import COMPUTED, STORED
-from mimo_launch.plan.estimate_params import StageWeights, stage_weights
+from mimo_launch.plan.estimate_params import StageWeights, adds_in_products, stage_weights
 from mimo_launch.plan.workload import Workload, row_bytes, widths
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
@@ -167,7 +167,14 @@ class CostModel:
         if self.work[module.name].forwards == 1:
             return 0.0
         precision = self.spec.train.precision
-        size = weights.trained * (2 * STORED[precision] + COMPUTED[precision])
+        stored, computed = STORED[precision], COMPUTED[precision]
+        fused = 0
+        if adds_in_products(self.spec, module.name):
+            fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
+        # A pass reads the sum and the gradient and writes the sum. A product reads the sum, and
+        # writes it where it would write the gradient.
+        size = (weights.trained - fused) * (2 * stored + computed)
+        size += fused * (2 * stored - computed)
         return size / self.constants.memory_bandwidth / GIGA
 
     def _update(self, module: ModuleLayout, weights: StageWeights) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan.estimate_params import stage_weights
+from mimo_launch.plan.estimate_params import adds_in_products, stage_weights
 from mimo_launch.plan.kept import (
     DECODER_BACKWARD,
     DECODER_BLOCK,
@@ -79,9 +79,7 @@ def stage_memory(
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
     # Added up inside matrix products, gradients never stand beside their sum.
-    in_products = (
-        accumulates and stored != computed and spec.modules[module.name].backend == "torch"
-    )
+    in_products = accumulates and adds_in_products(spec, module.name)
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
     activations = _Activations(spec, layout, module, stage, work, tp)

@@ -79,6 +79,19 @@ class StageWeights:
         return (*(self.block * run for _ in range(num_runs - 1)), self.block * last, self.ends)
 
 
+def adds_in_products(spec: Spec, name: str) -> bool:
+    """Return whether matrix products of a module add up their weights' gradients themselves.
+
+    Where a step has several backwards, in bf16 between them (`modules.build`, docs/adr/0017).
+    """
+    module = spec.modules[name]
+    return (
+        spec.train.precision == "bf16"
+        and module.backend == "torch"
+        and module.sharding == "optimizer"
+    )
+
+
 def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     """Return the weights of one stage on the rank at `tp`."""
     module = spec.modules[stage.module]
