@@ -2,28 +2,22 @@
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from tests.distributed.test_checkpoints import make_spec
 from tests.distributed.test_session import two_modules, weights_of
 from tests.support.specs import spec
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from mimo_launch.comm.pending import HostCopy
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import step as step_module
 from mimo_launch.train.checkpoint.folder import all_checkpoints, read_marker
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -34,11 +28,9 @@ from mimo_launch.train.events import (
 )
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.profile import Profile
-from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.start import start_run
 from mimo_launch.train.state import RunState
-from mimo_launch.train.step import StepRunner
 
 Weights = dict[str, torch.Tensor]
 
@@ -195,65 +187,3 @@ def test_a_stopped_run_saves_what_it_has_told_and_goes_on(late: int, tmp_path: P
     whole, _, _ = run_ranks(whole_run, made, tmp_path / "whole", set(), late, world_size=4)[0]
     steps = [event for event in whole if isinstance(event, StepFinished)]
     assert [event for event in again if isinstance(event, StepFinished)] == steps[3 + late :]
-
-
-class Reads(TorchDispatchMode):
-    """Notes operations whose result the host has to wait for."""
-
-    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(func.__name__.startswith(name) for name in self.WAITING):
-            self.seen.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def reads_of_steps(made: Spec, plant: Callable[[RankSession], None] | None) -> list[str]:
-    """Return the operations that would wait for a device while steps are started."""
-    reads = Reads()
-    with RankSession(made) as session:
-        if plant is not None:
-            plant(session)
-        dataset, state = build_dataset(made), RunState()
-        order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, 0)
-        with StepReader(session, dataset, state, lambda event: None) as reader:
-            runner = StepRunner(session, reader, lambda event: None, None)
-            for _ in range(3):
-                with reads:
-                    runner.start(state, order, (0, 1))
-            [first, *_] = runner.settle(state)
-            assert first.flags == (0, session.world_size)
-    return reads.seen
-
-
-def peek(session: RankSession) -> None:
-    """A planted bug: the norm is looked at on the host before the update."""
-    update = session.update
-
-    def peeking(step: int, totals: Any) -> None:
-        if totals.norm > 0:
-            update(step, totals)
-
-    session.update = peeking  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_no_step_waits_for_a_number_of_the_device(kind: str) -> None:
-    """Totals, clipping, the update and the evidence of a bad step; the counters of AdamW, too."""
-    made = two_modules(
-        train={"steps": 3, "precision": "fp32", "count_zero_grads": True},
-        optimizer={"kind": kind, "lr": 0.1, "clip": 0.1},
-    )
-    assert run_ranks(reads_of_steps, made, None, world_size=4) == [[]] * 4
-    assert all(run_ranks(reads_of_steps, made, peek, world_size=4))
-
-
-def test_a_copy_to_the_host_is_of_the_moment() -> None:
-    numbers = torch.tensor([1.0, float("inf")], dtype=torch.float64)
-    copy = HostCopy(numbers)
-    numbers.zero_()
-    assert copy.read() == [1.0, float("inf")]
