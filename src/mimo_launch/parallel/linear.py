@@ -76,8 +76,11 @@ class _Linear(torch.autograd.Function):
 def linear(
     x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None, gradients: GradAccumulator | None
 ) -> Tensor:
-    """Return x times the weight, [N, F]; the weight's gradient goes to `gradients`, if given."""
-    if gradients is None:
+    """Return x times the weight, [N, F]; the weight's gradient goes to `gradients`, if given.
+
+    A weight that is not trained needs no x for the backward, so none is kept.
+    """
+    if gradients is None or not weight_FD.requires_grad:
         return F.linear(x_ND, weight_FD, bias)
     out: Tensor = _Linear.apply(x_ND, weight_FD, bias, gradients)  # type: ignore[no-untyped-call]
     return out
