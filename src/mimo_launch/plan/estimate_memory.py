@@ -17,11 +17,13 @@ from mimo_launch.plan.kept import (
     DECODER_BLOCK,
     DECODER_EAGER,
     DECODER_EAGER_BF16,
+    DECODER_FORWARD,
     GATHERED,
     RECOMPUTED,
     VIT_BACKWARD,
     VIT_BLOCK,
     VIT_EAGER_BF16,
+    VIT_FORWARD,
     Kept,
 )
 from mimo_launch.plan.workload import Workload, widths
@@ -95,7 +97,7 @@ def stage_memory(
         backward_gradients=sum(each.numel for each in beside) * computed,
         reduce_buffer=(2 * block or last) * stored,
         kept=activations.kept(),
-        forward_extra=activations.logits(),
+        forward_extra=activations.forward(),
         backward_extra=activations.backward(),
         edge=activations.stream,
     )
@@ -137,6 +139,13 @@ class _Activations:
             total += self.stage.num_layers * self._sum(self._per_block()) + self.stream
         return total
 
+    def forward(self) -> int:
+        """Return what a forward needs besides, at its worst place."""
+        if self.through_blocks:
+            return self.logits()
+        is_vit = isinstance(self.model, VitModel)
+        return max(self._sum(VIT_FORWARD if is_vit else DECODER_FORWARD), self.logits())
+
     def backward(self) -> int:
         """Return what a backward needs besides, at its worst place."""
         if not self.through_blocks:
@@ -165,7 +174,10 @@ class _Activations:
         return tuple(each for each in kept if self.weights_train or not each.for_weights)
 
     def _is_compiled(self) -> bool:
-        """Return whether one graph holds a block, as on GPUs (`modules.build`), or one kernel."""
+        """Return whether the passes between products are compiled, as on GPUs (`modules.build`).
+
+        The kernels of Transformer Engine are taken to keep as little.
+        """
         module = self.spec.modules[self.module.name]
         if module.compile == "auto":
             return self.spec.train.precision != "fp64" or module.backend != "torch"

@@ -1,9 +1,10 @@
-"""What a forward keeps for its backward, tensor by tensor, and what a backward needs besides.
+"""What a forward keeps for its backward, tensor by tensor, and what it or a backward needs besides.
 
 Decides: which tensors those are, in the units of a layer's widths. Kept short and in one place, to
 be corrected against measured peaks.
-Relies on: how `modules` compute under torch.compile, one graph per block: matmuls and attention
-keep their inputs, everything between them is computed again. A test compares it.
+Relies on: how `modules` compute: matrix products and attention keep their inputs, and so do the
+passes between them (norms, rotations, SwiGLU and GELU) where each is compiled by itself, since
+torch.compile computes their inner tensors again. A test compares it with what autograd keeps.
 Leaves: bytes to `estimate_memory`.
 """
 
@@ -56,7 +57,7 @@ VIT_BLOCK = (
     Kept(name="its GELU", inner=1, for_weights=True),
 )
 
-# Besides, where blocks are not compiled: the product of SwiGLU has two factors, and norms keep what
+# Besides, where passes are not compiled: the product of SwiGLU has two factors, and norms keep what
 # they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
 DECODER_EAGER = (
     Kept(name="SiLU of gate", inner=1),
@@ -82,4 +83,15 @@ DECODER_BACKWARD = (
 VIT_BACKWARD = (
     Kept(name="gradients of up and its GELU", inner=2),
     Kept(name="gradients of the stream", stream=2),
+)
+
+# What is alive at once in a forward that keeps nothing, in the MLP: the block's input, what
+# attention adds to it, their sum, and that normed; and the MLP's own.
+DECODER_FORWARD = (
+    Kept(name="streams", stream=4, shared=True),
+    Kept(name="gate, up and product", inner=3),
+)
+VIT_FORWARD = (
+    Kept(name="streams", stream=4, shared=True),
+    Kept(name="up and its GELU", inner=2),
 )

@@ -1,0 +1,60 @@
+"""Specs of small models whose estimated memory tests look at."""
+
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.plan.estimate_memory import StageMemory, stage_memory
+from mimo_launch.plan.workload import workload
+from mimo_launch.spec.model import Spec
+
+TOKENS, WIDTH, INNER = 512, 256, 1024
+DECODER = {
+    "kind": "decoder",
+    "layers": 4,
+    "hidden": WIDTH,
+    "heads": 8,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "mlp": INNER,
+    "vocab": 512,
+}
+VIT = {
+    "kind": "vit",
+    "layers": 4,
+    "hidden": WIDTH,
+    "heads": 8,
+    "patch": 2,
+    "mlp": INNER,
+    "shuffle": 2,
+}
+
+
+def model(
+    *, compiled: bool = True, precision: str = "bf16", vocab: int = 512, **language: object
+) -> Spec:
+    """A microbatch of two sequences, or two images, of 256 tokens each."""
+    return spec(
+        {
+            "vision": box(0, model=VIT, compile=compiled),
+            "language": box(1, model={**DECODER, "vocab": vocab}, compile=compiled, **language),
+        },
+        mbs=2,
+        seq=256,
+        data={"kind": "synthetic", "image": [16, 16], "text_only": 0.0},
+        train={"steps": 1, "precision": precision},
+    )
+
+
+def memory_of(made: Spec, name: str, stage: int = 0) -> StageMemory:
+    layout = build_layout(made)
+    module, sample = layout[name], nominal_data_plan(made).samples[0]
+    work = workload(layout, module, sample)
+    return stage_memory(made, layout, module, module.stages[stage], work, 0)
+
+
+def per_block(made: Spec, name: str) -> int:
+    """Return what a block keeps, as the difference that two blocks make."""
+    fewer = made.model_copy(deep=True)
+    object.__setattr__(fewer.modules[name].model, "layers", 2)
+    return (memory_of(made, name).kept - memory_of(fewer, name).kept) // 2

@@ -1,0 +1,137 @@
+"""What a block really keeps and needs, beside the tables of `plan.kept`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.support.memory import INNER, TOKENS, WIDTH, model, per_block
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mimo_launch.modules.block import Block, BlockShape
+from mimo_launch.parallel.context import ParallelContext, _compiled
+from mimo_launch.parallel.linear import GradAccumulator
+from mimo_launch.parallel.masks import CausalMask, ImageMask, causal_mask, image_mask
+from mimo_launch.plan.kept import DECODER_FORWARD, VIT_FORWARD
+
+
+def block_of(name: str, dtype: torch.dtype, *, compiled: bool, frozen: bool) -> Block:
+    """Return a block as runs have it: its products add up the gradients of their weights."""
+    is_vit = name == "vision"
+    shape = BlockShape(
+        width=WIDTH,
+        heads=8,
+        kv_heads=8 if is_vit else 2,
+        head_size=32,
+        mlp=INNER,
+        layers=4,
+        norm="layer" if is_vit else "rms",
+        gated=not is_vit,
+        bias=is_vit,
+    )
+    context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
+    block = Block(context, shape, recompute=False)
+    for layer in block.modules():
+        if hasattr(layer, "weight_gradients"):
+            layer.weight_gradients = GradAccumulator(None, None)  # type: ignore[assignment]
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+        parameter.requires_grad_(not frozen)
+    return block
+
+
+def mask_of(name: str, dtype: torch.dtype) -> CausalMask | ImageMask:
+    if name == "vision":
+        return image_mask([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
+    return causal_mask(2, torch.arange(256), 32, 1e4, dtype, documents=None)
+
+
+@pytest.fixture
+def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What inductor is given to make kernels of stays as it is."""
+    plain = partial(torch.compile, backend="aot_eager_decomp_partition")
+    monkeypatch.setattr(torch, "compile", plain)
+    _compiled.cache_clear()
+    yield
+    _compiled.cache_clear()
+
+
+def kept_by_autograd(name: str, *, compiled: bool, dtype: torch.dtype, frozen: bool) -> int:
+    """Return the bytes of distinct tensors that a block keeps, parameters and masks left out."""
+    block = block_of(name, dtype, compiled=compiled, frozen=frozen)
+    mask = mask_of(name, dtype)
+    known = [*block.parameters()]
+    if isinstance(mask, CausalMask):
+        known += [mask.cos, mask.sin]
+    left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        # A number per token or channel is a statistic of a norm, which the estimate leaves out.
+        if storage.data_ptr() not in left_out and tensor.numel() > 2 * TOKENS:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = block(x_nD, mask)
+    del out
+    return sum(kept.values())
+
+
+# The import of inductor warns about its own use of torch.jit, and dynamo looks at `.grad`.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize(
+    ("name", "frozen"), [("language", False), ("language", True), ("vision", False)]
+)
+def test_a_block_with_compiled_passes_keeps_what_the_table_says(name: str, frozen: bool) -> None:
+    got = kept_by_autograd(name, compiled=True, dtype=torch.bfloat16, frozen=frozen)
+    assert per_block(model(frozen=frozen), name) == got
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("name", ["language", "vision"])
+def test_a_block_that_is_not_compiled_keeps_more(name: str, precision: str) -> None:
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    made = model(compiled=False, precision=precision)
+    got = kept_by_autograd(name, compiled=False, dtype=dtype, frozen=False)
+    assert per_block(made, name) == got
+
+
+class MemoryPeak(TorchDispatchMode):
+    """Follows the bytes of all tensors that are alive, from those given on."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__()
+        self.alive = WeakIdKeyDictionary(dict.fromkeys(tensors))
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.alive[tensor] = None
+        storages = [tensor.untyped_storage() for tensor in self.alive]
+        found = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        self.largest = max(self.largest, sum(found.values()))
+        return out
+
+
+@pytest.mark.parametrize("name", ["language", "vision"])
+def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None:
+    dtype = torch.bfloat16
+    block, mask = block_of(name, dtype, compiled=False, frozen=True), mask_of(name, dtype)
+    x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype)
+    with torch.no_grad(), MemoryPeak(x_nD) as peak:
+        block(x_nD, mask)
+    tables = {"language": DECODER_FORWARD, "vision": VIT_FORWARD}
+    widths = sum(each.stream * WIDTH + each.inner * INNER for each in tables[name])
+    # Only where nothing is compiled the SiLU of gate is a tensor.
+    widths += INNER if name == "language" else 0
+    assert peak.largest == pytest.approx(TOKENS * widths * 2, rel=0.01)
