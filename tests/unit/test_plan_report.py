@@ -44,6 +44,19 @@ def test_program_of_each_rank_is_the_one_that_runs(made: Spec) -> None:
         assert build_rank_report(made, rank).program == format_program(program)
 
 
+def test_groups_along_the_same_axes_are_shown_once() -> None:
+    rows = [(row.module, row.axes) for row in build_report(DEEP).groups]
+    assert rows == [
+        ("vision", ("dp",)),
+        ("vision", ("pp",)),
+        ("language", ("tp",)),
+        ("language", ("cp",)),
+        ("language", ("pp",)),
+    ]
+    of_rank = build_rank_report(DEEP, 4).groups
+    assert [(row.module, row.axes) for row in of_rank] == rows[2:]
+
+
 @CASES
 @example(DEEP)
 @given(layout_specs())

@@ -42,9 +42,6 @@ from mimo_launch.schedule.generate import Programs, generate
 from mimo_launch.schedule.simulate import Simulation
 from mimo_launch.spec.model import Spec
 
-# A pipeline edge has no group, but who it joins is told with the groups.
-AXES_SHOWN = (*MODULE_GROUPS, ("pp",))
-
 
 def build_report(spec: Spec, calibration: Calibration | None = None) -> Report:
     """Return the report of all ranks; estimates are for the default device unless told otherwise.
@@ -191,10 +188,11 @@ def _group_rows(
     for module in layout.modules:
         if rank is not None and rank not in module.grid:
             continue
-        for axes in AXES_SHOWN:
-            shown = tuple(axis for axis in axes if module.grid.size(axis) > 1)
-            if not shown:
-                continue
+        several = (
+            tuple(axis for axis in axes if module.grid.size(axis) > 1) for axes in MODULE_GROUPS
+        )
+        # At dp 1, the groups of dp x cp are those of cp.
+        for shown in dict.fromkeys(axes for axes in several if axes):
             groups: tuple[Ranks, ...] = (
                 module.grid.groups(*shown)
                 if rank is None
