@@ -60,18 +60,36 @@ def memory_findings(spec: Spec, limit: int, constants: Calibration) -> Iterator[
     estimator = Estimator(spec, layout, generate(layout), sample, constants)
     for alike in estimator.classes:
         memory = estimator.memory(alike)
-        if memory.total > (1 - TOLERANCE) * limit:
-            yield _finding(estimator, alike, memory, limit)
+        if memory.total > (1 + TOLERANCE) * limit:
+            yield _finding(
+                estimator,
+                alike,
+                memory,
+                code="memory-too-small",
+                severity=Severity.ERROR,
+                verdict=f"and a GPU has {bytes_text(limit)}",
+            )
+        elif memory.total > (1 - TOLERANCE) * limit:
+            near = "close to" if memory.total <= limit else "which may not fit into"
+            yield _finding(
+                estimator,
+                alike,
+                memory,
+                code="memory-tight",
+                severity=Severity.WARNING,
+                verdict=f"{near} the {bytes_text(limit)} of a GPU",
+            )
 
 
-def _finding(estimator: Estimator, alike: RankClass, memory: MemoryRow, limit: int) -> Diagnostic:
-    is_error = memory.total > (1 + TOLERANCE) * limit
-    if is_error:
-        verdict = f"and a GPU has {bytes_text(limit)}"
-    elif memory.total > limit:
-        verdict = f"which may not fit into the {bytes_text(limit)} of a GPU"
-    else:
-        verdict = f"close to the {bytes_text(limit)} of a GPU"
+def _finding(
+    estimator: Estimator,
+    alike: RankClass,
+    memory: MemoryRow,
+    *,
+    code: str,
+    severity: Severity,
+    verdict: str,
+) -> Diagnostic:
     holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
     several = len(alike.ranks) > 1
     who = f"rank{'s' * several} {ranks_text(alike.ranks)} ({holds}) need{'s' * (not several)}"
@@ -85,8 +103,8 @@ def _finding(estimator: Estimator, alike: RankClass, memory: MemoryRow, limit: i
     }
     shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
     return Diagnostic(
-        code="memory-too-small" if is_error else "memory-tight",
-        severity=Severity.ERROR if is_error else Severity.WARNING,
+        code=code,
+        severity=severity,
         headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
         path=("nodes", "gpu_memory"),
         why=f"estimated for nominal samples: {shown}",
