@@ -10,9 +10,11 @@ import pytest
 from tests.support.proof import failures
 from tests.support.specs import box, spec
 
+from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules import build
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.session import RankSession
 from mimo_launch.verify.run import verify_spec
 
 DEEP = {"layers": 5}
@@ -76,3 +78,17 @@ def units_of(network: Any, parameters: int) -> list[list[Any]]:
         return build._units(list(network.layers.values()))
     finally:
         use_units_of(before)
+
+
+def test_one_replica_leaves_fsdp_its_own_stream() -> None:
+    """A hook after FSDP2's all-reduce would let it give memory away too early; see comm.finite."""
+    run_ranks(no_hook, SPECS["one microbatch"], world_size=1)
+
+
+def no_hook(made: Spec) -> None:
+    with RankSession(made) as session:
+        for module in session.modules.values():
+            for network in module.stages.values():
+                for unit in build.fsdp_modules(network):
+                    group: Any = unit._get_fsdp_state()._fsdp_param_group
+                    assert group._all_reduce_hook is None

@@ -33,6 +33,11 @@ class FiniteFlag:
         """Look at a tensor."""
         self._sum.add_(x.detach().sum())
 
+    def show_all(self, tensors: list[Tensor]) -> None:
+        """Look at several tensors of one type."""
+        if tensors:
+            self._sum.add_(torch.stack(torch._foreach_norm(tensors, 1)).sum())
+
     @property
     def value(self) -> Tensor:
         """A float64 scalar of the device that is finite if all of it was; it changes with more."""
@@ -64,10 +69,12 @@ class WatchedReduceScatter:
         return reduce_scatter_into(output_tensor, input_tensor, group, op, async_op=async_op)
 
 
-def watch(unit: FSDPModule, group_size: int, flag: FiniteFlag) -> None:
-    """Show `flag` this rank's gradients of an FSDP unit before they are summed over the group."""
-    if group_size > 1:
-        unit.set_custom_reduce_scatter(WatchedReduceScatter(flag))  # type: ignore[arg-type]
-    else:
-        # Nothing is reduced in a group of one; this hook sees the same gradients instead.
-        unit.set_all_reduce_hook(flag.show)
+def watch(unit: FSDPModule, flag: FiniteFlag) -> None:
+    """Show `flag` this rank's gradients of an FSDP unit before they are summed over its group.
+
+    For groups of several ranks: in a group of one nothing is reduced, and nothing is called. FSDP2
+    has another hook, after its all-reduce, which is no way out: with it FSDP2 goes on in another
+    stream than the one to which the memory of the gradients belongs, which is then given away too
+    early. With full sharding on one rank, gradients of later units overwrote them.
+    """
+    unit.set_custom_reduce_scatter(WatchedReduceScatter(flag))  # type: ignore[arg-type]

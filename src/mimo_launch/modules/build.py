@@ -106,8 +106,9 @@ def build_modules(
             network.to_empty(device=context.device)
             init_parameters(module.name, network, spec.train.seed, randomise=randomise)
             flags[stage.index] = FiniteFlag(context.device)
-            for unit in fsdp_modules(network):
-                watch(unit, grids.group(module.name, "dp", "cp").size, flags[stage.index])
+            if grids.group(module.name, "dp", "cp").size > 1:
+                for unit in fsdp_modules(network):
+                    watch(unit, flags[stage.index])
             stages[stage.index] = network
         terms = FiniteFlag(context.device)
         modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)

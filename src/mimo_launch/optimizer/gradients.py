@@ -14,10 +14,21 @@ import torch.distributed as dist
 
 from mimo_launch.comm.finite import FiniteFlag
 from mimo_launch.grids.grid_set import Group
-from mimo_launch.parallel.local import local_segments
+from mimo_launch.modules.build import RankModule
+from mimo_launch.parallel.local import local_segments, local_tensor
 from mimo_launch.parallel.segments import DeclaredParameter, Segment
 
 TIED_NAME = "language.embedding.weight"
+
+
+def show_own_gradients(module: RankModule) -> None:
+    """Show the flags of a module's stages the gradients that its replicas did not sum.
+
+    For a module with one replica; otherwise FSDP2's reduction has shown them (`comm.finite`).
+    """
+    for stage, network in module.stages.items():
+        found = [local_tensor(p.grad) for p in network.parameters() if p.grad is not None]
+        module.flags[stage].show_all(found)
 
 
 def sum_partial_gradients(

@@ -18,7 +18,11 @@ from mimo_launch.grids.world import group_timeout
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules.build import build_modules, compute_dtype
 from mimo_launch.optimizer.build import Updates
-from mimo_launch.optimizer.gradients import sum_partial_gradients, sum_tied_gradients
+from mimo_launch.optimizer.gradients import (
+    show_own_gradients,
+    sum_partial_gradients,
+    sum_tied_gradients,
+)
 from mimo_launch.optimizer.totals import PendingTotals, reduce_totals
 from mimo_launch.parallel.segments import DeclaredParameter
 from mimo_launch.plan.identity import plan_hash
@@ -127,6 +131,8 @@ class RankSession:
     def _sum_partial(self) -> None:
         """Sum the gradients that ranks hold terms of: over tp, and those of a tied embedding."""
         for name, module in self.modules.items():
+            if self.grids.group(name, "dp", "cp").size == 1:
+                show_own_gradients(module)
             sum_partial_gradients(self.declared(name), module.context.tp, module.terms)
         tied = self.grids.tied()
         if tied is not None and not self.layout.language.frozen:

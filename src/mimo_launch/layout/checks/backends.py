@@ -2,8 +2,8 @@
 
 Decides: what Transformer Engine is asked for and cannot do; what is known of it without importing
 it.
-Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, a
-ring over cp that cuts every packed document for itself.
+Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256; and
+on the tests in tests/gpu, which its context parallelism has not passed.
 Leaves: whether it works on a host to the workers, who import it.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.spec.model import DecoderModel, Spec
 
 ENGINE = "transformer_engine"
@@ -22,7 +21,7 @@ HEAD_STEP, LARGEST_HEAD = 8, 256
 
 
 def backend_can(spec: Spec, name: str) -> Findings:
-    """The backend computes in this type, with these heads, over these documents."""
+    """The backend computes in this type, with these heads, on this grid."""
     module = spec.modules[name]
     if module.backend != ENGINE:
         return
@@ -46,14 +45,13 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "choose heads of such a width",
             Related(path=("modules", name, "model", given), label=f"{size} wide"),
         )
-    packs = getattr(spec.data, "max_documents", 1) > 1
-    if name == LANGUAGE and packs and module.grid.cp > 1:
+    if module.grid.cp > 1:
         yield _cannot(
             name,
-            f"attend over packed documents with cp {module.grid.cp}",
-            "its ring cuts every document in chunks, this program cuts every sequence",
-            "write `cp: 1`, or leave documents unpacked",
-            Related(path=("data", "max_documents"), label="documents are packed"),
+            f"attend with cp {module.grid.cp}",
+            "its context parallelism has not passed this program's tests on GPUs",
+            "write `cp: 1`",
+            Related(path=("modules", name, "grid", "cp"), label=f"cp {module.grid.cp}"),
         )
 
 
