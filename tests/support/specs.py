@@ -342,7 +342,8 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
     if name == "language":
         shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
         model |= {"kv_heads": draw(st.sampled_from(shares)), "qk_norm": draw(st.booleans())}
-        model |= {"tied": draw(seldom)}
+        model |= {"tied": draw(seldom), "qkv_bias": draw(st.booleans())}
+        model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
@@ -372,6 +373,7 @@ def features(made: Spec) -> set[str]:
     found |= {"several images"} if made.data.max_images > 1 else set()
     found |= {"pixel shuffle"} if any(e.patches_per_row > 1 for e in layout.encoders) else set()
     found |= {"tied"} if made.language.model.tied else set()
+    found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
     found |= {"text only"} if made.data.text_only == 1 else set()
     found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
     for name, module in made.modules.items():

@@ -85,6 +85,20 @@ def test_a_decoder_block_holds_every_tensor_once(tp: int, kv_heads: int) -> None
         assert adopted["attention.inputs.weight"][1].tp_grad == shared
 
 
+@pytest.mark.parametrize(("tp", "kv_heads"), [(1, 4), (2, 4), (4, 1)])
+def test_biases_of_queries_keys_and_values_are_one_parameter(tp: int, kv_heads: int) -> None:
+    """Also where tp ranks share a key/value head, whose bias torch's block holds by itself."""
+    shapes = decoder_tree(tp, kv_heads)
+    shapes["attention.inputs.bias"] = shapes["attention.inputs.weight"][:1]
+    shape = replace(DECODER, kv_heads=kv_heads, qkv_bias=True)
+    for index in range(tp):
+        adopted = adopted_segments(tree(shapes), canonical_segments(context(tp, index), shape))
+        held = adopted["attention.inputs.bias"]
+        assert [s.name for s in held] == [f"attention.{x}.bias" for x in "qkv"]
+        assert not any(s.decay for s in held)
+        assert held[1].tp_grad == ("partial" if kv_heads < tp else "sharded")
+
+
 def test_a_block_with_biases_holds_every_tensor_once() -> None:
     shapes = {
         "attention.inputs.layer_norm_weight": (32,),

@@ -37,6 +37,8 @@ def specs() -> dict[str, Spec]:
         "tp 2, kv heads split": one({"kv_heads": 4}, {"projector": "linear"}, 2),
         "tp 4, kv heads shared": one({"kv_heads": 2}, {"mlp": 64}, 4, sequence_parallel=True),
         "tied, qk_norm, head_dim": one({"tied": True, "qk_norm": True, "head_dim": 6}, {}, 2, 3),
+        "biases, kv heads split": one({"qkv_bias": True, "kv_heads": 4}, {}, 2),
+        "biases, kv heads shared": one({"qkv_bias": True, "kv_heads": 2}, {}, 4),
         "untied over pp": one({"mlp": 100, "vocab_multiple": 4}, {}, 1, 5),
         "pixel shuffle, mlp": one({}, {"shuffle": 2}, 2),
         "pixel shuffle, linear": one({}, {"shuffle": 2, "projector": "linear"}, 2),

@@ -17,7 +17,7 @@ from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask
-from mimo_launch.parallel.pointwise import gelu, swiglu
+from mimo_launch.parallel.pointwise import EPSILON, gelu, swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,14 @@ class BlockShape:
     norm: Literal["rms", "layer"]
     gated: bool
     bias: bool
+    qkv_bias: bool = False
     qk_norm: bool = False
+    eps: float = EPSILON
+
+    @property
+    def biased_qkv(self) -> bool:
+        """Whether queries, keys and values have biases: they alone, or all linear layers."""
+        return self.qkv_bias or self.bias
 
 
 class Mlp(nn.Module):
@@ -74,7 +81,7 @@ class Block(nn.Module):
         super().__init__()
         self.recompute = recompute
         out_scale = (2 * shape.layers) ** -0.5
-        self.attention_norm = Norm(context, shape.width, shape.norm)
+        self.attention_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
         self.attention = Attention(
             context,
             width=shape.width,
@@ -82,10 +89,12 @@ class Block(nn.Module):
             kv_heads=shape.kv_heads,
             head_size=shape.head_size,
             bias=shape.bias,
+            qkv_bias=shape.biased_qkv,
             qk_norm=shape.qk_norm,
+            eps=shape.eps,
             out_scale=out_scale,
         )
-        self.mlp_norm = Norm(context, shape.width, shape.norm)
+        self.mlp_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
         self.mlp = Mlp(
             context,
             shape.width,

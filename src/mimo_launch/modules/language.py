@@ -86,11 +86,13 @@ class LanguageStage(nn.Module):
             norm="rms",
             gated=True,
             bias=False,
+            qkv_bias=model.qkv_bias,
             qk_norm=model.qk_norm,
+            eps=model.norm_eps,
         )
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "rms")
+            self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
             if not model.tied:
                 self.head = VocabHead(context, padded_vocab, model.hidden)
 

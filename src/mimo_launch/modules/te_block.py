@@ -53,7 +53,9 @@ class TeGeluMlp(nn.Module):
     def __init__(self, layers: TeLayers, shape: BlockShape) -> None:
         super().__init__()
         inner = len(layers.context.part(shape.mlp))
-        self.inputs = layers.norm_column(shape.width, inner, norm=shape.norm, bias=shape.bias)
+        self.inputs = layers.norm_column(
+            shape.width, inner, norm=shape.norm, eps=shape.eps, bias=shape.bias
+        )
         self.output = layers.row(shape.mlp, shape.width, bias=shape.bias)
 
     def forward(self, x_nD: Tensor) -> Tensor:
@@ -76,11 +78,13 @@ class TeBlock(SegmentedModule):
             head_size=shape.head_size,
             norm=shape.norm,
             bias=shape.bias,
+            qkv_bias=shape.biased_qkv,
             qk_norm=shape.qk_norm,
+            eps=shape.eps,
         )
         self.mlp: nn.Module
         if shape.gated and not shape.bias:
-            self.mlp = layers.norm_swiglu(shape.width, shape.mlp, norm=shape.norm)
+            self.mlp = layers.norm_swiglu(shape.width, shape.mlp, norm=shape.norm, eps=shape.eps)
         elif not shape.gated:
             self.mlp = TeGeluMlp(layers, shape)
         else:

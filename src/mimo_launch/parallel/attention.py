@@ -7,6 +7,8 @@ Leaves: what surrounds attention to `modules`.
 Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask
 from mimo_launch.parallel.pointwise import rotated
-from mimo_launch.parallel.segments import Segment, SegmentedModule
+from mimo_launch.parallel.segments import Segment, SegmentedModule, sharded
 
 
 class KeyValueLinear(SegmentedModule):
@@ -29,33 +31,29 @@ class KeyValueLinear(SegmentedModule):
 
     names_itself = False
 
-    def __init__(self, context: ParallelContext, width: int, kv_heads: int, head_size: int) -> None:
+    def __init__(
+        self, context: ParallelContext, width: int, kv_heads: int, head_size: int, *, bias: bool
+    ) -> None:
         super().__init__()
-        copies = context.tp.size // kv_heads
-        head, copy = divmod(context.tp.index, copies)
-        names = ("k.weight", "v.weight")
-        self.declare(
-            "weight",
-            *(
-                Segment(
-                    name,
-                    (kv_heads * head_size, width),
-                    0,
-                    head * head_size,
-                    (head + 1) * head_size,
-                    "partial",
-                    copy == 0,
-                    "normal",
-                    width**-0.5,
-                )
-                for name in names
-            ),
-            dtype=context.dtype,
-        )
+        head, copy = divmod(context.tp.index, context.tp.size // kv_heads)
+        rows = range(head * head_size, (head + 1) * head_size)
+
+        def part(name: str, *widths: int) -> Segment:
+            shape = (kv_heads * head_size, *widths)
+            whole = sharded(name, shape, 0, rows, std=width**-0.5)
+            return replace(whole, tp_grad="partial", counted=copy == 0)
+
+        weights = (part(f"{name}.weight", width) for name in "kv")
+        self.declare("weight", *weights, dtype=context.dtype)
+        if bias:
+            biases = (replace(part(f"{x}.bias"), init="zeros", decay=False) for x in "kv")
+            self.declare("bias", *biases, dtype=context.dtype)
+        else:
+            self.bias = None
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's key head, then its value head."""
-        return F.linear(x_ND, self.weight)
+        return F.linear(x_ND, self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -70,7 +68,9 @@ class Attention(nn.Module):
         kv_heads: int,
         head_size: int,
         bias: bool,
+        qkv_bias: bool,
         qk_norm: bool,
+        eps: float,
         out_scale: float,
     ) -> None:
         super().__init__()
@@ -80,13 +80,14 @@ class Attention(nn.Module):
         outputs = {"q": heads * head_size}
         self.shared_kv: KeyValueLinear | None = None
         if kv_heads < context.tp.size:
-            self.shared_kv = KeyValueLinear(context, width, kv_heads, head_size)
+            self.shared_kv = KeyValueLinear(context, width, kv_heads, head_size, bias=qkv_bias)
         else:
             outputs |= {"k": kv_heads * head_size, "v": kv_heads * head_size}
-        self.inputs = ColumnLinear(context, width, outputs, bias=bias)
+        self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias)
         self.output = RowLinear(context, "o", heads * head_size, width, bias=bias, scale=out_scale)
-        self.q_norm = Norm(context, head_size, "rms", inner=True) if qk_norm else None
-        self.k_norm = Norm(context, head_size, "rms", inner=True) if qk_norm else None
+        self.q_norm, self.k_norm = (
+            Norm(context, head_size, "rms", eps=eps, inner=True) if qk_norm else None for _ in "qk"
+        )
 
     def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         """Return attention over the tokens, [n, D] -> [n, D]."""

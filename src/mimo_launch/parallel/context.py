@@ -67,12 +67,14 @@ class ParallelContext:
         """End a tensor-parallel region by summing partial outputs, [N, D] -> [n or N, D]."""
         return scatter_tokens(x, self.tp) if self.sequence_parallel else exit_tp(x, self.tp)
 
-    def fused(self, function: Callable[..., Result], *tensors: Tensor) -> Result:
+    def fused(
+        self, function: Callable[..., Result], first: Tensor, *more: Tensor | float
+    ) -> Result:
         """Call a function of tensors: in one pass over memory, where modules are compiled."""
         if not self.compiled:
-            return function(*tensors)
-        made: Callable[..., Result] = _compiled(function, self.owner, tensors[0].shape[-1])
-        return made(*tensors)
+            return function(first, *more)
+        made: Callable[..., Result] = _compiled(function, self.owner, first.shape[-1])
+        return made(first, *more)
 
     @property
     def token_grad(self) -> TpGrad:

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.linear import GradAccumulator, linear
-from mimo_launch.parallel.pointwise import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from mimo_launch.parallel.pointwise import (
+    EPSILON,
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    rms_norm,
+)
 from mimo_launch.parallel.segments import InitKind, Segment, SegmentedModule, replicated, sharded
 
 
@@ -120,7 +126,7 @@ class RowLinear(SegmentedModule):
 
 
 class Norm(SegmentedModule):
-    """RMSNorm or LayerNorm over the width, computed in at least fp32."""
+    """RMSNorm or LayerNorm over the width, computed in at least fp32; `eps` is of RMSNorm."""
 
     def __init__(
         self,
@@ -128,10 +134,11 @@ class Norm(SegmentedModule):
         width: int,
         kind: Literal["rms", "layer"],
         *,
+        eps: float = EPSILON,
         inner: bool = False,
     ) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.eps = context, eps
         tp_grad = context.inner_grad if inner else context.token_grad
 
         def segment(name: str, init: InitKind) -> Segment:
@@ -148,13 +155,13 @@ class Norm(SegmentedModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
         if self.bias is None:
-            return self.context.fused(rms_norm, x, self.weight)
+            return self.context.fused(rms_norm, x, self.weight, self.eps)
         return self.context.fused(layer_norm, x, self.weight, self.bias)
 
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """Return x plus its change, and that normalised."""
         if self.bias is None:
-            return self.context.fused(add_rms_norm, x, change, self.weight)
+            return self.context.fused(add_rms_norm, x, change, self.weight, self.eps)
         return self.context.fused(add_layer_norm, x, change, self.weight, self.bias)
 
 

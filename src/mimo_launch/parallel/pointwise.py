@@ -19,10 +19,10 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def rms_norm(x: Tensor, weight_D: Tensor) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float = EPSILON) -> Tensor:
     """Return x over its root mean square (arXiv:1910.07467), times the weight."""
     wide = widened(x)
-    return F.rms_norm(wide, (x.shape[-1],), weight_D.to(wide.dtype), EPSILON).to(x.dtype)
+    return F.rms_norm(wide, (x.shape[-1],), weight_D.to(wide.dtype), eps).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
@@ -32,10 +32,12 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
     return F.layer_norm(wide, (x.shape[-1],), weight, bias, EPSILON).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, change: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, change: Tensor, weight_D: Tensor, eps: float = EPSILON
+) -> tuple[Tensor, Tensor]:
     """Return the sum of both and its RMSNorm."""
     total = x + change
-    return total, rms_norm(total, weight_D)
+    return total, rms_norm(total, weight_D, eps)
 
 
 def add_layer_norm(

@@ -65,7 +65,9 @@ class TeAttention(nn.Module):
         head_size: int,
         norm: Literal["rms", "layer"],
         bias: bool,
+        qkv_bias: bool,
         qk_norm: bool,
+        eps: float,
     ) -> None:
         super().__init__()
         self.context, self.head_size = layers.context, head_size
@@ -73,9 +75,9 @@ class TeAttention(nn.Module):
         # With fewer key/value heads than tp ranks, several ranks hold the same one.
         self.kv_heads = max(1, kv_heads // self.context.tp.size)
         features = (self.heads + 2 * self.kv_heads) * head_size
-        self.inputs = layers.norm_column(width, features, norm=norm, bias=bias)
-        self.q_norm = layers.head_norm(head_size) if qk_norm else None
-        self.k_norm = layers.head_norm(head_size) if qk_norm else None
+        self.inputs = layers.norm_column(width, features, norm=norm, eps=eps, bias=qkv_bias)
+        self.q_norm = layers.head_norm(head_size, eps=eps) if qk_norm else None
+        self.k_norm = layers.head_norm(head_size, eps=eps) if qk_norm else None
         sizes = self.heads, self.kv_heads, head_size
         self.core = layers.attention(*sizes, ring=False)
         self.ring = layers.attention(*sizes, ring=True) if self.context.cp.size > 1 else self.core

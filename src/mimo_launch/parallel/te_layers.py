@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from mimo_launch.parallel.context import ParallelContext
 
-EPS = 1e-5  # As in `layers.Norm`.
 NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
 
 
@@ -40,7 +39,7 @@ class TeLayers:
     stream: torch.cuda.Stream | None
 
     def norm_column(
-        self, width: int, features: int, *, norm: Literal["rms", "layer"], bias: bool
+        self, width: int, features: int, *, norm: Literal["rms", "layer"], eps: float, bias: bool
     ) -> nn.Module:
         """Return a norm and a linear layer of which this rank has `features` outputs.
 
@@ -52,7 +51,7 @@ class TeLayers:
             # Divided by tp again: ranks that share a key/value head hold more than their part.
             features * self.context.tp.size,
             normalization=NORMS[norm],
-            eps=EPS,
+            eps=eps,
             bias=bias,
             parallel_mode=self._mode("column"),
             init_method=_unset,
@@ -71,14 +70,16 @@ class TeLayers:
             sequence_parallel=self.context.sequence_parallel,
         )
 
-    def norm_swiglu(self, width: int, inner: int, *, norm: Literal["rms", "layer"]) -> nn.Module:
+    def norm_swiglu(
+        self, width: int, inner: int, *, norm: Literal["rms", "layer"], eps: float
+    ) -> nn.Module:
         """Return a norm and a SwiGLU MLP without biases, `inner` cut over tp: [n, D] -> [n, D]."""
         return self._make(
             "LayerNormMLP",
             width,
             inner,
             normalization=NORMS[norm],
-            eps=EPS,
+            eps=eps,
             bias=False,
             activation="swiglu",
             set_parallel_mode=self.context.tp.size > 1,
@@ -87,10 +88,10 @@ class TeLayers:
             sequence_parallel=self.context.sequence_parallel,
         )
 
-    def head_norm(self, head_size: int) -> nn.Module:
+    def head_norm(self, head_size: int, *, eps: float) -> nn.Module:
         """Return an RMSNorm over each head, [..., K] -> [..., K]."""
         norm: nn.Module = self.te.RMSNorm(
-            head_size, eps=EPS, device=_default_device(), dtype=self.context.dtype
+            head_size, eps=eps, device=_default_device(), dtype=self.context.dtype
         )
         return norm
 

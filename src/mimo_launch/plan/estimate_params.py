@@ -135,6 +135,11 @@ def _decoder_block(model: DecoderModel, module: ModuleSpec, tp: int) -> Shapes:
         yield from ((queries, width), (2 * head, width))
     else:
         yield (queries + 2 * _part(kv_heads * head, module, tp), width)
+    if model.qkv_bias:
+        if kv_heads < module.grid.tp:
+            yield from ((queries,), (2 * head,))
+        else:
+            yield (queries + 2 * _part(kv_heads * head, module, tp),)
     yield (width, queries)
     if model.qk_norm:
         yield from ((head,), (head,))

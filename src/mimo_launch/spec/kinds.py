@@ -62,7 +62,7 @@ class VitModel(Strict):
 
 
 class DecoderModel(Strict):
-    """A decoder-only language model of Llama shape (RMSNorm, RoPE, GQA, SwiGLU)."""
+    """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
 
     kind: Literal["decoder"]
     layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
@@ -82,6 +82,10 @@ class DecoderModel(Strict):
     )
     tied: bool = Field(False, description="Use the token embedding as the output layer.")
     qk_norm: bool = Field(False, description="RMSNorm on each query and key head.")
+    qkv_bias: bool = Field(False, description="Biases of queries, keys and values, as in Qwen2.")
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-5, description="Added to the mean square in every RMSNorm of the module."
+    )
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         10000.0, description="Base of the rotary position embedding."
     )

@@ -94,8 +94,8 @@ class Oracle:
         scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
         return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
-    def _rms_norm(self, x: Tensor, name: str) -> Tensor:
-        scaled = x / (x.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+    def _rms_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        scaled = x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
         return scaled * self.weights[f"{name}.weight"]
 
     def _encode(self, encoder: str, image: np.ndarray) -> Tensor:
@@ -135,27 +135,27 @@ class Oracle:
         model = self.spec.language.model
         if not isinstance(model, DecoderModel):
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        heads, kv_heads = model.heads, model.num_kv_heads
+        heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
         for i in range(model.layers):
             layer = f"language.layers.{i}"
-            y = self._rms_norm(x_SD, f"{layer}.attention_norm")
+            y = self._rms_norm(x_SD, f"{layer}.attention_norm", eps)
             q = self._linear(y, f"{layer}.attention.q").view(len(y), heads, -1)
             k = self._linear(y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
             v = self._linear(y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
             if model.qk_norm:
-                q = self._rms_norm(q, f"{layer}.attention.q_norm")
-                k = self._rms_norm(k, f"{layer}.attention.k_norm")
+                q = self._rms_norm(q, f"{layer}.attention.q_norm", eps)
+                k = self._rms_norm(k, f"{layer}.attention.k_norm", eps)
             q, k = _rope(q, model.rope_theta), _rope(k, model.rope_theta)
             k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
             attended = _attend(q, k, v, documents)
             x_SD = x_SD + self._linear(attended, f"{layer}.attention.o")
-            y = self._rms_norm(x_SD, f"{layer}.mlp_norm")
+            y = self._rms_norm(x_SD, f"{layer}.mlp_norm", eps)
             gate = F.silu(self._linear(y, f"{layer}.mlp.gate"))
             x_SD = x_SD + self._linear(
                 gate * self._linear(y, f"{layer}.mlp.up"), f"{layer}.mlp.down"
             )
         head = "language.embedding" if model.tied else "language.head"
-        return self._linear(self._rms_norm(x_SD, "language.norm"), head)
+        return self._linear(self._rms_norm(x_SD, "language.norm", eps), head)
 
 
 def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
