@@ -13,9 +13,29 @@ RUN_CODES = (
         "`init_from` leads to no checkpoint.",
         "A module can start from the weights of an earlier run: the path of a checkpoint folder "
         "(it holds `checkpoint.json`), or of a run folder, whose newest complete checkpoint is "
-        "taken. Relative paths start where the command is started.",
+        "taken. A decoder can also start from a local Hugging Face folder, which holds "
+        "`config.json`. Relative paths start where the command is started.",
         "init_from: runs/pretraining/metrics.jsonl",
         "init_from: runs/pretraining",
+    ),
+    Code(
+        "init-from-not-supported",
+        "The Hugging Face folder in `init_from` cannot be read into this module.",
+        "Decoders of the model types llama, qwen2 and qwen3 are read, from safetensors. What their "
+        "`config.json` asks for must be what a decoder here computes: no scaled rotary embedding "
+        "(`rope_type` other than default), no sliding windows, no biases but those of queries, "
+        "keys and values in Qwen2, no quantized weights. See docs/hugging-face.md.",
+        "init_from: models/gpt2                # model_type: gpt2",
+        "init_from: models/llama               # model_type: llama",
+    ),
+    Code(
+        "init-from-unlike-model",
+        "A value of the spec is not that in `config.json` of `init_from`.",
+        "Weights are of use only in the model that they were trained in. Every size and setting in "
+        "`config.json` is compared with the spec before any process starts. The vocabulary may "
+        "be larger than there: encoders own the last ids. With `init_partial` this is a warning.",
+        "model: {kind: decoder, hidden: 64, ...}   # config.json: hidden_size 32",
+        "model: {kind: decoder, hidden: 32, ...}",
     ),
     Code(
         "missing-package",

@@ -116,7 +116,7 @@ class CheckpointPassedOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded:
-    """A module took its weights from a checkpoint (`init_from`).
+    """A module took its weights from a checkpoint or a Hugging Face folder (`init_from`).
 
     `missing` are names the checkpoint lacks, `misfits` those it has in another shape (both keep
     their initial values), `unused` those of the checkpoint that the module lacks.

@@ -15,9 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 from mimo_launch.comm.objects import from_first
+from mimo_launch.layout.hugging_face import is_hugging_face
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.checkpoint.folder import CHECKPOINTS
+from mimo_launch.train.checkpoint.hugging_face import load_hugging_face
 from mimo_launch.train.checkpoint.loading import load_state, load_weights, newest_usable
 from mimo_launch.train.checkpoint.saver import CheckpointSaver
 from mimo_launch.train.checkpoint.storage import CheckpointError
@@ -52,6 +54,10 @@ def start_run(
         emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():
+        # As `layout.checks` sees it: a checkpoint of ours has no config.json.
+        if from_first(is_hugging_face(start), group):
+            emit(load_hugging_face(session, name, start, group))
+            continue
         usable = newest_usable(start, group, emit, session.where.beat, own=False)
         if usable is None:
             raise CheckpointError(f"`init_from` of `{name}`: {start} has no usable checkpoint")

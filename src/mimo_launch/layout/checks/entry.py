@@ -16,6 +16,7 @@ from mimo_launch.layout.checks import (
     batch,
     data,
     effects,
+    hugging_face,
     packages,
     ranks,
     saved,
@@ -84,6 +85,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.image_sizes_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(saved.init_from_is_checkpoint),
+    ModuleRule(hugging_face.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")),
     ModuleRule(saved.init_partial_used),
     SpecRule(packages.log_packages_installed),
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.layout.checks.rule import Findings
+from mimo_launch.layout.hugging_face import is_hugging_face
 from mimo_launch.spec.model import Spec
 
 MARKER = "checkpoint.json"
@@ -20,6 +21,8 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
     if start is None:
         return
     folder = Path(start)
+    if is_hugging_face(folder):
+        return  # `checks.hugging_face` looks at it.
     if (folder / MARKER).is_file() or any(folder.glob(f"checkpoints/*/{MARKER}")):
         return
     exists = folder.exists()
@@ -28,9 +31,9 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
         headline=f"`{start}` " + ("holds no checkpoint" if exists else "does not exist"),
         path=("modules", name, "init_from"),
         why=f"`{name}` starts from the weights of a checkpoint of mimo-launch: a folder with "
-        f"`{MARKER}` in it, or a run folder with `checkpoints/`",
-        help="write the path of a run folder or of one of its checkpoints, from where you start "
-        "the command",
+        f"`{MARKER}` in it, or a run folder with `checkpoints/`; or of a Hugging Face folder, "
+        "with `config.json` in it",
+        help="write the path of such a folder, from where you start the command",
     )
 
 

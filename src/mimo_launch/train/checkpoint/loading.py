@@ -6,7 +6,7 @@ Relies on: `folder` for completeness, `storage` for tensors.
 Leaves: when to load to `train.start`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.train.checkpoint.chunks import (
     MOMENTS,
     WEIGHTS,
-    Chunk,
     set_update_counts,
     state_chunks,
     weight_chunks,
 )
+from mimo_launch.train.checkpoint.fitting import WeightsDoNotFit, differences, fit
 from mimo_launch.train.checkpoint.folder import (
     DAMAGED,
     DamagedCheckpoint,
@@ -35,13 +35,7 @@ from mimo_launch.train.checkpoint.folder import (
 from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks, saved_shapes
 from mimo_launch.train.events import CheckpointPassedOver, Listener, WeightsLoaded
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import EndOfRun, RunState
-
-NAMES_SHOWN = 8
-
-
-class WeightsDoNotFit(EndOfRun):
-    """Names or shapes in a checkpoint are not those of the model; the message lists them."""
+from mimo_launch.train.state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +101,18 @@ def load_state(
     shape; CheckpointError if a file cannot be read.
     """
     chunks = list(state_chunks(session.modules, session.updates))
-    fits, missing, misfits, _ = _compare(usable.path, chunks, group)
-    moments = tuple(name for name in missing if name.startswith(tuple(f"{m}/" for m in MOMENTS)))
-    weights = [name for name in missing if name not in moments]
-    if weights or misfits:
+    found = fit(saved_shapes(usable.path), chunks, group)
+    moments = tuple(
+        name for name in found.missing if name.startswith(tuple(f"{m}/" for m in MOMENTS))
+    )
+    weights = [name for name in found.missing if name not in moments]
+    if weights or found.misfits:
         raise WeightsDoNotFit(
             f"{usable.path} is of another model, so the run cannot go on from it: "
-            + _differences(weights, misfits)
+            + differences(missing_there=weights, of_another_shape=found.misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
-    read_chunks(usable.path, fits, group, session.where.beat)
+    read_chunks(usable.path, found.chunks, group, session.where.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in moments}
     return RunState(**usable.marker.counts), tuple(sorted(fresh))
@@ -132,22 +128,24 @@ def load_weights(
     """
     module = session.modules.get(name)
     chunks = [] if module is None else list(weight_chunks(module))
-    fits, missing, misfits, unused = _compare(usable.path, chunks, group, f"{WEIGHTS}/{name}.")
-    num_loaded = len({n for names in gather_objects([c.name for c in fits], group) for n in names})
-    if num_loaded == 0 or ((missing or misfits) and not session.spec.modules[name].init_partial):
+    found = fit(saved_shapes(usable.path), chunks, group, f"{WEIGHTS}/{name}.")
+    missing, misfits = tuple(found.missing), found.misfits
+    if found.num_loaded == 0 or (
+        (missing or misfits) and not session.spec.modules[name].init_partial
+    ):
         raise WeightsDoNotFit(
             f"`init_from` of `{name}`: {usable.path} does not fit: "
-            + _differences(missing, misfits)
-            + ("" if num_loaded == 0 else "; `init_partial: true` loads what fits")
+            + differences(missing_there=missing, of_another_shape=misfits)
+            + ("" if found.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    read_chunks(usable.path, fits, group, session.where.beat)
+    read_chunks(usable.path, found.chunks, group, session.where.beat)
     return WeightsLoaded(
         module=name,
         checkpoint=str(usable.path),
-        num_loaded=num_loaded,
+        num_loaded=found.num_loaded,
         missing=missing,
         misfits=misfits,
-        unused=unused,
+        unused=found.unused,
     )
 
 
@@ -163,49 +161,3 @@ def _first_damage(
         except OSError as error:
             found = f"{name} cannot be read: {error}"
     return next((reason for reason in gather_objects(found, group) if reason), "")
-
-
-def _compare(
-    path: Path, chunks: Sequence[Chunk], group: dist.ProcessGroup, prefix: str = ""
-) -> tuple[list[Chunk], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return this rank's chunks that fit, and names over all ranks: missing, misfitting, unused.
-
-    `prefix` restricts which saved names count as unused.
-    """
-    saved = saved_shapes(path)
-    fits = [chunk for chunk in chunks if saved.get(chunk.name) == chunk.shape]
-    missing = {chunk.name for chunk in chunks if chunk.name not in saved}
-    misfits = {
-        f"{_plain(chunk.name)} ({_size(saved[chunk.name])} there, {_size(chunk.shape)} here)"
-        for chunk in chunks
-        if chunk.name in saved and saved[chunk.name] != chunk.shape
-    }
-    known = {chunk.name for chunk in chunks}
-    parts = gather_objects((missing, misfits, known), group)
-    missing, misfits, known = (set[str]().union(*part) for part in zip(*parts, strict=True))
-    unused = {name for name in saved if name.startswith(prefix)} - known
-    return fits, _sorted(missing), tuple(sorted(misfits)), _sorted(unused)
-
-
-def _sorted(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(_plain(name) for name in names))
-
-
-def _plain(name: str) -> str:
-    """Return the name as users know it: weights without their prefix."""
-    return name.removeprefix(f"{WEIGHTS}/")
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _differences(missing: Sequence[str], misfits: Sequence[str]) -> str:
-    """Return the names that do not fit, the first few of them spelled out."""
-
-    def some(names: Sequence[str]) -> str:
-        more = len(names) - NAMES_SHOWN
-        return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-    parts = [("missing there", missing), ("of another shape", misfits)]
-    return "; ".join(f"{len(names)} {words}: {some(names)}" for words, names in parts if names)

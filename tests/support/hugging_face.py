@@ -1,0 +1,187 @@
+"""Tiny decoders of `transformers` with random weights, and what a layout makes of their weights."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mimo_launch.modules.language import LanguageInput, LanguageStage
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.events import Event, WeightsLoaded
+from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.start import start_run
+
+VOCAB = 37
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+# What each kind is in a spec, and in its own configuration besides the sizes.
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (
+        {"norm_eps": 1e-6, "rope_theta": 500.0, "head_dim": None},
+        {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    "qwen2": (
+        {"norm_eps": 1e-3, "qkv_bias": True, "tied": True, "head_dim": None},
+        {"rms_norm_eps": 1e-3, "tie_word_embeddings": True},
+    ),
+    "qwen3": (
+        {"norm_eps": 1e-2, "qk_norm": True, "head_dim": 12},
+        {"rms_norm_eps": 1e-2, "head_dim": 12},
+    ),
+}
+
+
+def model_keys(kind: str) -> dict[str, Any]:
+    """Return `model` of a spec for one of the kinds."""
+    return {
+        "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocab": VOCAB,
+        "vocab_multiple": 16, **KINDS[kind][0],
+    }  # fmt: skip
+
+
+def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model in which no weight is a constant, as `randomise` does to ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import (
+            LlamaConfig,
+            LlamaForCausalLM,
+            Qwen2Config,
+            Qwen2ForCausalLM,
+            Qwen3Config,
+            Qwen3ForCausalLM,
+        )
+    classes = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
+    config, model = classes[kind]
+    made = model(config(**SIZES, **KINDS[kind][1])).to(dtype).eval()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            weight.copy_(noise * 0.2 + ("norm" in name))
+    return made
+
+
+def widen(model: nn.Module) -> None:
+    """Compute norms and angles in float64: transformers does in float32, whatever the type."""
+
+    def norm(self: Any, x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+        return self.weight * x * scale
+
+    def angles(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        size = 2 * len(self.inv_freq)
+        theta = self.config.rope_parameters["rope_theta"]
+        frequency = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        turn = (position_ids[..., None] * frequency).repeat(1, 1, 2)
+        return turn.cos(), turn.sin()
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(norm, module)  # type: ignore[method-assign]
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            module.forward = MethodType(angles, module)  # type: ignore[method-assign]
+
+
+class Seen(NamedTuple):
+    """Logits [B, S, v] of words from `first_word` on, of one microbatch on one rank."""
+
+    samples: tuple[int, ...]
+    positions: Tensor
+    first_word: int
+    logits: Tensor
+
+
+def started(spec: Spec, run: Path) -> tuple[RankSession, list[Event]]:
+    """Open a session and load what `init_from` names."""
+    session, events = RankSession(spec), list[Event]()
+    start_run(session, run, events.append)
+    return session, events
+
+
+def logits_on_rank(spec: Spec, run: Path) -> list[Seen]:
+    """Run a step from the weights of `init_from`; return the logits this rank computed."""
+    session, _ = started(spec, run)
+    seen: list[Seen] = []
+    forward, compute = LanguageStage.forward, LanguageStage._logits
+    latest: list[LanguageInput] = []
+
+    def noted(self: LanguageStage, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
+        latest[:] = [batch]
+        return forward(self, hidden, batch)
+
+    def shown(self: LanguageStage, x_ND: Tensor) -> tuple[Tensor, range]:
+        logits, part = compute(self, x_ND)
+        grid = session.layout.language.grid
+        samples = session.layout.samples.language(grid.index("dp", session.rank), len(seen))
+        shape = (len(samples), -1, len(part))
+        values = logits.detach().clone().view(shape)
+        seen.append(Seen(tuple(samples), latest[0].positions.clone(), part.start, values))
+        return logits, part
+
+    LanguageStage.forward, LanguageStage._logits = noted, shown  # type: ignore[method-assign]
+    try:
+        dataset = build_dataset(spec)
+        session.gradients(step_inputs(dataset, "train", ids_of(spec), 0))
+    finally:
+        LanguageStage.forward, LanguageStage._logits = forward, compute  # type: ignore[method-assign]
+        session.__exit__(None, None, None)
+    return seen
+
+
+def ids_of(spec: Spec) -> Sequence[int]:
+    """Return the samples of the first step."""
+    order = GlobalOrder(
+        build_dataset(spec).num_samples("train"), spec.batch.global_, spec.train.seed
+    )
+    return order.ids(0)
+
+
+def tokens_of(spec: Spec) -> Tensor:
+    """Return the tokens of the first step, [samples, S]."""
+    dataset = build_dataset(spec)
+    return torch.stack([torch.from_numpy(dataset.text("train", i)[0]) for i in ids_of(spec)])
+
+
+def joined(spec: Spec, parts: list[list[Seen]], num_words: int) -> Tensor:
+    """Return the logits of all ranks as one tensor [samples, S, words]; none may be left out."""
+    whole = torch.full(
+        (spec.batch.global_, spec.batch.seq, num_words), torch.nan, dtype=torch.float64
+    )
+    for each in (seen for part in parts for seen in part):
+        words = range(each.first_word, min(num_words, each.first_word + each.logits.shape[2]))
+        for item, sample in enumerate(each.samples):
+            rows = each.logits[item, :, : len(words)].double()
+            whole[sample, each.positions, words.start : words.stop] = rows
+    assert not whole.isnan().any()
+    return whole
+
+
+def weights_on_rank(
+    spec: Spec, run: Path, prepare: Callable[[], object] | None = None
+) -> tuple[list[Chunk], list[WeightsLoaded], object]:
+    """Return what this rank holds of language after `init_from`, the event, and what was noted."""
+    noted = prepare() if prepare is not None else None
+    session, events = started(spec, run)
+    chunks = [
+        Chunk(c.name, c.shape, c.offsets, c.tensor.clone(), c.counted)
+        for c in weight_chunks(session.modules["language"])
+    ]
+    dist.barrier()
+    session.__exit__(None, None, None)
+    return chunks, [event for event in events if isinstance(event, WeightsLoaded)], noted

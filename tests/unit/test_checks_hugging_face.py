@@ -1,0 +1,214 @@
+"""What `validate` says of a Hugging Face folder, by its config.json and without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo_launch.diag.diagnostic import Diagnostic, Severity
+from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.layout.hugging_face import ConfigError, decoder_keys
+
+TEXT = """version: 1
+name: t
+modules:
+  language:
+    model: {kind: decoder, layers: 2, hidden: 64, heads: 4, kv_heads: 2, mlp: 96, vocab: 50}
+    ranks: 0
+    init_from: FOLDER
+batch: {global: 2, seq: 64}
+data: {kind: synthetic}
+train: {steps: 1}
+"""
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+QWEN = ["modules.language.model.norm_eps=1e-6", "modules.language.model.kv_heads=4"]
+
+
+def found(
+    folder: Path, config: dict[str, Any] | str, *settings: str, weights: bool = True
+) -> tuple[Diagnostic, ...]:
+    folder.mkdir(exist_ok=True)
+    text = config if isinstance(config, str) else json.dumps(config)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    if weights:
+        (folder / "model.safetensors").touch()
+    return check_text(TEXT.replace("FOLDER", str(folder)), overrides=settings).diagnostics
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rope_theta": 10000.0, "rope_scaling": None, "head_dim": None, "torch_dtype": "bfloat16"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000}, "head_dim": 16},
+        {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+        {"vocab_size": 40, "tie_word_embeddings": False},
+    ],
+    ids=["transformers 4", "transformers 5", "said as it is", "smaller vocabulary"],
+)
+def test_a_folder_of_the_same_model_passes(more: dict[str, Any], tmp_path: Path) -> None:
+    assert found(tmp_path / "model", CONFIG | more) == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "values"),
+    [
+        ({"num_hidden_layers": 3}, "layers", ("2", "3")),
+        ({"hidden_size": 128, "head_dim": 16}, "hidden", ("64", "128")),
+        ({"num_attention_heads": 8, "head_dim": 16}, "heads", ("4", "8")),
+        ({"num_key_value_heads": None}, "kv_heads", ("2", "4")),
+        ({"head_dim": 32}, "head_dim", ("16", "32")),
+        ({"intermediate_size": 100}, "mlp", ("96", "100")),
+        ({"vocab_size": 51}, "vocab", ("50", "at least 51")),
+        ({"tie_word_embeddings": True}, "tied", ("false", "true")),
+        ({"rms_norm_eps": 1e-6}, "norm_eps", ("1e-05", "1e-06")),
+        ({"rope_theta": 500000.0}, "rope_theta", ("10000", "500000")),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta", ("10000", "500000")),
+    ],
+)
+def test_a_value_that_differs_is_named_with_both(
+    more: dict[str, Any], key: str, values: tuple[str, str], tmp_path: Path
+) -> None:
+    [item] = found(tmp_path / "model", CONFIG | more)
+    assert item.code == "init-from-unlike-model"
+    assert item.path == ("modules", "language", "model", key)
+    assert f"`{key}` of `language` is {values[0]}, " in item.headline
+    assert item.headline.endswith(f"config.json {values[1]}")
+    assert item.is_error
+    setting = item.help.split("`")[1].replace(": ", "=")
+    if key in ("layers", "mlp", "vocab", "tied", "norm_eps", "rope_theta", "kv_heads"):
+        corrected = f"modules.language.model.{setting}"
+        assert found(tmp_path / "model", CONFIG | more, corrected) == ()
+    [warning] = found(tmp_path / "model", CONFIG | more, "modules.language.init_partial=true")
+    assert (warning.code, warning.severity) == ("init-from-unlike-model", Severity.WARNING)
+
+
+def test_a_missing_norm_epsilon_is_that_of_transformers(tmp_path: Path) -> None:
+    config = {key: value for key, value in CONFIG.items() if key != "rms_norm_eps"}
+    assert [item.path[-1] for item in found(tmp_path / "model", config)] == ["norm_eps"]
+
+
+@pytest.mark.parametrize(
+    ("more", "differ"),
+    [
+        ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4}, {"qkv_bias"}),
+        ({"model_type": "qwen3", "attention_bias": False, "head_dim": 16}, {"qk_norm"}),
+        ({"model_type": "qwen3"}, {"qk_norm", "head_dim"}),
+    ],
+)
+def test_other_kinds_have_their_own_parts(
+    more: dict[str, Any], differ: set[str], tmp_path: Path
+) -> None:
+    items = found(tmp_path / "model", CONFIG | more)
+    assert {item.path[-1] for item in items} == differ
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, "`model_type: gpt2`"),
+        ({"model_type": None}, "`model_type: None`"),
+        ({"model_type": ["llama"]}, "`model_type: ['llama']`"),
+        (CONFIG | {"attention_bias": True}, "`attention_bias: true`"),
+        (CONFIG | {"mlp_bias": True}, "`mlp_bias: true`"),
+        (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
+        (CONFIG | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window"),
+        (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
+        (CONFIG | {"rope_scaling": {"rope_type": "llama3"}}, "`rope_type: llama3`"),
+        (CONFIG | {"rope_scaling": {"type": "linear"}}, "`rope_type: linear`"),
+        (CONFIG | {"rope_parameters": "yarn"}, "`rope_type: yarn`"),
+        (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
+        (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),
+    ],
+)
+def test_what_a_decoder_does_not_compute_is_refused(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    [item] = found(tmp_path / "model", config)
+    assert item.code == "init-from-not-supported"
+    assert words in item.headline
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "config.json cannot be read"),
+        ("[]", "config.json is no JSON object"),
+        (CONFIG | {"hidden_size": "64"}, "`hidden_size` in config.json is 64, not a number"),
+        (CONFIG | {"vocab_size": None}, "config.json does not say `vocab_size`"),
+        (CONFIG | {"num_hidden_layers": True}, "is true, not a number"),
+    ],
+)
+def test_a_config_that_says_nothing_useful_is_refused(
+    config: dict[str, Any] | str, words: str, tmp_path: Path
+) -> None:
+    [item] = found(tmp_path / "model", config)
+    assert item.code == "init-from-not-supported"
+    assert words in item.why
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    [item] = found(tmp_path / "model", CONFIG, weights=False)
+    assert "without safetensors" in item.headline
+
+
+def test_an_encoder_does_not_start_from_a_decoder(tmp_path: Path) -> None:
+    assert found(tmp_path / "model", CONFIG) == ()
+    text = TEXT.replace("    init_from: FOLDER\n", "").replace(
+        "  language:",
+        "  vision:\n    model: {kind: vit, layers: 2, hidden: 64, heads: 4, patch: 4}\n"
+        f"    ranks: 0\n    init_from: {tmp_path / 'model'}\n  language:",
+    )
+    [item] = check_text(text).diagnostics
+    assert item.code == "init-from-not-supported"
+    assert "for a `vit`" in item.headline
+
+
+def test_the_vocabulary_asked_for_has_room_for_placeholders(tmp_path: Path) -> None:
+    found(tmp_path / "model", CONFIG | {"vocab_size": 60})
+    text = TEXT.replace("FOLDER", str(tmp_path / "model")).replace(
+        "  language:",
+        "  vision:\n    model: {kind: vit, layers: 2, hidden: 64, heads: 4, patch: 4}\n"
+        "    ranks: 0\n  language:",
+    )
+    [item] = check_text(text).diagnostics
+    assert item.help == "write `vocab: 61` in `model`"
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    """Of every key that a configuration may leave out."""
+    transformers = pytest.importorskip("transformers")
+    for kind, name in (
+        ("llama", "LlamaConfig"),
+        ("qwen2", "Qwen2Config"),
+        ("qwen3", "Qwen3Config"),
+    ):
+        least = {
+            key: CONFIG[key]
+            for key in CONFIG
+            if key not in ("model_type", "num_key_value_heads", "rms_norm_eps")
+        }
+        said = decoder_keys({"model_type": kind, **least})
+        full = json.loads(getattr(transformers, name)(**least).to_json_string(use_diff=False))
+        assert decoder_keys({**full, "model_type": kind}) == said
+
+
+def test_validate_reads_the_config_without_torch(tmp_path: Path) -> None:
+    found(tmp_path / "model", CONFIG)
+    code = (
+        "import sys\n"
+        "from mimo_launch.layout.checks.entry import check_text\n"
+        f"assert check_text({TEXT.replace('FOLDER', str(tmp_path / 'model'))!r}).spec is not None\n"
+        "assert not {'torch', 'safetensors', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_size_is_a_number() -> None:
+    with pytest.raises(ConfigError, match="hidden_size"):
+        decoder_keys({**CONFIG, "hidden_size": [64]})
