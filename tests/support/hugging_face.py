@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from tests.support.specs import box, spec
 from torch import Tensor, nn
 
+from mimo_launch.layout.checks.entry import check
 from mimo_launch.modules.language import LanguageInput, LanguageStage
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
@@ -40,6 +42,37 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rms_norm_eps": 1e-2, "head_dim": 12},
     ),
 }
+
+
+LAYOUTS = {
+    "one rank": {},
+    "tp2": {"tp": 2},
+    "tp4": {"tp": 4},
+    "pp2": {"pp": 2},
+    "cp2": {"cp": 2},
+    "colocated dp2": {"dp": 2},
+}
+WIDE = {"tp4 dp2": {"tp": 4, "dp": 2}}  # fmt: skip
+
+
+def made(kind: str, layout: str, folder: Path, precision: str = "fp32", **more: Any) -> Spec:
+    """Return a spec of text alone whose language module starts from a folder."""
+    model = model_keys(kind) | more.pop("model", {})
+    modules = {"language": box(0, **{**LAYOUTS, **WIDE}[layout], init_from=str(folder), **more)}
+    if "colocated" in layout:
+        modules["vision"] = box(0, dp=2)
+        model["vocab"] += 1
+    modules["language"]["model"] = model
+    train = {"steps": 1, "precision": precision}
+    found = spec(modules, microbatches=2, mbs=2, seq=16, text_only=1.0, train=train)
+    assert check(found) == ()
+    return found
+
+
+def save(model: Any, folder: Path, **more: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder, **more)
 
 
 def model_keys(kind: str) -> dict[str, Any]:

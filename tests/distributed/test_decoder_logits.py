@@ -1,0 +1,84 @@
+"""Decoders are those of `transformers`, number by number, from weights that `init_from` reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.hugging_face import (
+    KINDS,
+    LAYOUTS,
+    VOCAB,
+    joined,
+    logits_on_rank,
+    made,
+    save,
+    tiny,
+    tokens_of,
+    widen,
+)
+from tests.support.proof import failures, verdicts
+from tests.support.specs import box, spec
+from torch import Tensor
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+
+
+def wanted_logits(model: Any, made: Spec) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=tokens_of(made)).logits
+    return logits.double()
+
+
+def deviation(found: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference by the largest logit."""
+    assert wanted.std() > 0.1
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    save(model, tmp_path / "model")
+    asked = made(kind, layout, tmp_path / "model")
+    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    wanted = wanted_logits(model, asked)
+    # A word that the file does not have gets the mean of the others' rows, so of their logits.
+    grown = asked.language.model.vocab - VOCAB
+    wanted = torch.cat([wanted, *[wanted.mean(-1, keepdim=True)] * grown], dim=-1)
+    assert deviation(joined(asked, parts, VOCAB + grown), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_transformers_in_float64(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind, torch.float64)
+    save(model, tmp_path / "model")
+    widen(model)
+    asked = made(kind, "one rank", tmp_path / "model", "fp64")
+    [part] = run_ranks(logits_on_rank, asked, tmp_path, world_size=1)
+    assert deviation(joined(asked, [part], VOCAB), wanted_logits(model, asked)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "changed", [{"norm_eps": 1e-4}, {"rope_theta": 400.0}], ids=lambda each: next(iter(each))
+)
+def test_the_bound_sees_a_wrong_setting(changed: dict[str, float], tmp_path: Path) -> None:
+    model = tiny("llama")
+    save(model, tmp_path / "model")
+    asked = made("llama", "one rank", tmp_path / "model")
+    update = {"model": asked.language.model.model_copy(update=changed)}
+    wrong = asked.language.model_copy(update=update)
+    asked = asked.model_copy(update={"modules": {"language": wrong}})
+    [part] = run_ranks(logits_on_rank, asked, tmp_path, world_size=1)
+    assert deviation(joined(asked, [part], VOCAB), wanted_logits(model, asked)) > 1e-5
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_gradients_with_biases_are_those_of_one_rank(tp: int) -> None:
+    """Key and value biases, too, where tp ranks share a head; an epsilon that matters."""
+    model = {"heads": 4, "kv_heads": 2, "qkv_bias": True, "norm_eps": 0.1}
+    asked = spec({"language": box(0, tp=tp, model=model, sequence_parallel=tp == 4)})
+    assert failures(verdicts(asked)) == []
