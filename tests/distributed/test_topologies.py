@@ -57,9 +57,14 @@ def test_the_layout_of_a_benchmark_computes_the_one_rank_gradients(path: Path) -
     assert failures(verdicts(load(path))) == []
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 5])
+@pytest.mark.parametrize("microbatches", [1, 5, pytest.param(2, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
-    "name", ["colocated_pp2", "colocated_pp2_dp_outermost", "colocated_pp2_fan_out"]
+    "name",
+    [
+        "colocated_pp2",
+        "colocated_pp2_dp_outermost",
+        pytest.param("colocated_pp2_fan_out", marks=pytest.mark.sweep),
+    ],
 )
 def test_phases_are_right_for_few_and_many_microbatches(name: str, microbatches: int) -> None:
     """One, two and five groups or microbatches, with both orders of pp and dp."""
