@@ -1,8 +1,12 @@
 """Set-up of every test run: one thread per process, and what forked ranks need imported before."""
 
 import os
+import signal
 
 # A forked rank hangs in an OpenMP pool that its parent has used with several threads.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Started by nohup or a service, the tests would ignore it, and so would what they start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 from tests.support.two_hosts import hosts  # noqa: F401 - a fixture of several folders
