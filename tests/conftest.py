@@ -6,7 +6,7 @@ import signal
 # A forked rank hangs in an OpenMP pool that its parent has used with several threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from tests.support.two_hosts import hosts  # noqa: E402, F401 - a fixture of several folders
+from tests.support.two_hosts import hosts  # noqa: F401 - a fixture of several folders
 
 # Started by nohup or a service, the tests would ignore it, and so would what they start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
