@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 
-def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def to_device(values: Any, device: torch.device) -> Tensor:
     """Return a tensor, an array or a list of numbers as a tensor on `device`.
 
     A copy from ordinary memory would make the host wait until the GPU has caught up with it.
     """
     tensor = torch.as_tensor(values)
     if device.type != "cuda":
-        return tensor.to(device, dtype)
-    if dtype is not None and dtype.itemsize < tensor.dtype.itemsize:
-        tensor = tensor.to(dtype)
+        return tensor.to(device)
     if not tensor.is_pinned():
         tensor = tensor.pin_memory()
-    return tensor.to(device, dtype, non_blocking=True)
+    return tensor.to(device, non_blocking=True)

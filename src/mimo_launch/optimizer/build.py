@@ -85,30 +85,25 @@ def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
     return None
 
 
-class _LocalAdamW(torch.optim.AdamW):
+class _Local:
     """Moves the shards that FSDP2 left on this rank, without DTensor around every operation.
 
     State stays by parameter, sharded like it.
     """
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
-        answer = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
-        return _locally(lists, answer)
+        answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        for tensors in lists:
+            tensors[:] = [local_tensor(tensor) for tensor in tensors]
+        return answer
 
 
-class _LocalSGD(torch.optim.SGD):
-    """The same for SGD, which has no state."""
-
-    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
-        answer = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
-        return _locally(lists, answer)
+class _LocalAdamW(_Local, torch.optim.AdamW):
+    """AdamW on local shards."""
 
 
-def _locally(lists: tuple[list[Tensor], ...], answer: bool) -> bool:
-    """Put local tensors in the place of sharded ones, in every list of an optimizer's step."""
-    for tensors in lists:
-        tensors[:] = [local_tensor(tensor) for tensor in tensors]
-    return answer
+class _LocalSGD(_Local, torch.optim.SGD):
+    """SGD on local shards."""
 
 
 def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:

@@ -28,7 +28,6 @@ class Section(StrEnum):
 
 # What ran, and when it started and ended, in seconds of the host's clock.
 Noted = tuple[Slot | Section, float, float]
-SlotTime = tuple[Slot, float, float]
 _Instant = Any  # A host time in seconds, or a torch.cuda.Event.
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from mimo_launch.layout.layout import Layout
-from mimo_launch.runtime.clock import Noted, Section, SlotTime
+from mimo_launch.runtime.clock import Noted, Section
 from mimo_launch.schedule.actions import Action, Slot
 from mimo_launch.schedule.channels import channels, component_of, is_sender, message
 
@@ -38,7 +38,7 @@ class Shares:
 class RankStep:
     """One step of one rank: its slots in order, its sections, and its end."""
 
-    slots: list[SlotTime] = field(default_factory=list)
+    slots: list[tuple[Slot, float, float]] = field(default_factory=list)
     sections: dict[Section, Span] = field(default_factory=dict)
 
     @property
