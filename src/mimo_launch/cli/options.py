@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from mimo_launch.grids.world import DeviceKind
+    from mimo_launch.launcher.ranks import RankDevice
     from mimo_launch.plan.calibration import Calibration
 
 
@@ -72,6 +74,16 @@ def constants_of(path: Path | None) -> "Calibration | None":
         return None if path is None else load(path)
     except CalibrationError as error:
         raise typer.BadParameter(str(error), param_hint="--calibration") from None
+
+
+def device_here(wanted: "DeviceKind", num_workers: int) -> "RankDevice":
+    """Return the device of so many workers on this host. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
+
+    try:
+        return device_of(wanted, num_workers)
+    except NotEnoughGpus as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def shown_ranks(text: str | None) -> frozenset[int]:

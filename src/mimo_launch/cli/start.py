@@ -15,6 +15,7 @@ import typer
 
 from mimo_launch.cli.attempts import Screen, interrupted_by, run_attempts
 from mimo_launch.cli.console import Console
+from mimo_launch.cli.options import device_here
 
 if TYPE_CHECKING:
     from mimo_launch.cli.origin import Origin
@@ -66,16 +67,11 @@ class Start:
 
         Raises: typer.BadParameter if it cannot be.
         """
-        from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
-
         if self.device != "cpu":
             from mimo_launch.launcher.preload import import_for_workers
 
             import_for_workers()  # Now: else the child that counts GPUs would import torch as well.
-        try:
-            return replace(self, device=device_of(self.device, num_workers))
-        except NotEnoughGpus as error:
-            raise typer.BadParameter(str(error), param_hint="--device") from error
+        return replace(self, device=device_here(self.device, num_workers))
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.console import Console, console_of
-from mimo_launch.cli.options import Device, Overrides, Where
+from mimo_launch.cli.options import Device, Overrides, Where, device_here
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -111,7 +111,6 @@ def _prove(
 
     # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
     from mimo_launch.launcher.preload import import_for_workers
     from mimo_launch.launcher.ranks import RankError
     from mimo_launch.layout.checks.entry import check
@@ -125,10 +124,7 @@ def _prove(
     if illegal:
         console.note(f"the spec cannot be proved small: {illegal[0].headline}")
         raise typer.Exit(1)
-    try:
-        place = device_of(device.value, world_size(small))
-    except NotEnoughGpus as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
+    place = device_here(device.value, world_size(small))
     if not quiet:
         console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")
     try:

@@ -65,6 +65,11 @@ class ModuleLayout:
         """Whether this module computes the loss."""
         return self.name == LANGUAGE
 
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether ranks along dp x cp hold terms of the same gradients."""
+        return self.grid.size("dp") * self.grid.size("cp") > 1
+
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages that `rank` holds: one, or every pp-th with virtual stages."""
         return self.stages[self.grid.index("pp", rank) :: self.grid.size("pp")]

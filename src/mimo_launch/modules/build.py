@@ -106,7 +106,7 @@ def build_modules(
             network.to_empty(device=context.device)
             init_parameters(module.name, network, spec.train.seed, randomise=randomise)
             flags[stage.index] = FiniteFlag(context.device)
-            if grids.group(module.name, "dp", "cp").size > 1:
+            if module.sums_gradients:
                 for unit in fsdp_modules(network):
                     watch(unit, flags[stage.index])
             stages[stage.index] = network

@@ -67,7 +67,14 @@ class TeGeluMlp(nn.Module):
 class TeBlock(SegmentedModule):
     """Pre-norm transformer block; with `recompute` it keeps only its input for the backward."""
 
-    def __init__(self, layers: TeLayers, shape: BlockShape, *, recompute: bool) -> None:
+    def __init__(
+        self,
+        layers: TeLayers,
+        shape: BlockShape,
+        canonical: dict[str, Segment],
+        *,
+        recompute: bool,
+    ) -> None:
         super().__init__()
         self.recompute = recompute
         self.attention = TeAttention(
@@ -89,7 +96,7 @@ class TeBlock(SegmentedModule):
             self.mlp = TeGeluMlp(layers, shape)
         else:
             raise ValueError(f"no layer for a gated MLP with biases: {shape}")
-        self.segments = adopted_segments(self, canonical_segments(layers.context, shape))
+        self.segments = adopted_segments(self, canonical)
 
     def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         """Return the block's output for every token."""
@@ -154,6 +161,8 @@ def te_blocks(
 
     Raises: BackendError where the package cannot be used.
     """
-    layers = te_layers(context)
+    layers, canonical = te_layers(context), canonical_segments(context, shape)
     numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-    return nn.ModuleDict({str(i): TeBlock(layers, shape, recompute=recompute) for i in numbers})
+    return nn.ModuleDict(
+        {str(i): TeBlock(layers, shape, canonical, recompute=recompute) for i in numbers}
+    )
