@@ -12,14 +12,20 @@ from tests.support.hugging_face import KINDS, VOCAB, made, save, tiny, weights_o
 from torch import Tensor
 
 from mimo_launch.launcher.ranks import RankError, run_ranks
-from mimo_launch.layout.hugging_face import tensor_name
+from mimo_launch.layout.hugging_face.registry import FAMILIES
+from mimo_launch.spec.model import DecoderModel
 from mimo_launch.train.checkpoint import hugging_face
 from mimo_launch.train.checkpoint.chunks import Chunk
 
 
+def tensor_name(chunk: str) -> str:
+    ours = chunk.removeprefix("weights/language.")
+    return FAMILIES["llama"].place(ours, DecoderModel.model_construct()).name
+
+
 def full_tensor(chunk: Chunk, state: dict[str, Tensor]) -> Tensor:
     """Return a tensor of transformers with rows of the mean, then padding, which is not known."""
-    saved = state[tensor_name(chunk.name.removeprefix("weights/language."))]
+    saved = state[tensor_name(chunk.name)]
     if saved.shape[0] != VOCAB or saved.ndim != 2:
         return saved
     mean = saved.double().mean(0, keepdim=True)

@@ -10,7 +10,8 @@ import pytest
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.layout.checks.entry import check_text
-from mimo_launch.layout.hugging_face import ConfigError, decoder_keys
+from mimo_launch.layout.hugging_face.folder import ConfigError
+from mimo_launch.layout.hugging_face.registry import FAMILIES
 
 TEXT = """version: 1
 name: t
@@ -193,9 +194,9 @@ def test_defaults_are_those_of_transformers() -> None:
             for key in CONFIG
             if key not in ("model_type", "num_key_value_heads", "rms_norm_eps")
         }
-        said = decoder_keys({"model_type": kind, **least})
+        said = FAMILIES[kind].keys(least)
         full = json.loads(getattr(transformers, name)(**least).to_json_string(use_diff=False))
-        assert decoder_keys({**full, "model_type": kind}) == said
+        assert FAMILIES[kind].keys(full) == said
 
 
 def test_validate_reads_the_config_without_torch(tmp_path: Path) -> None:
@@ -211,4 +212,4 @@ def test_validate_reads_the_config_without_torch(tmp_path: Path) -> None:
 
 def test_a_size_is_a_number() -> None:
     with pytest.raises(ConfigError, match="hidden_size"):
-        decoder_keys({**CONFIG, "hidden_size": [64]})
+        FAMILIES["llama"].keys({**CONFIG, "hidden_size": [64]})

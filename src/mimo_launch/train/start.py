@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mimo_launch.comm.objects import from_first
-from mimo_launch.layout.hugging_face import is_hugging_face
+from mimo_launch.layout.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.checkpoint.folder import CHECKPOINTS

@@ -6,19 +6,18 @@ Leaves: the tensors to `train.checkpoint`, which accounts for each.
 """
 
 from pathlib import Path
+from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.hugging_face import (
+from mimo_launch.layout.hugging_face.folder import (
     CONFIG,
-    DECODERS,
     ConfigError,
-    decoder_keys,
     has_weights,
     is_hugging_face,
-    not_computed,
     read_config,
 )
+from mimo_launch.layout.hugging_face.registry import family_of, model_types
 from mimo_launch.layout.tokens import vocab_size
 from mimo_launch.spec.model import DecoderModel, Spec
 
@@ -38,19 +37,25 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
         return
     try:
         config = read_config(folder)
-        settings = tuple(not_computed(config))
-        wanted = {} if settings else decoder_keys(config)
+        family = family_of(config)
+        settings = (
+            (f"model_type: {config.get('model_type')}",)
+            if family is None
+            else tuple(family.not_computed(config))
+        )
+        wanted = {} if family is None or settings else family.keys(config)
     except ConfigError as error:
         yield _cannot(name, folder, "as it is", str(error))
         return
     for setting in settings:
-        why = f"a decoder has no such setting; of model types it takes {', '.join(DECODERS)}"
+        types = ", ".join(model_types("decoder"))
+        why = f"a decoder has no such setting; of model types it takes {types}"
         yield _cannot(name, folder, f"with `{setting}`", why)
     for key, value in wanted.items():
         yield from _compare(spec, name, model, key, value)
 
 
-def _compare(spec: Spec, name: str, model: DecoderModel, key: str, there: float) -> Findings:
+def _compare(spec: Spec, name: str, model: DecoderModel, key: str, there: Any) -> Findings:
     """Compare one value; a vocabulary may be larger than that of the folder."""
     derived = {
         "kv_heads": model.num_kv_heads,
@@ -76,7 +81,7 @@ def _compare(spec: Spec, name: str, model: DecoderModel, key: str, there: float)
     )
 
 
-def _text(value: float) -> str:
+def _text(value: Any) -> str:
     """Return a value as a spec writes it."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.hugging_face import is_hugging_face
+from mimo_launch.layout.hugging_face.folder import is_hugging_face
 from mimo_launch.spec.model import Spec
 
 MARKER = "checkpoint.json"

@@ -18,14 +18,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
 from mimo_launch.comm.objects import from_first, gather_objects
-from mimo_launch.layout.hugging_face import (
-    EMBEDDING,
-    HEAD,
-    INDEX,
-    WEIGHTS,
-    is_ignored,
-    tensor_name,
-)
+from mimo_launch.layout.hugging_face.decoder import EMBEDDING, HEAD, is_ignored, place
+from mimo_launch.layout.hugging_face.folder import INDEX, WEIGHTS
 from mimo_launch.layout.tokens import vocab_size
 from mimo_launch.spec.model import DecoderModel
 from mimo_launch.train.checkpoint.chunks import WEIGHTS as PREFIX
@@ -62,10 +56,10 @@ def load_hugging_face(
         raise TypeError(f"a {model.kind} has no names in a Hugging Face folder")
     stored = _headers_on_first(folder, group)
     module, vocab = session.modules.get(name), vocab_size(session.spec)
-    chunks = [] if module is None else [_renamed(c, name) for c in weight_chunks(module)]
+    chunks = [] if module is None else [_renamed(c, name, model) for c in weight_chunks(module)]
     chunks = [_of_file(chunk, stored, vocab) for chunk in chunks]
     found = fit({key: each.shape for key, each in stored.items()}, chunks, group)
-    unknown = [key for key in found.unused if not is_ignored(key, tied=model.tied)]
+    unknown = [key for key in found.unused if not is_ignored(key, model)]
     missing = [f"{key} ({size(shape)})" for key, shape in found.missing.items()]
     partial = session.spec.modules[name].init_partial
     if found.num_loaded == 0 or ((missing or found.misfits or unknown) and not partial):
@@ -92,9 +86,9 @@ def load_hugging_face(
     )
 
 
-def _renamed(chunk: Chunk, module: str) -> Chunk:
+def _renamed(chunk: Chunk, module: str, model: DecoderModel) -> Chunk:
     """Return a chunk under the name it has in the files."""
-    return replace(chunk, name=tensor_name(chunk.name.removeprefix(f"{PREFIX}/{module}.")))
+    return replace(chunk, name=place(chunk.name.removeprefix(f"{PREFIX}/{module}."), model).name)
 
 
 def _of_file(chunk: Chunk, stored: dict[str, Stored], vocab: int) -> Chunk:
