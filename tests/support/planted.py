@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from mimo_launch.comm import autograd
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.modules import build
-from mimo_launch.parallel import layers
+from mimo_launch.parallel import layers, masks
 from mimo_launch.runtime import compute, executor, inputs
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import session
@@ -320,10 +320,9 @@ def shuffled(**settings: Any) -> Spec:
 
 def squares_row_major() -> None:
     """Patches stand in the order of the image, yet neighbours in the list become one row."""
-    correct = compute.pack_images
+    correct = compute.reader
+    compute.reader = lambda model: correct(model.model_copy(update={"shuffle": 1}))
 
-    def row_major(images: Any, model: Any, *rest: Any) -> Any:
-        return correct(images, model.model_copy(update={"shuffle": 1}), *rest)
 
     compute.pack_images = row_major
 
@@ -352,3 +351,5 @@ BUGS: dict[str, Bug] = {
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
     "squares row-major": Bug(squares_row_major, shuffled()),
 }
+    "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
+    "height and width swapped": Bug(height_and_width_swapped, three_axes()),

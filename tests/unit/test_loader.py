@@ -54,9 +54,11 @@ def test_what_was_read_is_what_the_data_set_says() -> None:
             np.testing.assert_array_equal(mine, theirs)
         np.testing.assert_array_equal(inputs.documents(position), source.documents(position))
         [mine], [theirs] = inputs.images(position, "vision"), source.images(position, "vision")
-        whole = cut_image(theirs, MADE.modules["vision"].model, torch.float64, pinned=False)
-        assert mine.pixels.dtype == torch.float64
-        assert torch.equal(mine.pixels, whole.pixels)
+        whole = cut_image(
+            theirs, model=MADE.modules["vision"].model, dtype=torch.float64, pinned=False
+        )
+        assert mine.values.dtype == torch.float64
+        assert torch.equal(mine.values, whole.values)
         assert torch.equal(mine.positions, whole.positions)
 
 

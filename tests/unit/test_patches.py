@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mimo_launch.modules.patches import Patches, cut_image, pack_images
+from mimo_launch.modules.inputs import pack, reader
+from mimo_launch.modules.patches import Patches, cut_image
 from mimo_launch.spec.model import VitModel
 
 MODEL = VitModel(kind="vit", layers=1, hidden=8, heads=1, patch=2, channels=3, shuffle=2)
@@ -37,9 +38,9 @@ def test_patches_of_a_square_stand_together(s: int, *, writeable: bool) -> None:
     pixels = image(8, 12, 0)
     pixels.flags.writeable = writeable
     model = MODEL.model_copy(update={"shuffle": s})
-    cut = cut_image(pixels, model, torch.float64, pinned=False)
+    cut = cut_image(pixels, model=model, dtype=torch.float64, pinned=False)
     expected = one_by_one(pixels, s)
-    np.testing.assert_array_equal(cut.pixels.numpy(), np.stack([patch for patch, _ in expected]))
+    np.testing.assert_array_equal(cut.values.numpy(), np.stack([patch for patch, _ in expected]))
     assert cut.positions.tolist() == [list(place) for _, place in expected]
 
 

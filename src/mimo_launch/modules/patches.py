@@ -1,14 +1,13 @@
-"""Images as patches: cut on the host, packed on the device.
+"""Images as patches, cut on the host.
 
 Decides: the order of patches, and that they are cut and cast where samples are read, which may be
 another thread, so that packing is nothing but copies.
 Relies on: pinned memory on CUDA, from which copies are made while the host goes on.
-Leaves: the embedding of patches to `vision`, which patches a rank holds to its callers.
+Leaves: the embedding of patches to `vision`, packing to `inputs`.
 
-Legend: P pixels of a patch, N patches, s side of the square of patches that becomes one row.
+Legend: P numbers of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,32 +15,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.spec.model import VitModel
 
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """Pixels [N, P] and (y, x) in their image [N, 2].
+    """What becomes the tokens of an encoder: values [N, P] and places [N, axes].
 
-    Patches that only pad the list to what cp and tp need give no rows.
+    Of an image: its pixels and (y, x). Patches that only pad the list to what cp and tp need give
+    no rows.
     """
 
-    pixels: Tensor
+    values: Tensor
     positions: Tensor
 
 
-def cut_image(image: np.ndarray, model: VitModel, dtype: torch.dtype, *, pinned: bool) -> Patches:
-    """Cut an image [channels, height, width] into patches of `dtype` on the host.
+def cut_image(array: np.ndarray, *, model: VitModel, dtype: torch.dtype, pinned: bool) -> Patches:
+    """Cut an image, `array` [channels, height, width], into patches of `dtype` on the host.
 
     The patches of a square that becomes one row stand together, in row-major order, and so do the
     squares of an image: a row is a view of its patches, and positions alone say where a patch is.
     """
     side, s = model.patch, model.shuffle
-    channels, height, width = image.shape
+    channels, height, width = array.shape
     rows, columns = height // (s * side), width // (s * side)
     # torch does not take an array that must not be written to.
-    source = torch.from_numpy(image if image.flags.writeable else image.copy())
+    source = torch.from_numpy(array if array.flags.writeable else array.copy())
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
     # One pass: put in order, cast and, for a GPU, pinned.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)

@@ -1,7 +1,7 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
-Decides: positions, pixel shuffle, the projector, and which rows this rank owns at the end.
-Relies on: `patches` for their order, `layout.shards.row_cut` for ownership of rows.
+Decides: positions and pixel shuffle.
+Relies on: `patches` for their order, `rows` for the projector and the rows of this rank.
 Leaves: moving rows to the bridge.
 
 Legend: P pixels of a patch, N patches of a replica's group (padded to a multiple of tp under
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.comm.autograd import split_rows
 from mimo_launch.layout.layout import Stage
-from mimo_launch.modules.block import BlockShape, Mlp, blocks
+from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.modules.patches import Patches
+from mimo_launch.modules.rows import owned, projector
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.layers import Norm, RowLinear
+from mimo_launch.parallel.layers import Norm
 from mimo_launch.parallel.masks import ImageMask
 from mimo_launch.parallel.segments import SegmentedModule, replicated
 from mimo_launch.spec.model import VitModel
@@ -74,22 +74,6 @@ class PatchEmbedding(SegmentedModule):
         return nn.functional.linear(patches, self.weight, self.bias)
 
 
-class LinearProjector(nn.Module):
-    """One linear map to the language width, its input features cut over tp."""
-
-    def __init__(self, context: ParallelContext, width: int, out: int) -> None:
-        super().__init__()
-        self.context = context
-        self.part = context.part(width)
-        self.output = RowLinear(context, "linear", width, out, bias=True)
-
-    def forward(self, x_nD: Tensor) -> Tensor:
-        """Return the rows [n, L]."""
-        x_ND = self.context.enter(x_nD)
-        rows: Tensor = self.output(x_ND[:, self.part.start : self.part.stop])
-        return rows
-
-
 class VisionStage(nn.Module):
     """Consecutive layers of a ViT; the first stage embeds patches, the last one projects rows."""
 
@@ -121,13 +105,7 @@ class VisionStage(nn.Module):
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
             self.row_width = model.hidden * model.patches_per_row
-            self.projector: nn.Module
-            if model.projector == "mlp":
-                self.projector = Mlp(
-                    context, self.row_width, language_width, language_width, gated=False, bias=True
-                )
-            else:
-                self.projector = LinearProjector(context, self.row_width, language_width)
+            self.projector = projector(context, model.projector, self.row_width, language_width)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
@@ -152,7 +130,7 @@ class VisionStage(nn.Module):
     def _embed(self, given: Patches | None) -> Tensor:
         if given is None:
             raise ValueError("the first stage of an encoder needs pixels")
-        patches, positions = given.pixels, given.positions
+        patches, positions = given.values, given.positions
         if self.context.sequence_parallel:
             # Each tp rank embeds its own tokens only; attention and MLP regions gather them.
             share = patches.shape[0] // self.context.tp.size

@@ -18,8 +18,8 @@ from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import LANGUAGE, Layout
 from mimo_launch.layout.shards import held_patches
 from mimo_launch.modules.build import RankModule
+from mimo_launch.modules.inputs import pack, reader
 from mimo_launch.modules.language import LanguageInput
-from mimo_launch.modules.patches import pack_images
 from mimo_launch.modules.vision import EncoderInput
 from mimo_launch.parallel.masks import image_mask, zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
@@ -34,7 +34,7 @@ from mimo_launch.runtime.inputs import (
     read_text,
 )
 from mimo_launch.schedule.actions import Action
-from mimo_launch.spec.model import Spec, VitModel
+from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 
 
 @dataclass(slots=True)
@@ -128,9 +128,6 @@ class Stages:
         self, module: RankModule, stage: int, group: int, step: StepState
     ) -> EncoderInput:
         """Return the packed images of a group; later stages need their sizes only."""
-        model = self.spec.modules[module.name].model
-        if not isinstance(model, VitModel):
-            raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
         layout = module.layout
         replica = layout.grid.index("dp", self.rank)
         total = num_rows(self.layout, step.plan, layout, self.rank, group)

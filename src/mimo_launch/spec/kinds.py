@@ -26,21 +26,18 @@ class Grid(Strict):
         return self.tp * self.cp * self.pp * self.dp
 
 
-class VitModel(Strict):
-    """A vision transformer over images of any size, with a projector to the language width."""
+class EncoderModel(Strict):
+    """What every encoder has: blocks, and a projector to the language width behind them.
 
-    kind: Literal["vit"]
+    An encoder turns an array of a sample (an image, a clip) into patches, which are the tokens of
+    its blocks, and these into rows for the language model.
+    """
+
+    kind: str
     layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
     hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
     heads: PositiveInt = Field(description="Number of attention heads.", examples=[4])
-    patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
-    channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
     mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
-    shuffle: PositiveInt = Field(
-        1,
-        description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
-        "becomes one row, as wide as all of them, in front of the projector.",
-    )
     projector: Literal["mlp", "linear"] = Field(
         "mlp", description="Last layer of the encoder: two linear maps with a GELU, or one."
     )
@@ -52,6 +49,28 @@ class VitModel(Strict):
 
     @property
     def patches_per_row(self) -> int:
+        """Patches that become one row together."""
+        raise NotImplementedError
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the array that becomes `height x width` rows."""
+        raise NotImplementedError
+
+
+class VitModel(EncoderModel):
+    """A vision transformer over images of any size, with a projector to the language width."""
+
+    kind: Literal["vit"]
+    patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
+    shuffle: PositiveInt = Field(
+        1,
+        description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
+        "becomes one row, as wide as all of them, in front of the projector.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
         """Patches of the square that becomes one row."""
         return self.shuffle**2
 
@@ -59,6 +78,10 @@ class VitModel(Strict):
     def row_side(self) -> int:
         """Side, in pixels, of the square that becomes one row."""
         return self.shuffle * self.patch
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (channels, height, width) of an image in pixels."""
+        return self.channels, height * self.row_side, width * self.row_side
 
 
 class DecoderModel(Strict):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import AXES, MissingPartError, Ranks, Strict, rank_range
-from mimo_launch.spec.kinds import DecoderModel, Grid, Model, VitModel
+from mimo_launch.spec.kinds import DecoderModel, EncoderModel, Grid, Model, VitModel
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
@@ -32,11 +32,13 @@ from mimo_launch.spec.sections import (
 __all__ = [
     "AXES",
     "MODULE_NAME",
+    "Balance",
     "BatchSpec",
     "CheckpointSpec",
     "Data",
     "DecoderModel",
     "DigitsData",
+    "EncoderModel",
     "EvalSpec",
     "Grid",
     "LogSpec",
@@ -59,6 +61,7 @@ __all__ = [
     "rank_range",
 ]
 
+Balance = Literal["none", "linked", "all"]
 MODULE_NAME = r"^[a-z][a-z0-9_]*$"
 
 
@@ -99,6 +102,13 @@ class ModuleSpec(Strict):
         "auto",
         description="Fuse passes over activations (norms, rotations, activation functions, loss) "
         "with torch.compile; `auto`: on GPUs, below fp64.",
+    )
+    balance: Balance = Field(
+        "linked",
+        description="Give each replica of an encoder about as many patches of a step as the "
+        "others, so that one large image does not hold up all. `linked`: samples move among "
+        "replicas that feed the same language replicas; `all`: among all of them, at the price of "
+        "a bridge between all; `none`: samples are dealt out by number.",
     )
     init_from: str | None = Field(
         None,

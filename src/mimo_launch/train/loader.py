@@ -17,8 +17,9 @@ from mimo_launch.layout.data_plan import DataPlan, SamplePlan
 from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
 from mimo_launch.modules.build import compute_dtype
-from mimo_launch.modules.patches import Patches, cut_image
-from mimo_launch.spec.model import Spec, VitModel
+from mimo_launch.modules.inputs import reader
+from mimo_launch.modules.patches import Patches
+from mimo_launch.spec.model import EncoderModel, Spec
 from mimo_launch.train.data.dataset import BadSample, Dataset
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import make_data_plan
@@ -99,7 +100,11 @@ class ReadInputs:
             SamplePlan(sample.id, num_tokens=0, num_labels=0) if position in bad else sample
             for position, sample in enumerate(self.plan.samples)
         )
-        return replace(self, plan=replace(self.plan, samples=samples), left_out=frozenset(bad))
+        return replace(
+            self,
+            plan=replace(self.plan, samples=samples, planned=self.plan.indexed),
+            left_out=frozenset(bad),
+        )
 
 
 def read_step(
@@ -142,10 +147,10 @@ def _records(
     for position in reads.answers:
         yield position, partial(source.answer, position), partial(setitem, into.answers, position)
     for encoder, positions in reads.images.items():
-        model = spec.modules[encoder].model
-        if not isinstance(model, VitModel):
+        model = spec.encoders[encoder].model
+        if not isinstance(model, EncoderModel):
             raise TypeError(f"encoder {encoder} has a model of unknown kind {model!r}")
-        cut = partial(cut_image, dtype=compute_dtype(spec.train.precision), pinned=pinned)
+        cut = partial(reader(model).cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
         for position in positions:
             read = partial(_read_images, source, position, encoder, model, cut)
             yield position, read, partial(setitem, into.pixels, (position, encoder))
@@ -155,8 +160,8 @@ def _read_images(
     source: DatasetInputs,
     position: int,
     encoder: str,
-    model: VitModel,
-    cut: Callable[[np.ndarray, VitModel], Patches],
+    model: EncoderModel,
+    cut: Callable[[np.ndarray], Patches],
 ) -> list[Patches]:
     """Return the images of a sample. Raises: BadSample if they are not those of the index."""
     images = source.images(position, encoder)
@@ -164,10 +169,10 @@ def _read_images(
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        size = (model.channels, span.height * model.row_side, span.width * model.row_side)
-        if image.shape != size:
-            raise BadSample(f"pixels {image.shape} for {encoder}, the index has {size}")
-    return [cut(image, model) for image in images]
+        shape = model.input_shape(span.height, span.width)
+        if image.shape != shape:
+            raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
+    return [cut(image) for image in images]
 
 
 def _reason(error: BaseException) -> str:

@@ -138,10 +138,7 @@ class SyntheticSamples:
         stream = 1 + list(self._models).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))
         return [
-            normal.standard_normal(
-                (model.channels, span.height * model.row_side, span.width * model.row_side),
-                dtype=np.float32,
-            )
+            normal.standard_normal(model.input_shape(span.height, span.width), dtype=np.float32)
             for span in self.plan(split, index).spans.get(encoder, ())
         ]
 

@@ -1,0 +1,76 @@
+"""How each kind of encoder reads: what is cut of an array on the host, and packed on the device.
+
+Decides: the seam between data and encoders. A data set gives arrays of the shape that the model's
+`input_shape` names; a `Reader` cuts one into the patches that become tokens, in the order of rows.
+Relies on: `patches` for images.
+Leaves: reading arrays to `train`, embedding patches to the encoders, which patches a rank holds to
+its callers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mimo_launch.modules.patches import Patches, cut_image
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.spec.model import Model, VitModel
+
+
+class Cut(Protocol):
+    """Cuts one array into patches of `dtype`, in pinned memory where a GPU will copy them."""
+
+    def __call__(self, array: np.ndarray, *, dtype: torch.dtype, pinned: bool) -> Patches:
+        """Return the patches, those of a row together, on the host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How one encoder reads: `width` values and `axes` coordinates for each patch."""
+
+    width: int
+    axes: int
+    cut: Cut
+
+
+def _of_vit(model: VitModel) -> Reader:
+    return Reader(model.channels * model.patch**2, 2, partial(cut_image, model=model))
+
+
+READERS: dict[str, Callable[..., Reader]] = {"vit": _of_vit}
+
+
+def reader(model: Model) -> Reader:
+    """Return how an encoder reads. Raises: TypeError for a model that is no encoder."""
+    if model.kind not in READERS:
+        raise TypeError(f"a model of kind {model.kind} reads no arrays")
+    return READERS[model.kind](model)
+
+
+def pack(
+    arrays: Sequence[Patches | np.ndarray], how: Reader, context: ParallelContext, held: range
+) -> Patches:
+    """Bring the patches of arrays, one after another, to the device, in the compute type.
+
+    An array that is not cut yet is cut here. Of the list, padded at the end with zeros, this rank
+    keeps `held`.
+    """
+    device, dtype = context.device, context.compute_dtype
+    values = torch.zeros((len(held), how.width), dtype=dtype, device=device)
+    positions = torch.zeros((len(held), how.axes), dtype=torch.int64, device=device)
+    first = 0
+    for array in arrays:
+        cut = array if isinstance(array, Patches) else how.cut(array, dtype=dtype, pinned=False)
+        last = first + len(cut.values)
+        start, stop = max(first, held.start), min(last, held.stop)
+        if start < stop:
+            here = slice(start - held.start, stop - held.start)
+            part = slice(start - first, stop - first)
+            values[here].copy_(cut.values[part], non_blocking=True)
+            positions[here].copy_(cut.positions[part], non_blocking=True)
+        first = last
+    return Patches(values, positions)
