@@ -350,6 +350,6 @@ BUGS: dict[str, Bug] = {
     "documents see each other": Bug(documents_see_each_other, piped(max_documents=4)),
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
     "squares row-major": Bug(squares_row_major, shuffled()),
-}
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),
+}

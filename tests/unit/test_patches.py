@@ -50,10 +50,10 @@ def test_a_rank_gets_its_part_of_the_list_and_zeros_behind_it(held: range, *, re
     """Two images of 24 and 16 patches; a rank may hold parts of both, or more than there is."""
     images = [image(8, 12, 1), image(8, 8, 2)]
     context: Any = SimpleNamespace(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
-    cut = [cut_image(each, MODEL, torch.bfloat16, pinned=False) for each in images]
-    packed = pack_images(cut if ready else images, MODEL, context, held)
+    cut = [cut_image(each, model=MODEL, dtype=torch.bfloat16, pinned=False) for each in images]
+    packed = pack(cut if ready else images, reader(MODEL), context, held)
     padding = Patches(torch.zeros(8, PIXELS), torch.zeros(8, 2, dtype=torch.int64))
-    pixels = torch.cat([*(each.pixels for each in cut), padding.pixels.bfloat16()])
+    pixels = torch.cat([*(each.values for each in cut), padding.values.bfloat16()])
     positions = torch.cat([*(each.positions for each in cut), padding.positions])
-    assert torch.equal(packed.pixels, pixels[held.start : held.stop])
+    assert torch.equal(packed.values, pixels[held.start : held.stop])
     assert torch.equal(packed.positions, positions[held.start : held.stop])

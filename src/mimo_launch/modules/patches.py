@@ -53,28 +53,3 @@ def _places(rows: int, columns: int, s: int, pinned: bool) -> Tensor:
     places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
     found = torch.from_numpy(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
     return found.pin_memory() if pinned else found
-
-
-def pack_images(
-    images: Sequence[Patches | np.ndarray], model: VitModel, context: ParallelContext, held: range
-) -> Patches:
-    """Bring the patches of images, one after another, to the device, in the compute type.
-
-    An image that is not cut yet is cut here. Of the list, padded at the end, this rank keeps
-    `held`.
-    """
-    device, dtype = context.device, context.compute_dtype
-    pixels = torch.zeros((len(held), model.channels * model.patch**2), dtype=dtype, device=device)
-    positions = torch.zeros((len(held), 2), dtype=torch.int64, device=device)
-    first = 0
-    for image in images:
-        cut = image if isinstance(image, Patches) else cut_image(image, model, dtype, pinned=False)
-        last = first + len(cut.pixels)
-        start, stop = max(first, held.start), min(last, held.stop)
-        if start < stop:
-            here = slice(start - held.start, stop - held.start)
-            part = slice(start - first, stop - first)
-            pixels[here].copy_(cut.pixels[part], non_blocking=True)
-            positions[here].copy_(cut.positions[part], non_blocking=True)
-        first = last
-    return Patches(pixels, positions)

@@ -119,13 +119,7 @@ class VisionStage(nn.Module):
             return x_nD
         # Pixel shuffle (arXiv:2404.16821): the patches of a row stand together, so it is a view.
         rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.row_width))
-        # Copies, not views: FSDP hooks the outputs of a module and would lose them on a view.
-        if self.context.sequence_parallel:
-            return rows[: packed.sizes[self.context.tp.index]].clone()
-        held = sum(packed.sizes)
-        if held < rows.shape[0]:
-            rows = rows[:held].clone()
-        return split_rows(rows, packed.sizes, self.context.tp)
+        return owned(rows, packed.sizes, self.context)
 
     def _embed(self, given: Patches | None) -> Tensor:
         if given is None:

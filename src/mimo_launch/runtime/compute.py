@@ -134,7 +134,8 @@ class Stages:
         held, patches = held_patches(layout, total, module.context.cp.index), None
         if layout.stages[stage].is_first:
             images = group_images(self.layout, step.inputs, layout, replica, group)
-            patches = pack_images(images, model, module.context, held)
+            how = reader(self.spec.modules[module.name].model)
+            patches = pack(images, how, module.context, held)
         lengths = image_lengths(self.layout, step.plan, layout, replica, group)
         alone = module.context.cp.size == 1
         mask = image_mask(lengths, held, module.context.device, alone=alone)
