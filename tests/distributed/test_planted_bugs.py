@@ -9,6 +9,7 @@ from tests.support.planted import (
     mixed_text,
     piped,
     shuffled,
+    three_axes,
     wide_group,
 )
 from tests.support.proof import failures, verdicts
@@ -23,6 +24,7 @@ CLEAN = {
     "piped": piped,
     "wide group": wide_group,
     "shuffled": shuffled,
+    "three axes": three_axes,
 }
 
 

@@ -12,7 +12,8 @@ from tests.support.specs import box, spec
 from torch import Tensor, nn
 
 from mimo_launch.layout.checks.entry import check
-from mimo_launch.modules.language import LanguageInput, LanguageStage
+from mimo_launch.modules.language import LanguageStage
+from mimo_launch.parallel.masks import zigzag_positions
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
 from mimo_launch.train.data.dataset import build_dataset
@@ -151,12 +152,7 @@ def logits_on_rank(spec: Spec, run: Path) -> list[Seen]:
     """Run a step from the weights of `init_from`; return the logits this rank computed."""
     session, _ = started(spec, run)
     seen: list[Seen] = []
-    forward, compute = LanguageStage.forward, LanguageStage._logits
-    latest: list[LanguageInput] = []
-
-    def noted(self: LanguageStage, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
-        latest[:] = [batch]
-        return forward(self, hidden, batch)
+    compute = LanguageStage._logits
 
     def shown(self: LanguageStage, x_ND: Tensor) -> tuple[Tensor, range]:
         logits, part = compute(self, x_ND)
@@ -164,15 +160,17 @@ def logits_on_rank(spec: Spec, run: Path) -> list[Seen]:
         samples = session.layout.samples.language(grid.index("dp", session.rank), len(seen))
         shape = (len(samples), -1, len(part))
         values = logits.detach().clone().view(shape)
-        seen.append(Seen(tuple(samples), latest[0].positions.clone(), part.start, values))
+        cp = session.modules["language"].context.cp
+        held = zigzag_positions(spec.batch.seq, cp.index, cp.size, torch.device("cpu"))
+        seen.append(Seen(tuple(samples), held, part.start, values))
         return logits, part
 
-    LanguageStage.forward, LanguageStage._logits = noted, shown  # type: ignore[method-assign]
+    LanguageStage._logits = shown  # type: ignore[method-assign]
     try:
         dataset = build_dataset(spec)
         session.gradients(step_inputs(dataset, "train", ids_of(spec), 0))
     finally:
-        LanguageStage.forward, LanguageStage._logits = forward, compute  # type: ignore[method-assign]
+        LanguageStage._logits = compute  # type: ignore[method-assign]
         session.__exit__(None, None, None)
     return seen
 

@@ -324,7 +324,35 @@ def squares_row_major() -> None:
     compute.reader = lambda model: correct(model.model_copy(update={"shuffle": 1}))
 
 
-    compute.pack_images = row_major
+def three_axes(**settings: Any) -> Spec:
+    """Several images a sample in front of language cp 2 pp 2, whose positions have three axes."""
+    mrope = {"head_dim": 8, "mrope": [1, 2, 1]}
+    return spec(
+        {"vision": box(0), "language": box(1, cp=2, pp=2, model=mrope)},
+        **{"microbatches": 2, "mbs": 2, "max_images": 3, "max_patches": 12, **settings},
+    )
+
+
+def axes_lost_behind_the_first_stage() -> None:
+    """Stages of language after the first take the places in the sequence for position ids."""
+    from mimo_launch.modules.language import LanguageStage
+
+    correct = LanguageStage.forward
+
+    def losing(self: Any, hidden: Any, batch: Any) -> Any:
+        if hidden is not None:
+            cp, seq = self.context.cp, batch.positions.shape[2] * self.context.cp.size
+            places = masks.zigzag_positions(seq, cp.index, cp.size, batch.positions.device)
+            batch = replace(batch, positions=places)
+        return correct(self, hidden, batch)
+
+    LanguageStage.forward = losing
+
+
+def height_and_width_swapped() -> None:
+    """The decoder turns with the width of an image where height is meant, and the reverse."""
+    correct = compute.read_positions
+    compute.read_positions = lambda *args: correct(*args)[[0, 2, 1]]
 
 
 BUGS: dict[str, Bug] = {

@@ -344,6 +344,7 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         model |= {"kv_heads": draw(st.sampled_from(shares)), "qk_norm": draw(st.booleans())}
         model |= {"tied": draw(seldom), "qkv_bias": draw(st.booleans())}
         model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
+        model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
@@ -374,6 +375,7 @@ def features(made: Spec) -> set[str]:
     found |= {"pixel shuffle"} if any(e.patches_per_row > 1 for e in layout.encoders) else set()
     found |= {"tied"} if made.language.model.tied else set()
     found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
+    found |= {"positions on three axes"} if made.language.model.mrope else set()
     found |= {"text only"} if made.data.text_only == 1 else set()
     found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
     for name, module in made.modules.items():

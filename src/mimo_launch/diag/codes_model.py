@@ -45,6 +45,14 @@ MODEL_CODES = (
         "model: {kind: decoder, hidden: 128, heads: 8}",
     ),
     Code(
+        "mrope-over-head",
+        "The sections of `mrope` do not add up to the pairs of a head.",
+        "Rotary position embeddings turn the numbers of a head in pairs. `mrope` says how many pairs "
+        "turn with time, with height and with width; together they are half of the head.",
+        "model: {kind: decoder, head_dim: 128, mrope: [16, 16, 16]}",
+        "model: {kind: decoder, head_dim: 128, mrope: [16, 24, 24]}",
+    ),
+    Code(
         "backend-cannot",
         "The backend of a module cannot do what the module asks for.",
         "Transformer Engine computes in 16 bits, its attention kernels take heads of 8, 16, ... "

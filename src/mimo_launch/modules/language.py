@@ -39,10 +39,10 @@ class Placement:
 class LanguageInput:
     """One microbatch of `num_sequences` B as this rank sees it.
 
-    tokens, on the first stage, and labels, on the last, [B, S]: the S positions [S] that this cp
-    rank holds of each sequence; without labels the last stage gives greedy answers. documents: what
-    the samples pack, None where every sample is one. rows[encoder] [r, D] are the rows this rank
-    received, on the first stage only.
+    tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
+    holds of each sequence; without labels the last stage gives greedy answers. positions [S], or
+    [3, B, S] where they have three axes. documents: what the samples pack, None where every sample
+    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only.
     """
 
     num_sequences: int
@@ -110,6 +110,7 @@ class LanguageStage(nn.Module):
             self.model.rope_theta,
             x_nD.dtype,
             documents=batch.documents,
+            sections=self.model.mrope,
         )
         for layer in self.layers.values():
             x_nD = layer(x_nD, mask)

@@ -32,9 +32,9 @@ class Documents:
 class CausalMask:
     """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
 
-    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence. `documents` are
-    packed into sequences and do not see each other; positions run on, because a rotary embedding
-    sees distances only.
+    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence; [B, S, K] where
+    the sequences differ in positions. `documents` are packed into sequences and do not see each
+    other.
     """
 
     batch: int
@@ -70,18 +70,29 @@ def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> T
 
 def causal_mask(
     batch: int,
-    positions_S: Tensor,
+    positions: Tensor,
     head_size: int,
     theta: float,
     dtype: torch.dtype,
     *,
     documents: Documents | None,
+    sections: tuple[int, ...] | None = None,
 ) -> CausalMask:
-    """Return the mask of `batch` sequences of which this rank holds the given positions."""
+    """Return the mask of `batch` sequences of which this rank holds the given positions.
+
+    Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which the first
+    turns the first `sections[0]` pairs of a head, the second the next ones, and so on. They may
+    run on from one document to the next: a rotary embedding sees distances only.
+    """
     wide = torch.promote_types(dtype, torch.float32)
-    exponent = torch.arange(0, head_size, 2, device=positions_S.device, dtype=wide) / head_size
-    angle = positions_S.to(wide)[:, None] * theta**-exponent
-    angle = torch.cat([angle, angle], dim=1)
+    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
+    angle = positions.to(wide).unsqueeze(-1) * theta**-exponent
+    if positions.dim() > 1:
+        if sections is None:
+            raise ValueError("positions on several axes need the sections of a head that they turn")
+        parts = torch.split(angle, list(sections), dim=-1)
+        angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+    angle = torch.cat([angle, angle], dim=-1)
     return CausalMask(batch, angle.cos(), angle.sin(), documents)
 
 

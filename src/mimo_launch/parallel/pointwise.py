@@ -59,9 +59,12 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 
 
-def rotated(x_BSHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
-    """Return x turned by the angles of its positions (RoPE, arXiv:2104.09864)."""
-    wide = x_BSHK.to(cos_SK.dtype)
+def rotated(x_SHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
+    """Return x turned by the angles of its positions (RoPE, arXiv:2104.09864).
+
+    Shapes: more dimensions may stand in front of S, in all of them or in x alone.
+    """
+    wide = x_SHK.to(cos_SK.dtype)
     first, second = wide.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    return (wide * cos_SK[:, None] + turned * sin_SK[:, None]).to(x_BSHK.dtype)
+    return (wide * cos_SK.unsqueeze(-2) + turned * sin_SK.unsqueeze(-2)).to(x_SHK.dtype)

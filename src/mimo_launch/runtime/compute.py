@@ -31,6 +31,7 @@ from mimo_launch.runtime.inputs import (
     num_rows,
     owned_rows,
     read_documents,
+    read_positions,
     read_text,
 )
 from mimo_launch.schedule.actions import Action
@@ -151,16 +152,31 @@ class Stages:
         elif here.is_first or here.is_last:
             text = read_text(self.layout, step.inputs, replica, microbatch, self.grids.device)
             tokens, labels = text.tokens, text.labels
-        positions = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
+        held = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
         bridges = self.bridges.items() if here.is_first else ()
         return LanguageInput(
             num_sequences=self.layout.samples.microbatch_size,
-            tokens=None if tokens is None else tokens[:, positions],
-            positions=positions,
+            tokens=None if tokens is None else tokens[:, held],
+            positions=self._positions(microbatch, step, held),
             documents=read_documents(
                 self.layout, step.inputs, replica, microbatch, self.grids.device
             ),
-            labels=None if labels is None else labels[:, positions],
+            labels=None if labels is None else labels[:, held],
             rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},
         )
+
+    def _positions(self, microbatch: int, step: StepState, held: Tensor) -> Tensor:
+        """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].
+
+        Every stage makes its own: they follow from the plan of the step.
+        """
+        model = self.spec.language.model
+        if not isinstance(model, DecoderModel) or model.mrope is None:
+            return held
+        replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)
+        images = [n for n, each in self.spec.encoders.items() if isinstance(each.model, VitModel)]
+        ids = read_positions(
+            self.layout, step.inputs, replica, microbatch, images, self.grids.device
+        )
+        return ids[:, :, held]

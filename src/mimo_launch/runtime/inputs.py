@@ -5,7 +5,7 @@ Relies on: the sample map and the DataPlan.
 Leaves: reading and decoding to `train`, which asks `layout.reads` who reads what.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.transfer import to_device
-from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.data_plan import DataPlan, ImageSpan
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.positions import NUM_AXES, position_runs
 from mimo_launch.layout.shards import cut_runs, encoder_samples, row_cut, token_runs
 from mimo_launch.modules.language import Placement
 from mimo_launch.modules.patches import Patches
@@ -75,6 +76,44 @@ def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
     """Return the lengths of all documents, sample after sample, of their numbers [B, seq]."""
     ends = np.diff(documents, axis=1, append=documents[:, -1:] + 1).flatten().nonzero()[0] + 1
     return tuple(np.diff(ends, prepend=0).tolist())
+
+
+def read_positions(
+    layout: Layout,
+    inputs: StepInputs,
+    replica: int,
+    microbatch: int,
+    encoders: Collection[str],
+    device: torch.device,
+) -> Tensor:
+    """Return time, height and width of the tokens of one microbatch, [3, B, S], all positions.
+
+    Rows of `encoders` are places in images, all other tokens are text; each document counts from 0.
+    """
+    found = []
+    for sample in layout.samples.language(replica, microbatch):
+        spans = inputs.plan.samples[sample].spans
+        images = [image for name in encoders for image in spans.get(name, ())]
+        ids = axis_positions(images, layout.seq)
+        documents = inputs.documents(sample)
+        starts = np.where(np.diff(documents, prepend=documents[:1]), np.arange(layout.seq), 0)
+        # A document starts with text or with the corner of an image: its axes agree there.
+        found.append(ids - ids[0, np.maximum.accumulate(starts)])
+    return to_device(np.stack(found, axis=1), device)
+
+
+def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
+    """Return time, height and width of the tokens of a sample, int64 [3, seq]."""
+    ids = np.empty((NUM_AXES, seq), dtype=np.int64)
+    for run in position_runs(images, seq):
+        here = ids[:, run.first_token : run.first_token + run.num_tokens]
+        if run.image is None:
+            here[:] = np.arange(run.num_tokens)
+        else:
+            here[0] = 0
+            here[1:] = np.indices((run.image.height, run.image.width)).reshape(2, -1)
+        here += run.position
+    return ids
 
 
 def group_images(

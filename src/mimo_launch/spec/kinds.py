@@ -11,6 +11,9 @@ from pydantic import Field, PositiveInt
 
 from mimo_launch.spec.base import Strict
 
+# The second convolution of Whisper has stride 2.
+FRAMES_PER_TOKEN = 2
+
 
 class Grid(Strict):
     """How the ranks of one module are factored; the product must equal their number."""
@@ -84,6 +87,50 @@ class VitModel(EncoderModel):
         return self.channels, height * self.row_side, width * self.row_side
 
 
+class AudioModel(EncoderModel):
+    """The encoder of Whisper (arXiv:2212.04356) over log-mel clips of any length up to a limit.
+
+    A patch, as the other encoders say, is what becomes one token: two frames of a clip, which the
+    second convolution joins.
+    """
+
+    kind: Literal["audio"]
+    mels: PositiveInt = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
+    frames: PositiveInt = Field(
+        3000,
+        description="Longest clip, in frames of 10 ms; half as many positions are stored.",
+    )
+    fixed_length: bool = Field(
+        False,
+        description="Pad every clip with silence to `frames`, as Whisper does; otherwise only to "
+        "whole rows.",
+    )
+    stack: PositiveInt = Field(
+        1,
+        description="Frame stacking: so many neighbouring tokens become one row, as wide as all of "
+        "them, in front of the projector.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Tokens that become one row."""
+        return self.stack
+
+    @property
+    def frames_per_row(self) -> int:
+        """Frames that become one row."""
+        return FRAMES_PER_TOKEN * self.stack
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the longest clip."""
+        return self.frames // self.frames_per_row
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (mels, frames) of a clip; it is `width` rows long and one high."""
+        return self.mels, height * width * self.frames_per_row
+
+
 class DecoderModel(Strict):
     """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
 
@@ -112,6 +159,13 @@ class DecoderModel(Strict):
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         10000.0, description="Base of the rotary position embedding."
     )
+    mrope: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
+        None,
+        description="Pairs of each head that turn with time, height and width (M-RoPE, as in "
+        "Qwen2-VL), head size / 2 together; without it all turn with the place in the sequence.",
+        examples=["[16, 24, 24]"],
+        strict=False,
+    )
 
     @property
     def num_kv_heads(self) -> int:
@@ -129,4 +183,4 @@ class DecoderModel(Strict):
         return self.mlp or -(-8 * self.hidden // (3 * 64)) * 64
 
 
-Model = Annotated[VitModel | DecoderModel, Field(discriminator="kind")]
+Model = Annotated[VitModel | AudioModel | DecoderModel, Field(discriminator="kind")]

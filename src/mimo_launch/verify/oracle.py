@@ -24,6 +24,7 @@ from mimo_launch.parallel.init import initial_values
 from mimo_launch.parallel.segments import declared_parameters
 from mimo_launch.spec.model import DecoderModel, Spec, VitModel
 from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.verify.rotary import axis_angles, axis_ids, text_angles, turned
 
 
 class Oracle:
@@ -83,7 +84,8 @@ class Oracle:
                 x_SD = x_SD.clone()
                 x_SD[tokens == placeholder_id(self.spec, encoder)] = rows
         documents = torch.from_numpy(self.dataset.documents("train", index))
-        logits = self._decode(x_SD, documents)[:, : vocab_size(self.spec)]
+        angles = self._angles(index, tokens, documents)
+        logits = self._decode(x_SD, documents, angles)[:, : vocab_size(self.spec)]
         return F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -131,7 +133,25 @@ class Oracle:
         hidden = F.gelu(self._linear(x_ND, f"{encoder}.projector.up"))
         return self._linear(hidden, f"{encoder}.projector.down")
 
-    def _decode(self, x_SD: Tensor, documents: Tensor) -> Tensor:
+    def _angles(self, index: int, tokens: Tensor, documents: Tensor) -> Tensor:
+        """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
+        model = self.spec.language.model
+        if not isinstance(model, DecoderModel):
+            raise TypeError(f"no oracle for a language model of kind {model.kind}")
+        if model.mrope is None:
+            return text_angles(len(tokens), model.head_size, model.rope_theta)
+        sizes = {
+            placeholder_id(self.spec, name): [
+                (image.shape[1] // module.model.row_side, image.shape[2] // module.model.row_side)
+                for image in self.dataset.images("train", index, name)
+            ]
+            for name, module in self.spec.encoders.items()
+            if isinstance(module.model, VitModel)
+        }
+        ids = axis_ids(tokens, documents, sizes)
+        return axis_angles(ids, model.mrope, model.head_size, model.rope_theta)
+
+    def _decode(self, x_SD: Tensor, documents: Tensor, angles: Tensor) -> Tensor:
         model = self.spec.language.model
         if not isinstance(model, DecoderModel):
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
@@ -145,7 +165,7 @@ class Oracle:
             if model.qk_norm:
                 q = self._rms_norm(q, f"{layer}.attention.q_norm", eps)
                 k = self._rms_norm(k, f"{layer}.attention.k_norm", eps)
-            q, k = _rope(q, model.rope_theta), _rope(k, model.rope_theta)
+            q, k = turned(q, angles), turned(k, angles)
             k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
             attended = _attend(q, k, v, documents)
             x_SD = x_SD + self._linear(attended, f"{layer}.attention.o")
@@ -184,16 +204,6 @@ def _attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | Non
         hidden |= documents[:, None] != documents
         scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hst,thk->shk", scores.softmax(dim=-1), v_SHK).flatten(1)
-
-
-def _rope(x_SHK: Tensor, theta: float) -> Tensor:
-    """Rotate the pair (i, i + K/2) of each head by position / theta^(2i/K)."""
-    size = x_SHK.shape[-1]
-    frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angle = torch.arange(x_SHK.shape[0], dtype=torch.float64)[:, None] * frequency
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
-    pairs = torch.complex(x_SHK[..., : size // 2], x_SHK[..., size // 2 :]) * turn
-    return torch.cat([pairs.real, pairs.imag], dim=-1)
 
 
 def _sincos(height: int, width: int, size: int) -> Tensor:

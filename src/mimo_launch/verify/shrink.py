@@ -124,6 +124,8 @@ def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
     if model.heads == model.num_kv_heads:
         heads = kv_heads
     hidden = HEAD_SIZE * heads
+    head_dim = None if model.head_dim is None else HEAD_SIZE + 2
+    side = (head_dim or HEAD_SIZE) // 6
     vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
     return model.model_copy(
         update={
@@ -131,7 +133,8 @@ def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
             "heads": heads,
             "kv_heads": kv_heads,
             "hidden": hidden,
-            "head_dim": None if model.head_dim is None else HEAD_SIZE + 2,
+            "head_dim": head_dim,
+            "mrope": model.mrope and ((head_dim or HEAD_SIZE) // 2 - 2 * side, side, side),
             "mlp": 2 * tp * HEAD_SIZE,
             "vocab": vocab,
             "vocab_multiple": 16,

@@ -51,6 +51,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(widths.heads_over_tp),
     ModuleRule(widths.kv_heads_over_tp, needs=_HEADS),
     ModuleRule(widths.head_size_even, needs=_HEADS),
+    ModuleRule(widths.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(widths.vocab_over_tp, needs=("no-language-module", *_ROLE)),

@@ -89,6 +89,27 @@ def head_size_even(spec: Spec, name: str) -> Findings:
     )
 
 
+def mrope_fills_head(spec: Spec, name: str) -> Findings:
+    """Every pair of a head turns with one axis."""
+    model = spec.modules[name].model
+    if not isinstance(model, DecoderModel) or model.mrope is None:
+        return
+    pairs, given = model.head_size // 2, sum(model.mrope)
+    if given == pairs:
+        return
+    # The shares of Qwen2-VL: 2 to 3 to 3.
+    side = max(1, 3 * pairs // 8)
+    fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
+    yield Diagnostic(
+        code="mrope-over-head",
+        headline=f"`{name}`: mrope turns {' + '.join(map(str, model.mrope))} = {given} pairs, "
+        f"a head has {pairs}",
+        path=("modules", name, "model", "mrope"),
+        why="rotary positions turn the numbers of a head in pairs, each with one axis",
+        help=f"write `{fits}`",
+    )
+
+
 def mlp_over_tp(spec: Spec, name: str) -> Findings:
     """The MLP's inner width is cut evenly over tp."""
     width = spec.modules[name].model.mlp_width

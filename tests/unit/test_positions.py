@@ -1,0 +1,105 @@
+"""Position ids on three axes are those of `transformers`, document by document."""
+
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.specs import box, spec  # noqa: E402
+
+from mimo_launch.layout.data_plan import ImageSpan  # noqa: E402
+from mimo_launch.layout.layout import build_layout  # noqa: E402
+from mimo_launch.layout.tokens import placeholder_id  # noqa: E402
+from mimo_launch.runtime.inputs import axis_positions, read_positions  # noqa: E402
+from mimo_launch.spec.model import Spec  # noqa: E402
+from mimo_launch.train.data.dataset import build_dataset  # noqa: E402
+from mimo_launch.train.loader import DatasetInputs, step_inputs  # noqa: E402
+
+SEQ, SAMPLES = 80, 24
+
+
+def test_an_image_counts_rows_and_columns_and_text_goes_on_behind_its_longer_side() -> None:
+    found = axis_positions([ImageSpan(2, 2, 3), ImageSpan(9, 3, 1)], 14)
+    assert found.tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 6, 9, 10],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 6, 9, 10],
+    ]
+
+
+def test_text_has_its_places_on_all_axes() -> None:
+    assert (axis_positions([], 5) == np.arange(5)).all()
+    assert axis_positions([], 5).shape == (3, 5)
+
+
+def several_images() -> Spec:
+    """Up to four images of different sizes a sample, some samples without, two documents."""
+    return spec(
+        {"vision": box(0, model={"shuffle": 2}), "language": box(1)},
+        mbs=SAMPLES,
+        seq=SEQ,
+        data={
+            "kind": "synthetic",
+            "max_patches": 48,
+            "max_images": 4,
+            "max_documents": 2,
+            "text_only": 0.2,
+        },
+    )
+
+
+def theirs(made: Spec, inputs: DatasetInputs, sample: int) -> tuple[torch.Tensor, int] | None:
+    """Return what `transformers` says of each document alone, and how many images there were.
+
+    None where two images stand side by side: it takes them for one, since its texts part them.
+    """
+    from transformers import Qwen2VLConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+
+    class Bare:
+        config = Qwen2VLConfig()
+        get_vision_position_ids = Qwen2VLModel.get_vision_position_ids
+
+    tokens, _ = inputs.text(sample)
+    documents = inputs.documents(sample)
+    spans = inputs.plan.samples[sample].spans.get("vision", ())
+    if any(a.position + a.rows == b.position for a, b in pairwise(spans)):
+        return None
+    found = []
+    for number in range(documents[-1] + 1):
+        places = np.flatnonzero(documents == number)
+        ids = torch.from_numpy(tokens[places])[None]
+        grids = [(1, 2 * s.height, 2 * s.width) for s in spans if s.position in places]
+        kinds = (ids == placeholder_id(made, "vision")).int()
+        found.append(
+            Qwen2VLModel.get_rope_index(Bare(), ids, kinds, torch.tensor(grids or [(1, 0, 0)]))[0]
+        )
+    return torch.cat(found, dim=2)[:, 0], len(spans)
+
+
+def test_position_ids_are_those_of_transformers() -> None:
+    made = several_images()
+    layout = build_layout(made)
+    inputs = step_inputs(build_dataset(made), "train", tuple(range(SAMPLES)), 0)
+    ours = read_positions(layout, inputs, 0, 0, ["vision"], torch.device("cpu"))
+    assert ours.shape == (3, SAMPLES, SEQ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = {sample: theirs(made, inputs, sample) for sample in range(SAMPLES)}
+    compared = {sample: each for sample, each in wanted.items() if each is not None}
+    for sample, (ids, _) in compared.items():
+        assert torch.equal(ours[:, sample], ids), sample
+    # Text alone, several images and several documents are among them.
+    assert {images for _, images in compared.values()} >= {0, 2, 3}
+    assert sum(inputs.documents(sample)[-1] > 0 for sample in compared) > SAMPLES // 4
+
+
+def test_rows_of_other_encoders_count_as_text() -> None:
+    made = several_images()
+    inputs = step_inputs(build_dataset(made), "train", tuple(range(SAMPLES)), 0)
+    ours = read_positions(build_layout(made), inputs, 0, 0, [], torch.device("cpu"))
+    assert (ours[0] == ours[2]).all()
+    assert (ours[1] == ours[2]).all()
