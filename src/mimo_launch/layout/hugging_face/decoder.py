@@ -152,6 +152,7 @@ FAMILIES = tuple(
         is_ignored=is_ignored,
         fits=partial(fits, kind),
         config=partial(config_of, name),
+        architecture=f"{name.capitalize()}ForCausalLM",
     )
     for name, kind in KINDS.items()
 )

@@ -41,6 +41,7 @@ class Family(Generic[M]):
     `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
     `fits(model)`: whether the architecture can say what our model is.
     `config(model)`: the configuration that says it; `vocab` must be a number.
+    `architecture`: the class of transformers that loads it.
     """
 
     model_type: str
@@ -51,6 +52,7 @@ class Family(Generic[M]):
     is_ignored: Callable[[str, M], bool]
     fits: Callable[[M], bool]
     config: Callable[[M], Config]
+    architecture: str = ""
 
 
 def differs(config: Config, key: str, only: object) -> bool:

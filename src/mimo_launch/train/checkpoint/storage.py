@@ -59,11 +59,14 @@ def write_chunks(
 
 
 def read_chunks(
-    folder: Path, chunks: Sequence[Chunk], group: dist.ProcessGroup, beat: Callable[[], None]
+    folder: Path,
+    chunks: Sequence[Chunk],
+    group: dist.ProcessGroup | None,
+    beat: Callable[[], None],
 ) -> None:
     """Fill the tensors of `chunks`, all of which must be in the folder in their shapes.
 
-    `beat` is called as chunks are read.
+    `beat` is called as chunks are read. Without a group this process reads alone.
 
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
@@ -76,6 +79,7 @@ def read_chunks(
                 storage_reader=_Reader(folder),
                 planner=ChunkLoadPlanner(chunks, beat),
                 process_group=group,
+                no_dist=group is None,
             )
         except CheckpointException as error:
             raise CheckpointError(_first_words(error)) from None

@@ -1,0 +1,1 @@
+"""Writes the weights of a run as folders that transformers loads."""

@@ -1,0 +1,80 @@
+"""Writes the folders of an export, all of them or none.
+
+Decides: the order of the work, and what is kept of where an export comes from.
+Relies on: `plan` for what to write, `folder` for the rename at the end.
+Leaves: showing progress to the command line.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch import __version__
+from mimo_launch.layout.hugging_face.folder import CONFIG
+from mimo_launch.train.export.files import write_json, write_tensors
+from mimo_launch.train.export.folder import NOTE, new_folder
+from mimo_launch.train.export.plan import FolderPlan
+from mimo_launch.train.export.reading import Checkpoint
+
+PROJECTOR_WEIGHTS, PROJECTOR_CONFIG = "projector.safetensors", "projector.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Who is told of bytes: of the checkpoint as they are checked, of files as they are written."""
+
+    checked: Callable[[int], None]
+    wrote: Callable[[int], None]
+
+
+def write_export(
+    checkpoint: Checkpoint,
+    plans: Sequence[FolderPlan],
+    target: Path,
+    *,
+    max_bytes: int,
+    force: bool,
+    progress: Progress,
+) -> None:
+    """Write all folders under a new `target`.
+
+    Raises: InTheWay if the place is taken; NoCheckpoint or CheckpointError if the checkpoint is
+    damaged; OSError if the disk is full, or for another reason. Then nothing is left behind.
+    """
+    with new_folder(target, force=force) as unfinished:
+        checkpoint.check(progress.checked)
+        for plan in plans:
+            _write_folder(checkpoint, plan, unfinished / plan.where, max_bytes, progress)
+        note = {
+            "mimo_launch": __version__,
+            "checkpoint": str(checkpoint.path),
+            "run": checkpoint.spec.name,
+            "step": checkpoint.step,
+            "folders": {plan.where or ".": list(plan.modules) for plan in plans},
+        }
+        write_json(unfinished / NOTE, note)
+
+
+def _write_folder(
+    checkpoint: Checkpoint, plan: FolderPlan, folder: Path, max_bytes: int, progress: Progress
+) -> None:
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder, plan.tensors, max_bytes, checkpoint.read, progress.wrote)
+    if plan.projector:
+        write_tensors(
+            folder,
+            plan.projector,
+            plan.num_bytes,
+            checkpoint.read,
+            progress.wrote,
+            name=PROJECTOR_WEIGHTS,
+        )
+        write_json(folder / PROJECTOR_CONFIG, plan.projector_config)
+    for file in plan.copied:
+        copy = folder / file.name
+        shutil.copyfile(file, copy)
+        with copy.open("rb") as opened:
+            os.fsync(opened.fileno())
+    write_json(folder / CONFIG, plan.config)
