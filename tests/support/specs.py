@@ -351,6 +351,7 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
             "projector": draw(st.sampled_from(["mlp", "linear"])),
             "shuffle": draw(st.sampled_from([1, 2, 1])),
         }
+        made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
 
 

@@ -43,12 +43,22 @@ class SamplePlan:
         return sum(span.rows for span in self.spans.get(encoder, ()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DataPlan:
-    """The samples of one step, in global order."""
+    """The samples of one step, in global order. Compared by identity: it is the key of caches.
+
+    `planned` is what the index had where samples have been left out of `samples` since: who reads
+    and encodes a sample was decided by it, and stays.
+    """
 
     step: int
     samples: tuple[SamplePlan, ...]
+    planned: tuple[SamplePlan, ...] | None = None
+
+    @property
+    def indexed(self) -> tuple[SamplePlan, ...]:
+        """The samples as the index has them, those included that could not be read."""
+        return self.samples if self.planned is None else self.planned
 
     @property
     def num_labels(self) -> int:

@@ -12,6 +12,7 @@ from functools import cached_property
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.spec.model import (
+    Balance,
     DecoderModel,
     ModuleSpec,
     ScheduleKind,
@@ -46,7 +47,8 @@ class ModuleLayout:
     language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
     one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
     the first stage with anything to train, past which no gradient flows back. Of an encoder,
-    `patches_per_row` patches become one row (pixel shuffle).
+    `patches_per_row` patches become one row (pixel shuffle), and samples move among replicas as
+    `balance` says (see `owners`).
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModuleLayout:
     tied: bool = False
     first_trained: int = 0
     patches_per_row: int = 1
+    balance: Balance = "linked"
 
     @property
     def is_language(self) -> bool:
@@ -223,6 +226,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         tied=isinstance(module.model, DecoderModel) and module.model.tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=module.model.patches_per_row if isinstance(module.model, VitModel) else 1,
+        balance=module.balance,
     )
 
 

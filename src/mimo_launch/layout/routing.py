@@ -1,7 +1,7 @@
 """A bridge as a permutation of rows: which rank sends which of its rows to which rank.
 
 Decides: the transfers of one encoder group, forward and (read backwards) backward.
-Relies on: `samples` for ownership of samples, `shards` for ownership of rows inside a replica.
+Relies on: `owners` for ownership of samples, `shards` for ownership of rows inside a replica.
 Leaves: buffers and the actual sends to `comm.bridge`.
 
 Each row leaves exactly one rank and arrives at exactly one rank; what several ranks need (a
@@ -10,10 +10,10 @@ language input replicated over tp) is completed by a gather inside that tp group
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.owners import replica_links
 from mimo_launch.layout.shards import Piece, encoder_pieces, language_pieces
 
 
@@ -101,22 +101,6 @@ def _intersect(src: list[Piece], dst: list[Piece], microbatch: int) -> Iterator[
                     dst_start=theirs.start + first - theirs.first_row,
                     num_rows=last - first,
                 )
-
-
-@lru_cache(maxsize=64)
-def replica_links(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
-    """Return, per encoder replica, the language replicas whose samples it encodes.
-
-    The same for every group and every step, because ownership of samples does not look at data.
-    """
-    module, samples = layout[encoder], layout.samples
-    num_replicas = module.grid.size("dp")
-    per_language = module.group_size * samples.microbatch_size
-    share = samples.replicas * per_language // num_replicas
-    return tuple(
-        tuple(range(e * share // per_language, ((e + 1) * share - 1) // per_language + 1))
-        for e in range(num_replicas)
-    )
 
 
 def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:

@@ -1,7 +1,7 @@
 """Which rank of a replica owns which rows, at the two ends of a bridge.
 
 Decides: how rows are cut over cp and tp, and where they stand in the language input.
-Relies on: `samples` for the samples of a replica, the DataPlan for rows and positions.
+Relies on: `owners` for the samples of a replica, the DataPlan for rows and positions.
 Leaves: pairing the two ends to `routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.owners import encoder_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,11 @@ def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
     return range(min(total, start), min(total, start + share))
 
 
-def encoder_samples(
-    layout: Layout, module: ModuleLayout, replica: int, group: int
-) -> tuple[int, ...]:
-    """Return the samples of one encoder replica for one group, in the order it encodes them."""
-    return layout.samples.encoder(replica, module.grid.size("dp"), group, module.group_size)
-
-
 def encoder_pieces(
     layout: Layout, plan: DataPlan, module: ModuleLayout, group: int, replica: int
 ) -> dict[int, list[Piece]]:
     """Return, per sample of one encoder replica, who owns which of its rows."""
-    samples = encoder_samples(layout, module, replica, group)
+    samples = encoder_samples(layout, plan, module, replica, group)
     counts = [plan.samples[sample].rows(module.name) for sample in samples]
     total = sum(counts)
     last_stage = module.pp_index(len(module.stages) - 1)

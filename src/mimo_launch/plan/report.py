@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import MODULE_GROUPS, Layout, ModuleLayout, build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.plan.bridges import bridge_row, peer_rows
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimates import Estimator
@@ -89,7 +90,7 @@ def build_rank_report(spec: Spec, rank: int, calibration: Calibration | None = N
         header=_header(spec, layout, plan),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
-        samples=tuple(_sample_rows(layout, rank)),
+        samples=tuple(_sample_rows(layout, plan, rank)),
         peers=tuple(row for each in layout.encoders for row in peer_rows(layout, plan, each, rank)),
         makespan=simulation.makespan,
         timeline=timeline_row(layout, simulation, rank),
@@ -221,15 +222,13 @@ def _stage_rows(layout: Layout, simulation: Simulation) -> Iterator[StageRow]:
             )
 
 
-def _sample_rows(layout: Layout, rank: int) -> Iterator[SampleRow]:
+def _sample_rows(layout: Layout, plan: DataPlan, rank: int) -> Iterator[SampleRow]:
     for module in layout.modules_of(rank):
         replica = module.grid.index("dp", rank)
         for index in range(num_groups(layout, module)):
             samples = (
                 tuple(layout.samples.language(replica, index))
                 if module.is_language
-                else layout.samples.encoder(
-                    replica, module.grid.size("dp"), index, module.group_size
-                )
+                else encoder_samples(layout, plan, module, replica, index)
             )
             yield SampleRow(module=module.name, index=index, ranges=as_ranges(samples))

@@ -16,8 +16,9 @@ from torch import Tensor
 from mimo_launch.comm.transfer import to_device
 from mimo_launch.layout.data_plan import DataPlan, ImageSpan
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.layout.positions import NUM_AXES, position_runs
-from mimo_launch.layout.shards import cut_runs, encoder_samples, row_cut, token_runs
+from mimo_launch.layout.shards import cut_runs, row_cut, token_runs
 from mimo_launch.modules.language import Placement
 from mimo_launch.modules.patches import Patches
 from mimo_launch.parallel.context import ParallelContext
@@ -122,7 +123,7 @@ def group_images(
     """Return the images that one encoder replica encodes for one group, in row order."""
     return [
         image
-        for sample in encoder_samples(layout, module, replica, group)
+        for sample in encoder_samples(layout, inputs.plan, module, replica, group)
         for image in inputs.images(sample, module.name)
     ]
 
@@ -133,7 +134,7 @@ def image_lengths(
     """Return the patches of each image that one encoder replica encodes for a group, in order."""
     return [
         span.rows * module.patches_per_row
-        for sample in encoder_samples(layout, module, replica, group)
+        for sample in encoder_samples(layout, plan, module, replica, group)
         for span in plan.samples[sample].spans.get(module.name, ())
     ]
 
@@ -141,7 +142,7 @@ def image_lengths(
 def num_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int, group: int) -> int:
     """Return how many rows the encoder replica of `rank` makes of one group."""
     replica = module.grid.index("dp", rank)
-    samples = encoder_samples(layout, module, replica, group)
+    samples = encoder_samples(layout, plan, module, replica, group)
     return sum(plan.samples[sample].rows(module.name) for sample in samples)
 
 

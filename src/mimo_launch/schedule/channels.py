@@ -1,14 +1,16 @@
 """Who an action meets: the ranks at the other end of its transfer, and those it computes with.
 
 Decides: the partners of every transfer, as ranks that may exchange at least one row.
-Relies on: `layout.routing` for the links between replicas.
+Relies on: `layout.owners` for the links between replicas, `layout.routing` for components.
 Leaves: how many rows each pair moves to the DataPlan of a step.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.owners import replica_links
 from mimo_launch.layout.routing import components
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import fills_bubbles
@@ -166,16 +168,13 @@ def _stage(layout: Layout, module: str, stage: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def _bridge_partners(layout: Layout, encoder: str, rank: int, at_encoder: bool) -> tuple[int, ...]:
-    module, language, samples = layout[encoder], layout.language, layout.samples
-    share = samples.replicas * module.group_size * samples.microbatch_size // module.grid.size("dp")
-    per_language = module.group_size * samples.microbatch_size
+    module, language = layout[encoder], layout.language
+    links = replica_links(layout, encoder)
+    linked: Iterable[int]
     if at_encoder:
-        mine, size, theirs = module.grid.index("dp", rank), share, per_language
-        grid, stage = language.grid, 0
+        linked, grid, stage = links[module.grid.index("dp", rank)], language.grid, 0
     else:
-        mine, size, theirs = language.grid.index("dp", rank), per_language, share
+        mine = language.grid.index("dp", rank)
+        linked = (replica for replica, replicas in enumerate(links) if mine in replicas)
         grid, stage = module.grid, module.pp_index(len(module.stages) - 1)
-    # Both sides cut the same list of samples; the partners are those whose cut overlaps.
-    first, last = mine * size, (mine + 1) * size - 1
-    linked = range(first // theirs, last // theirs + 1)
     return tuple(sorted(r for replica in linked for r in grid.slice(dp=replica, pp=stage)))

@@ -125,7 +125,7 @@ def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
     if gradients:
         number, _, rank = min(gradients)
         module = layout[order[number]]
-        return _origin("gradient", rank, module.name, plan, samples_of(layout, module, rank))
+        return _origin("gradient", rank, module.name, plan, samples_of(layout, plan, module, rank))
     # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
     _, rank, name = max(
         (square if math.isfinite(square) else math.inf, -rank, name)

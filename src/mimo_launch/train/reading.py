@@ -62,11 +62,7 @@ class StepReader:
         self.dataset = dataset
         self._session, self._state, self._emit = session, state, emit
         # Answers are decoded and judged in evaluation, for data that have any.
-        decodes = session.spec.data.kind == "digits"
-        self._reads = {
-            "train": reads_of(session.layout, session.rank, decode=False),
-            "heldout": reads_of(session.layout, session.rank, decode=decodes),
-        }
+        self._decodes: set[Split] = {"heldout"} if session.spec.data.kind == "digits" else set()
         self._known: set[int] = set()
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
@@ -144,8 +140,9 @@ class StepReader:
         phase = Phase.READING if split == "train" else Phase.EVALUATING
         beat: Callable[[], None] = partial(self._session.where.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
-        spec, pinned = self._session.spec, self._session.device.type == "cuda"
-        inputs, reasons = read_step(source, self._reads[split], spec, beat, pinned=pinned)
+        session, pinned = self._session, self._session.device.type == "cuda"
+        reads = reads_of(session.layout, source.plan, session.rank, decode=split in self._decodes)
+        inputs, reasons = read_step(source, reads, session.spec, beat, pinned=pinned)
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group))
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:

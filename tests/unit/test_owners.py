@@ -1,0 +1,199 @@
+"""Who encodes what: balanced, alike on all ranks, every sample once, and only inside islands."""
+
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.specs import box, layout_specs, spec
+
+from mimo_launch.layout.balance import balanced
+from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
+from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
+from mimo_launch.layout.owners import (
+    encoder_samples,
+    imbalance,
+    replica_links,
+    replicas_that_share,
+)
+from mimo_launch.layout.reads import reads_of
+
+
+def step_of(rows: list[int], encoder: str = "vision") -> DataPlan:
+    """A step whose sample s has one image of rows[s] rows, or none."""
+    spans = [({encoder: (ImageSpan(0, 1, n),)} if n else {}) for n in rows]
+    return DataPlan(0, tuple(SamplePlan(i, 1, 1, span) for i, span in enumerate(spans)))
+
+
+def skewed(number: int, seed: int) -> list[int]:
+    """Many small images, few large ones; about one in eight samples has none."""
+    random = Random(seed)
+    return [random.choice([0, *[1] * 7]) * int(random.lognormvariate(5, 1)) for _ in range(number)]
+
+
+def owners(layout: Layout, plan: DataPlan, module: ModuleLayout) -> list[list[tuple[int, ...]]]:
+    """Samples by group and replica."""
+    groups = layout.samples.microbatches // module.group_size
+    replicas = range(module.grid.size("dp"))
+    return [
+        [encoder_samples(layout, plan, module, replica, group) for replica in replicas]
+        for group in range(groups)
+    ]
+
+
+def loads(plan: DataPlan, table: list[list[tuple[int, ...]]]) -> list[int]:
+    """Rows of each replica in the whole step."""
+    return [
+        sum(plan.samples[s].rows("vision") for row in table for s in row[replica])
+        for replica in range(len(table[0]))
+    ]
+
+
+def least_largest(costs: list[int], parts: int) -> int:
+    """Try every way to share out."""
+    return min(
+        max(sum(c for c, at in zip(costs, places, strict=True) if at == p) for p in range(parts))
+        for places in product(range(parts), repeat=len(costs))
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=7), st.integers(1, 3))
+def test_shares_hold_each_item_once_and_are_near_the_best(costs, parts):
+    shares = balanced(costs, [0] * parts)
+    assert sorted(index for share in shares for index in share) == list(range(len(costs)))
+    sums = [sum(costs[i] for i in share) for share in shares]
+    # Graham's bound for sorted items; what follows it never makes the largest share larger.
+    assert max(sums) * 3 * parts <= least_largest(costs, parts) * (4 * parts - 1)
+
+
+def test_a_swap_mends_what_largest_first_does_to_few_sizes():
+    """Largest first alone leaves 7 and 5."""
+    costs = [3, 3, 2, 2, 2]
+    assert [sum(costs[i] for i in share) for share in balanced(costs, [0, 0])] == [6, 6]
+
+
+def test_what_a_worker_has_counts():
+    assert balanced([4, 3, 3], [9, 0, 4]) == [[], [0, 1], [2]]
+
+
+FAN_IN = {"vision": box(0, dp=4), "language": box(4)}
+COLOCATED = {"vision": box(0, dp=4), "language": box(0, tp=4)}
+UNEVEN = {"vision": box(0, dp=3), "language": box(3, dp=2)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(spec(FAN_IN, microbatches=4, mbs=16), id="upstream, by microbatch"),
+        pytest.param(spec(COLOCATED, microbatches=8, mbs=6), id="colocated, the step at once"),
+        pytest.param(spec(UNEVEN, microbatches=2, mbs=12), id="dp 3 into dp 2"),
+        pytest.param(
+            spec({"vision": box(0, dp=4, balance="all"), "language": box(0, dp=4)}, mbs=12),
+            id="one-to-one, all",
+        ),
+    ],
+)
+def test_the_largest_replica_of_a_skewed_step_is_near_the_mean(made, seed):
+    """The even cut of the same steps is far from it."""
+    layout, plan = build_layout(made), step_of(skewed(made.batch.global_, seed))
+    rows = [sample.rows("vision") for sample in plan.samples]
+    found = loads(plan, owners(layout, plan, layout["vision"]))
+    mean = sum(rows) / len(found)
+    largest = max(rows)
+    assert largest < mean * 1.5
+    assert max(found) <= max(1.10 * mean, largest)
+    before, after = imbalance(layout, plan, layout["vision"])
+    assert after == max(found) / mean
+    even = owners(layout, plan, build_layout(_set(made, "none"))["vision"])
+    assert before == max(loads(plan, even)) / mean
+    assert before > 1.10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_between_phases_every_group_is_even(seed):
+    """Replicas wait for each other after each, so no group may make up for another."""
+    layout = build_layout(spec(COLOCATED, microbatches=6, mbs=16, encoder_microbatches=2))
+    plan = step_of(skewed(layout.samples.global_batch, seed))
+    for group in owners(layout, plan, layout["vision"]):
+        found = loads(plan, [group])
+        largest = max(plan.samples[s].rows("vision") for part in group for s in part)
+        assert max(found) <= max(1.10 * sum(found) / len(found), largest)
+
+
+def _set(made, balance):
+    vision = made.modules["vision"].model_copy(update={"balance": balance})
+    return made.model_copy(update={"modules": {**made.modules, "vision": vision}})
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout_specs(16, supported_only=False), st.integers(0, 99))
+def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(made, seed):
+    layout = build_layout(made)
+    for module in layout.encoders:
+        plan = step_of(skewed(made.batch.global_, seed), module.name)
+        again = step_of(skewed(made.batch.global_, seed), module.name)
+        table = owners(layout, plan, module)
+        assert table == owners(build_layout(made), again, module)
+        links, k = replica_links(layout, module.name), module.group_size
+        for group, row in enumerate(table):
+            due = [
+                sample
+                for replica in range(layout.samples.replicas)
+                for microbatch in range(group * k, (group + 1) * k)
+                for sample in layout.samples.language(replica, microbatch)
+            ]
+            assert sorted(sample for part in row for sample in part) == sorted(due)
+            for replica, part in enumerate(row):
+                homes = {layout.samples.locate(sample)[0] for sample in part}
+                assert homes <= set(links[replica])
+                assert list(part) == sorted(part, key=due.index)
+        for rank in module.stage_ranks(0):
+            replica = module.grid.index("dp", rank)
+            mine = sorted(sample for row in table for sample in row[replica])
+            assert list(reads_of(layout, plan, rank, decode=False).images[module.name]) == mine
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout_specs(16, supported_only=False), st.integers(0, 8))
+def test_equal_images_stay_where_the_even_cut_has_them(made, rows):
+    layout = build_layout(made)
+    for module in layout.encoders:
+        plan = step_of([rows] * made.batch.global_, module.name)
+        dp, k = module.grid.size("dp"), module.group_size
+        assert owners(layout, plan, module) == [
+            [layout.samples.encoder(replica, dp, group, k) for replica in range(dp)]
+            for group in range(layout.samples.microbatches // k)
+        ]
+
+
+def test_samples_that_cannot_be_read_move_no_other():
+    layout = build_layout(spec(FAN_IN, mbs=16))
+    plan = step_of(skewed(16, 3))
+    largest = max(plan.samples, key=lambda sample: sample.rows("vision"))
+    left = tuple(SamplePlan(s.id, 0, 0) if s is largest else s for s in plan.samples)
+    vision = layout["vision"]
+    assert owners(layout, DataPlan(0, left, planned=plan.samples), vision) == owners(
+        layout, plan, vision
+    )
+    assert owners(layout, DataPlan(0, left), vision) != owners(layout, plan, vision)
+
+
+@pytest.mark.parametrize(
+    ("made", "sharing", "links"),
+    [
+        (FAN_IN, 4, [[0]] * 4),
+        ({"vision": box(0, dp=4), "language": box(4, dp=2)}, 2, [[0], [0], [1], [1]]),
+        (UNEVEN, 3, [[0, 1]] * 3),
+        ({**UNEVEN, "vision": box(0, dp=3, balance="none")}, 1, [[0], [0, 1], [1]]),
+        ({"vision": box(0, dp=2), "language": box(2, dp=4)}, 1, [[0, 1], [2, 3]]),
+        ({"vision": box(0, dp=2), "language": box(0, dp=2)}, 1, [[0], [1]]),
+        ({"vision": box(0, dp=2, balance="all"), "language": box(0, dp=2)}, 2, [[0, 1]] * 2),
+    ],
+)
+def test_islands_are_those_of_the_table(made, sharing, links):
+    layout = build_layout(spec(made, mbs=6))
+    assert replicas_that_share(layout, layout["vision"]) == sharing
+    assert [list(found) for found in replica_links(layout, "vision")] == links
