@@ -1,0 +1,242 @@
+"""What is done to an image before an encoder sees it, and how large that makes it.
+
+Decides: which image processors of Hugging Face folders are understood, and the sizes they make.
+Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them;
+defaults are those of its classes.
+Leaves: pixels to `train.data.webdataset.pixels`, which carries out a recipe.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.spec.model import Spec, VitModel, WebdatasetData, image_input
+
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+BICUBIC = 3
+MAX_ASPECT = 200
+
+_HALF = (0.5, 0.5, 0.5)
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_CLIP = {
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+    "crop_size": {"height": 224, "width": 224},
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+}
+# What transformers takes where a key is left out, by image processor without `ImageProcessor`.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "CLIP": _CLIP,
+    "Llava": _CLIP,
+    "Siglip": {"size": {"height": 224, "width": 224}, "image_mean": _HALF, "image_std": _HALF},
+    "Qwen2VL": {
+        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+        "patch_size": 14,
+        "merge_size": 2,
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+    },
+}
+
+
+class ProcessorError(ValueError):
+    """A folder does not say how to make images, or in a way that is not understood."""
+
+
+class ImageTooThin(ValueError):
+    """An image of such an aspect, or so small, that no row can be made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Resize to this height and width."""
+
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShortEdge:
+    """Resize so that the shorter edge has this length."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Smart:
+    """Resize to multiples of `factor` with an area in a range, near the aspect of the image.
+
+    The rule of Qwen2-VL (https://arxiv.org/abs/2409.12191, section 2.1).
+    """
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecipe:
+    """Steps from a decoded image to the array of an encoder, in this order.
+
+    `resample` is the number of one of Pillow's filters.
+    """
+
+    resize: Exact | ShortEdge | Smart | None
+    pad_square: bool = False
+    crop: tuple[int, int] | None = None
+    resample: int = BICUBIC
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = _HALF
+    std: tuple[float, ...] = _HALF
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width behind the resizing. Raises: ImageTooThin."""
+        match self.resize:
+            case Exact(new_height, new_width):
+                return new_height, new_width
+            case ShortEdge(short):
+                # Rounded down, as transformers does.
+                long = int(short * max(height, width) / min(height, width))
+                return (long, short) if width <= height else (short, long)
+            case Smart() as rule:
+                return _smart(height, width, rule)
+            case None:
+                return height, width
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of what becomes of an image. Raises: ImageTooThin."""
+        if self.crop is not None:
+            return self.crop
+        side = max(height, width)
+        return self.resized(side, side) if self.pad_square else self.resized(height, width)
+
+    @property
+    def only_size(self) -> tuple[int, int] | None:
+        """Height and width of every image, if all are alike."""
+        if self.crop is None and isinstance(self.resize, Exact):
+            return self.resize.height, self.resize.width
+        return self.crop
+
+
+def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
+    """Return what is done to the images of an encoder. Raises: ProcessorError."""
+    model, data = spec.encoders[encoder].model, spec.data
+    images = image_input(model)
+    if images is None or not isinstance(data, WebdatasetData):
+        raise ProcessorError(f"`{encoder}` reads no images of shards")
+    folder = processor_folder(spec, encoder)
+    if folder is not None:
+        return read_recipe(folder)
+    middle = (0.5,) * images.channels
+    if isinstance(model, VitModel) and model.positions == "learned" and model.image is not None:
+        height, width = model.image
+        resize: Exact | Smart = Exact(height * model.patch, width * model.patch)
+    else:
+        side = images.row_side
+        resize = Smart(side, side**2, data.max_rows * side**2)
+    return ImageRecipe(resize, mean=middle, std=middle)
+
+
+def processor_folder(spec: Spec, encoder: str) -> Path | None:
+    """Return the folder that says how images of an encoder are made, None if none is given."""
+    if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
+        return Path(spec.data.processors[encoder])
+    start = spec.encoders[encoder].init_from
+    has_one = start is not None and any((Path(start) / x).is_file() for x in _FILES)
+    return Path(start) if start is not None and has_one else None
+
+
+_FILES = (PREPROCESSOR, PROCESSOR)
+
+
+def read_recipe(folder: Path) -> ImageRecipe:
+    """Return the recipe that a Hugging Face folder holds. Raises: ProcessorError."""
+    config = read_processor(folder)
+    name = str(config.get("image_processor_type", config.get("feature_extractor_type")))
+    kind = name.removesuffix("Fast").removesuffix("Pil")
+    kind = kind.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    if kind not in _DEFAULTS:
+        known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)
+        raise ProcessorError(f"its image processor is {name}; known are {known}")
+    given = {key: value for key, value in config.items() if value is not None}
+    try:
+        return _recipe(kind, {**_DEFAULTS[kind], **given})
+    except (TypeError, ValueError, KeyError) as error:
+        raise ProcessorError(f"a setting of its {name} is not understood: {error}") from error
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of the image processor in a folder. Raises: ProcessorError."""
+    for name in _FILES:
+        try:
+            config = json.loads((folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ProcessorError(f"{name} cannot be read: {error}") from error
+        # A processor of several kinds of input holds that of images inside.
+        found = config.get("image_processor", config) if isinstance(config, dict) else None
+        if isinstance(found, dict):
+            return found
+        raise ProcessorError(f"{name} is no JSON object")
+    raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")
+
+
+def _recipe(kind: str, config: Mapping[str, Any]) -> ImageRecipe:
+    pads = bool(config.get("do_pad", False))
+    if pads and kind != "Llava":
+        raise ValueError("do_pad: true")
+    crop = config.get("crop_size") if config.get("do_center_crop", False) else None
+    normal = config.get("do_normalize", True)
+    return ImageRecipe(
+        resize=_resize(kind, config) if config.get("do_resize", True) else None,
+        pad_square=pads,
+        crop=None if crop is None else _edges(crop),
+        resample=int(config.get("resample", BICUBIC)),
+        scale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1,
+        mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
+        std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+    )
+
+
+def _resize(kind: str, config: Mapping[str, Any]) -> Exact | ShortEdge | Smart:
+    size = config["size"]
+    if kind == "Qwen2VL":
+        # Files before transformers 4.49 have the two limits beside `size`, which they overrule.
+        return Smart(
+            int(config["patch_size"]) * int(config["merge_size"]),
+            int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
+            int(config.get("max_pixels", size.get("longest_edge", size.get("max_pixels")))),
+        )
+    if isinstance(size, int):
+        return ShortEdge(size)
+    if set(size) == {"shortest_edge"}:
+        return ShortEdge(int(size["shortest_edge"]))
+    if set(size) == {"height", "width"}:
+        return Exact(int(size["height"]), int(size["width"]))
+    raise ValueError(f"size: {json.dumps(size)}")
+
+
+def _edges(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size["height"]), int(size["width"]))
+
+
+def _smart(height: int, width: int, rule: Smart) -> tuple[int, int]:
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ImageTooThin(f"{width} x {height} pixels are more than {MAX_ASPECT} to 1")
+    factor = rule.factor
+    tall, wide = round(height / factor) * factor, round(width / factor) * factor
+    if tall * wide > rule.max_pixels:
+        shrink = math.sqrt(height * width / rule.max_pixels)
+        tall, wide = (
+            max(factor, math.floor(edge / shrink / factor) * factor) for edge in (height, width)
+        )
+    elif tall * wide < rule.min_pixels:
+        grow = math.sqrt(rule.min_pixels / (height * width))
+        tall, wide = (math.ceil(edge * grow / factor) * factor for edge in (height, width))
+    return tall, wide

@@ -1,0 +1,169 @@
+"""The `data` section of the spec: what to train on.
+
+Decides: keys, defaults and limits of each kind of data.
+Relies on: `base`.
+Leaves: what fits together to `layout.checks`, samples to `train.data`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from mimo_launch.spec.base import Strict
+
+
+class _Samples(Strict):
+    """What every kind of data may say."""
+
+    max_bad_samples: Annotated[int, Field(ge=0)] = Field(
+        100,
+        description="Samples that cannot be read and are left out, each reported by its id; one "
+        "more over the whole run stops it.",
+    )
+
+
+class DigitsData(_Samples):
+    """Strips of real handwritten digits to be read out; ships with the package."""
+
+    kind: Literal["digits"]
+    min_digits: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Shortest strip.")
+    max_digits: Annotated[int, Field(ge=1, le=16)] = Field(6, description="Longest strip.")
+    text_only: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="Share of samples whose digits are spelled in words, without an image."
+    )
+    samples: PositiveInt = Field(20000, description="Training strips in one epoch.")
+
+
+class SyntheticData(_Samples):
+    """Random tokens, images and clips of random or given sizes, a pure function of (seed, sample)."""
+
+    kind: Literal["synthetic"]
+    text_only: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="Probability that a sample has no image or clip for a given encoder."
+    )
+    min_patches: PositiveInt = Field(1, description="Smallest image, in patches.")
+    max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
+    image: tuple[PositiveInt, PositiveInt] | None = Field(
+        None,
+        description="Height and width of every image, in patches, instead of random sizes.",
+        strict=False,
+    )
+    min_frames: PositiveInt = Field(2, description="Shortest clip of an audio encoder, in frames.")
+    max_frames: PositiveInt = Field(
+        48, description="Longest clip, in frames; the encoder's own limit holds, too."
+    )
+    min_images: PositiveInt = Field(
+        1, description="Fewest images or clips of a sample for one encoder, if it has one at all."
+    )
+    max_images: PositiveInt = Field(
+        1,
+        description="Most images or clips of a sample for one encoder; each further one by a coin "
+        "toss.",
+    )
+    max_documents: PositiveInt = Field(
+        1, description="Most documents packed into a sample; they do not attend to each other."
+    )
+    min_text: Annotated[int, Field(ge=2)] = Field(
+        2, description="Fewest text tokens of a sample; the most is what `batch.seq` leaves."
+    )
+    samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
+
+
+class CaptionTemplate(Strict):
+    """Images and clips, a prompt, and a text to learn, which ends with the end token."""
+
+    kind: Literal["caption"]
+    text: str | None = Field(
+        None,
+        description="Key of a sample's JSON that holds the text; default: its `.txt` member, or "
+        "the key `text` or `caption`.",
+    )
+    prompt: str = Field("", description="Stands before each text; nothing is learnt from it.")
+
+
+class ChatTemplate(Strict):
+    """Conversations, written by the chat template of the tokenizer; the answers are learnt."""
+
+    kind: Literal["chat"]
+    messages: str | None = Field(
+        None,
+        description="Key of a sample's JSON that holds the list of messages; default `messages` "
+        "or `conversations`.",
+    )
+    system: str | None = Field(
+        None, description="System prompt of the conversations that bring none."
+    )
+
+
+def _by_kind(value: Any) -> Any:
+    """Accept a section that says nothing but its kind as that kind alone."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Template = Annotated[
+    CaptionTemplate | ChatTemplate,
+    Field(discriminator="kind"),
+    BeforeValidator(
+        _by_kind,
+        json_schema_input_type=CaptionTemplate | ChatTemplate | Literal["caption", "chat"],
+    ),
+]
+
+
+Strings = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+class WebdatasetData(_Samples):
+    """Shards of your own: tar files of images, clips, JSON and text, as webdataset writes them."""
+
+    kind: Literal["webdataset"]
+    shards: str | Strings = Field(
+        description="Tar files to train on: a pattern with `*` or `{000..009}`, or a list of them.",
+        examples=["data/{000..009}.tar"],
+    )
+    eval_shards: str | Strings | None = Field(
+        None, description="Tar files of held-out samples, for `eval`."
+    )
+    tokenizer: str = Field(
+        description="Local Hugging Face folder with tokenizer.json.", examples=["models/qwen"]
+    )
+    template: Template = Field(
+        description="How a sample becomes text: `caption`, `chat`, or either with its settings.",
+        examples=["chat"],
+    )
+    image_marker: str = Field(
+        "<image>", description="What stands for an image in the texts of the shards."
+    )
+    audio_marker: str = Field(
+        "<audio>", description="What stands for a clip in the texts of the shards."
+    )
+    processors: dict[str, str] = Field(
+        {},
+        description="By encoder, the Hugging Face folder whose preprocessor_config.json says how "
+        "its images are made; default: that of its `init_from`, if it has one.",
+    )
+    max_rows: PositiveInt = Field(
+        256,
+        description="For encoders without a processor: most rows of an image. Images keep their "
+        "aspect, as near as whole rows allow.",
+    )
+    too_long: Literal["drop", "truncate", "error"] = Field(
+        "drop",
+        description="Samples longer than `batch.seq`: leave them out, cut their end off (never "
+        "inside an image), or refuse to train.",
+    )
+    max_image_pixels: Annotated[int, Field(ge=1, le=89_000_000)] = Field(
+        36_000_000,
+        description="Images with more pixels than this are bad; they are never decoded.",
+    )
+    index: str | None = Field(
+        None,
+        description="Folder for the index of the samples; default `.mimo-index` beside the shards, "
+        "or below your cache folder where that cannot be written.",
+    )
+    decode_threads: PositiveInt = Field(
+        4, description="Threads of each rank that decode images and clips of a step."
+    )
+
+
+Data = Annotated[DigitsData | SyntheticData | WebdatasetData, Field(discriminator="kind")]

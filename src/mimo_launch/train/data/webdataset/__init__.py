@@ -1,0 +1,1 @@
+"""Shards of the user's own: their index, texts, images and clips."""

@@ -1,0 +1,156 @@
+"""Images are made as the processors of transformers make them, pixel for pixel."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mimo_launch.layout.images import ImageTooThin, ProcessorError, Smart, read_recipe
+from mimo_launch.train.data.webdataset.decode import decode_image
+from mimo_launch.train.data.webdataset.pixels import process
+
+PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "siglip": ("siglip", "SiglipImageProcessorPil", {"size": {"height": 30, "width": 30}}),
+    "clip": (
+        "clip",
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}},
+    ),
+    "clip-small": (
+        "clip",
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 21}, "crop_size": {"height": 32, "width": 33}},
+    ),
+    "llava": (
+        "llava",
+        "LlavaImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "do_pad": True},
+    ),
+    "qwen2-vl": (
+        "qwen2_vl",
+        "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "merge_size": 2, "min_pixels": 16 * 16, "max_pixels": 48 * 40},
+    ),
+}
+SHAPES = [(61, 47), (20, 90), (9, 7), (200, 133), (32, 32)]
+
+
+def saved(folder: Path, name: str) -> Any:
+    module, cls, settings = PROCESSORS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = __import__(
+            f"transformers.models.{module}.image_processing_pil_{module}", fromlist=[cls]
+        )
+        processor = getattr(loaded, cls)(**settings)
+        processor.save_pretrained(folder)
+    return processor
+
+
+def files(folder: Path) -> list[Path]:
+    """Real files of every kind that Pillow decodes in another mode."""
+    random = np.random.default_rng(0)
+    made = []
+    for number, (height, width) in enumerate(SHAPES):
+        smooth = np.indices((height, width)).sum(0)[..., None] * 2 + random.integers(
+            0, 60, (height, width, 3)
+        )
+        image = Image.fromarray(smooth.clip(0, 255).astype(np.uint8))
+        for mode, suffix in [
+            ("RGB", "jpg"),
+            ("CMYK", "jpg"),
+            ("L", "png"),
+            ("P", "png"),
+            ("RGBA", "png"),
+            ("LA", "webp"),
+            ("1", "png"),
+        ]:
+            path = folder / f"{number}-{mode}.{suffix}"
+            image.convert(mode).save(path)
+            made.append(path)
+    return made
+
+
+def reference(processor: Any, path: Path) -> np.ndarray:
+    """What transformers makes of a file, [channels, height, width]."""
+    from transformers.image_utils import load_image
+
+    made = processor(load_image(str(path)), return_tensors="np")
+    pixels = made["pixel_values"]
+    if "image_grid_thw" not in made:
+        return pixels[0]
+    _, rows, columns = made["image_grid_thw"][0]
+    p, m = processor.patch_size, processor.merge_size
+    patches = pixels.reshape(rows // m, columns // m, m, m, 3, 2, p, p)[:, :, :, :, :, 0]
+    return patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * p, columns * p)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_pixels_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    processor = saved(tmp_path, name)
+    recipe = read_recipe(tmp_path)
+    compared = 0
+    for path in files(tmp_path):
+        image = decode_image(path.suffix[1:], path.read_bytes(), channels=3)
+        want = reference(processor, path)
+        found = process(image, recipe)
+        assert found.dtype == np.float32
+        assert found.shape == want.shape == (3, *recipe.size(image.height, image.width)), path
+        assert np.abs(found - want).max() <= 1e-5, path
+        compared += 1
+    assert compared == len(SHAPES) * 7
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_photograph_stands_upright(tmp_path: Path, orientation: int) -> None:
+    from transformers.image_utils import load_image
+
+    pixels = np.random.default_rng(1).integers(0, 255, (13, 29, 3)).astype(np.uint8)
+    image = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "turned.png"
+    image.save(path, exif=exif)
+    found = decode_image("png", path.read_bytes(), channels=3)
+    assert np.array_equal(np.asarray(found), np.asarray(load_image(str(path))))
+    assert found.size == ((29, 13) if orientation < 5 else (13, 29))
+
+
+def test_a_processor_may_stand_inside_that_of_a_model(tmp_path: Path) -> None:
+    saved(tmp_path, "qwen2-vl")
+    config = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": config}))
+    assert read_recipe(tmp_path).resize == Smart(8, 256, 1920)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"image_processor_type": "ViTImageProcessor"}, "ViTImageProcessor; known are CLIP"),
+        ({"image_processor_type": "CLIPImageProcessor", "do_pad": True}, "do_pad: true"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": {"longest_edge": 3}}, "size"),
+        ([], "no JSON object"),
+    ],
+)
+def test_a_processor_that_is_not_understood_is_refused(
+    tmp_path: Path, config: Any, words: str
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    with pytest.raises(ProcessorError, match=words):
+        read_recipe(tmp_path)
+
+
+def test_a_folder_without_a_processor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProcessorError, match="neither preprocessor_config"):
+        read_recipe(tmp_path)
+
+
+def test_no_size_is_made_of_a_line(tmp_path: Path) -> None:
+    saved(tmp_path, "qwen2-vl")
+    with pytest.raises(ImageTooThin, match="more than 200 to 1"):
+        read_recipe(tmp_path).size(2, 401)
