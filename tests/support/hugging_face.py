@@ -53,7 +53,7 @@ LAYOUTS = {
     "cp2": {"cp": 2},
     "colocated dp2": {"dp": 2},
 }
-WIDE = {"tp4 dp2": {"tp": 4, "dp": 2}}  # fmt: skip
+WIDE = {"tp4 dp2": {"tp": 4, "dp": 2}, "tp2 pp2": {"tp": 2, "pp": 2}}  # fmt: skip
 
 
 def made(kind: str, layout: str, folder: Path, precision: str = "fp32", **more: Any) -> Spec:

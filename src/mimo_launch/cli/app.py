@@ -33,6 +33,7 @@ COMMANDS = (
     "verify",
     "bench",
     "report",
+    "export",
     "explain",
     "schema",
 )

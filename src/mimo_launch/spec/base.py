@@ -91,6 +91,11 @@ def rank_range(ranks: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
+def size_in_bytes(text: str) -> int:
+    """Return the bytes that a size on the command line means. Raises: ValueError."""
+    return num_bytes(_size(text))
+
+
 def num_bytes(size: str) -> int:
     """Return the bytes that a validated size means."""
     number = size.rstrip("BGMTi")

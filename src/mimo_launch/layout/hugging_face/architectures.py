@@ -8,13 +8,15 @@ Leaves: tensors and files to `train.export`.
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.layout.hugging_face.family import Family, Value
+from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.hugging_face.registry import FAMILIES
 from mimo_launch.spec.model import DecoderModel, Model, Spec
 
 # What a key means where it is left out, by the property of the model that says so.
 _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
+
+_OUTDATED = {"torch_dtype", "rope_theta", "rope_scaling", "layer_types", "transformers_version"}
 
 
 def value_of(model: Model, key: str) -> Any:
@@ -57,21 +59,24 @@ def differences(family: Family[Any], model: Model) -> Iterator[str]:
         yield "its other settings"
 
 
-def text_of(value: Value) -> str:
+def text_of(value: Any) -> str:
     """Return a value as a spec writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
         return "null"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)
 
 
-def with_base(config: Config, base: Config | None) -> Config:
+def with_base(config: Config, base: Config | None, defaults: Config) -> Config:
     """Return a configuration with what else a folder of the same type says, such as ids of tokens.
 
-    The names under which older versions of transformers say what `config` says are left out.
+    `defaults` say it where there is no such folder. What would contradict `config` is left out: the
+    names by which older versions of transformers say the same, and kinds of layers one by one.
     """
     if base is None or base.get("model_type") != config["model_type"]:
-        return config
-    outdated = {"torch_dtype", "rope_theta", "rope_scaling", "transformers_version"}
-    return {key: value for key, value in base.items() if key not in outdated} | config
+        return defaults | config
+    kept = {key: value for key, value in base.items() if key not in _OUTDATED}
+    return defaults | kept | config

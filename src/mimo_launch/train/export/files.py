@@ -95,7 +95,7 @@ def _write_file(
         file.write(len(text).to_bytes(8, "little") + text)
         for batch in _cut(tensors, BATCH):
             for tensor in read(batch):
-                file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+                file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 wrote(tensor.nbytes)
         file.flush()
         os.fsync(file.fileno())

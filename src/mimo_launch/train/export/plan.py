@@ -180,10 +180,10 @@ class Exporter:
             **family.config(model),
             "dtype": str(main).removeprefix("torch."),
         }
+        defaults = {}
         if model.kind == "decoder":
             defaults = {"max_position_embeddings": self.spec.batch.seq, **_NO_TOKENS}
-            config = defaults | config
-        return with_base(config, None if source is None else source.config)
+        return with_base(config, None if source is None else source.config, defaults)
 
     def _copied(self, name: str, source: Source | None) -> list[Path]:
         """Return the files that are taken over from where the module came from."""

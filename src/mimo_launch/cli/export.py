@@ -1,0 +1,154 @@
+"""`mimo-launch export`: the weights of a run as folders that transformers loads.
+
+Decides: what the options mean, what is shown, and the exit code.
+Relies on: `train.export`.
+Leaves: one process and no GPU are enough; nothing is started.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from mimo_launch.cli.console import Console, console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.train.export.export import Progress
+    from mimo_launch.train.export.plan import FolderPlan
+    from mimo_launch.train.export.reading import Checkpoint
+
+HELP = """
+\b
+Examples:
+  mimo-launch export runs/quickstart --to exported
+  mimo-launch export runs/llava --to llava-tuned --checkpoint 2000 --dtype bf16
+  mimo-launch export runs/llava --to only-language --module language
+
+Write the weights of a checkpoint, saved on any layout, as Hugging Face folders: safetensors and
+config.json, with tokenizer and processor files from where the weights came. The folder is the
+whole model where transformers has one of this shape, else it holds one folder per module. It
+appears when it is complete. Exits with 0, with 2 when the run cannot be read or is no model of
+transformers, or with 1 when the files cannot be written.
+"""
+
+
+class DType(StrEnum):
+    """What tensors are written in."""
+
+    AUTO = "auto"
+    SOURCE = "source"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP64 = "fp64"
+
+
+def export(
+    ctx: typer.Context,
+    *,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in it.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="STEP", help="Checkpoint of this step; default the newest."),
+    ] = None,
+    dtype: Annotated[
+        DType,
+        typer.Option(
+            help="`source`: as in the folder that weights came from; `auto`: so, if there is one, "
+            "else what was trained in."
+        ),
+    ] = DType.AUTO,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--module", metavar="NAME", help="Only this module; may be repeated."),
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest file of weights.")
+    ] = "5GB",
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write the weights of a run as Hugging Face folders."""
+    max_bytes = _bytes(max_shard_size)
+    from mimo_launch.train.checkpoint.storage import CheckpointError
+    from mimo_launch.train.export.export import write_export
+    from mimo_launch.train.export.folder import InTheWay, check_place
+    from mimo_launch.train.export.plan import CannotExport, Exporter
+    from mimo_launch.train.export.reading import NoCheckpoint, open_checkpoint
+
+    console = console_of(ctx)
+    try:
+        found = open_checkpoint(run, checkpoint)
+        check_place(to, force=force)
+        plans = Exporter(found, dtype.value).folders(modules or ())
+        with _progress(found, plans, console) as progress:
+            write_export(found, plans, to, max_bytes=max_bytes, force=force, progress=progress)
+    except NoCheckpoint as error:
+        _refuse(console, [str(error)], "name a folder under runs/, or one of its checkpoints")
+    except InTheWay as error:
+        _refuse(console, [str(error)], "give --to a path where nothing is yet")
+    except CannotExport as error:
+        _refuse(console, error.reasons, "--module NAME exports what can be")
+    except (OSError, CheckpointError) as error:
+        console.note(f"error: cannot write {to}: {error}")
+        console.note("   = help: nothing was left behind; free some space, or choose another place")
+        raise typer.Exit(1) from None
+    for plan in plans:
+        console.answer(_line(plan, to))
+
+
+def _line(plan: "FolderPlan", to: Path) -> str:
+    from mimo_launch.plan.words import bytes_text
+
+    types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
+    what = plan.config.get("architectures", [plan.config["model_type"]])[0]
+    projector = " and its projector" if plan.projector else ""
+    return (
+        f"wrote {to / plan.where}: {what}{projector}, {len(plan.tensors)} tensors, "
+        f"{', '.join(types)}, {bytes_text(plan.num_bytes)}"
+    )
+
+
+@contextmanager
+def _progress(
+    checkpoint: "Checkpoint", plans: "list[FolderPlan]", console: Console
+) -> "Iterator[Progress]":
+    """Show bars on a terminal and two lines elsewhere."""
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    from mimo_launch.plan.words import bytes_text
+    from mimo_launch.train.export.export import Progress
+
+    to_write = sum(plan.num_bytes for plan in plans)
+    screen = RichConsole(stderr=True)
+    if not screen.is_terminal:
+        console.note(f"reads {checkpoint.path} ({bytes_text(checkpoint.num_bytes)})")
+        yield Progress(lambda _: None, lambda _: None)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Bars(*columns, console=screen) as bars:
+        checks = bars.add_task("checks the checkpoint", total=checkpoint.num_bytes)
+        writes = bars.add_task("writes", total=to_write)
+        yield Progress(lambda n: bars.advance(checks, n), lambda n: bars.advance(writes, n))
+
+
+def _bytes(size: str) -> int:
+    """Return what `--max-shard-size` says. Raises: typer.BadParameter."""
+    from mimo_launch.spec.base import size_in_bytes
+
+    try:
+        return size_in_bytes(size)
+    except ValueError as error:
+        raise typer.BadParameter(f"{size}: {error}", param_hint="--max-shard-size") from None
+
+
+def _refuse(console: Console, reasons: "list[str] | tuple[str, ...]", help_: str) -> NoReturn:
+    for reason in reasons:
+        console.note(f"error: {reason}")
+    console.note(f"   = help: {help_}")
+    raise typer.Exit(2)

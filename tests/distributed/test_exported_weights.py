@@ -1,0 +1,107 @@
+"""What a run exports is what `transformers` loads: untouched bit for bit, trained by its logits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.exports import load, tensors, trained, with_sections
+from tests.support.hugging_face import (
+    VOCAB,
+    joined,
+    logits_on_rank,
+    made,
+    save,
+    started,
+    tiny,
+    tokens_of,
+)
+from torch import Tensor
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint.saver import CheckpointSaver
+from mimo_launch.train.events import CheckpointFailed
+from mimo_launch.train.export.export import Progress, write_export
+from mimo_launch.train.export.plan import DType, Exporter
+from mimo_launch.train.export.reading import open_checkpoint
+from mimo_launch.train.state import RunState
+
+SILENT = Progress(lambda _: None, lambda _: None)
+
+
+def save_on_rank(spec: Spec, run: Path) -> None:
+    """Save what `init_from` names before any step."""
+    import torch.distributed as dist
+
+    session, _ = started(spec, run)
+    saver = CheckpointSaver(session, run, dist.new_group(backend="gloo"))
+    saver.save(RunState())
+    saver.finish()
+    assert not any(isinstance(event, CheckpointFailed) for event in saver.poll())
+    session.__exit__(None, None, None)
+
+
+def exported(
+    run: Path, to: Path, dtype: DType = "auto", max_bytes: int = 10**9
+) -> dict[str, Tensor]:
+    """Export everything; return the tensors of all files."""
+    checkpoint = open_checkpoint(run, None)
+    plans = Exporter(checkpoint, dtype).folders(())
+    write_export(checkpoint, plans, to, max_bytes=max_bytes, force=False, progress=SILENT)
+    return tensors(to)
+
+
+def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    return tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shards"),
+    [
+        ("llama", torch.float32, 10**9),
+        ("qwen2", torch.float16, 20_000),
+        ("qwen3", torch.bfloat16, 20_000),
+    ],
+    ids=["llama fp32", "qwen2 fp16 tied sharded", "qwen3 bf16 sharded"],
+)
+def test_an_untouched_import_comes_out_bit_for_bit(
+    kind: str, dtype: torch.dtype, shards: int, tmp_path: Path
+) -> None:
+    save(tiny(kind, dtype), tmp_path / "model", max_shard_size="20KB")
+    asked = with_sections(made(kind, "tp2", tmp_path / "model"))
+    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=2)
+    found = exported(tmp_path / "run", tmp_path / "out", max_bytes=shards)
+    wanted = tensors(tmp_path / "model")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert bits(found[name]) == bits(tensor), name
+    num_files = len(list((tmp_path / "out").glob("*.safetensors")))
+    assert (num_files > 1) == (shards < 10**9)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    source = json.loads((tmp_path / "model" / "config.json").read_text())
+    differing = {key for key in source if config.get(key) != source[key]}
+    assert differing <= {"layer_types", "transformers_version"}
+
+
+def test_a_trained_model_has_the_same_logits_in_transformers(tmp_path: Path) -> None:
+    """Weights trained over tp 2 and pp 2, a word more than the file has, padding left out."""
+    save(tiny("qwen3"), tmp_path / "model")
+    asked = with_sections(
+        made("qwen3", "tp2 pp2", tmp_path / "model", model={"vocab": VOCAB + 1}),
+        train={"steps": 3, "precision": "fp32"},
+        optimizer={"lr": 1e-2},
+    )
+    run, world = tmp_path / "run", world_size(asked)
+    found = exported(trained(asked, run), tmp_path / "out")
+    untouched = tensors(tmp_path / "model")
+    assert all(not torch.equal(found[name][:VOCAB], untouched[name]) for name in found)
+    model = load("AutoModelForCausalLM", tmp_path / "out")
+    assert model.config.vocab_size == VOCAB + 1
+    with torch.no_grad():
+        wanted = model(input_ids=tokens_of(asked)).logits.double()
+    parts = run_ranks(logits_on_rank, asked, run, world_size=world)
+    logits = joined(asked, parts, VOCAB + 1)
+    assert wanted.std() > 0.1
+    assert float((logits - wanted).abs().max() / wanted.abs().max()) < 1e-5

@@ -1,0 +1,72 @@
+"""Runs that have saved, for what reads checkpoints, and what `transformers` makes of a folder."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.start import start_run
+
+SAVES = {"checkpoint": {"every": 1, "asynchronous": False}}
+
+
+def with_sections(spec: Spec, **sections: Any) -> Spec:
+    """Return a spec with other sections, which saves after each step."""
+    data = spec.model_dump(mode="json", by_alias=True)
+    return Spec.model_validate({**data, **SAVES, **sections})
+
+
+def trained(spec: Spec, run: Path) -> Path:
+    """Train on the ranks of a spec, which has a section `checkpoint`; return the run folder."""
+    run_ranks(train_on_rank, spec, run, world_size=world_size(spec))
+    return run
+
+
+def train_on_rank(spec: Spec, run: Path) -> None:
+    with RankSession(spec) as session:
+        state, saver = start_run(session, run, lambda _: None)
+        train(session, lambda _: None, Hooks(saver=saver), state)
+
+
+def digits_run(folder: Path, **language: Any) -> Path:
+    """Train a vision encoder and a decoder on one rank; `language` are more keys of its model."""
+    decoder = {"kind": "decoder", "layers": 2, "hidden": 32, "heads": 4, "vocab": "digits"}
+    vit = {"kind": "vit", "layers": 1, "hidden": 24, "heads": 2, "patch": 4}
+    spec = {
+        "version": 1,
+        "name": "saved",
+        "modules": {
+            "vision": {"model": vit, "ranks": "0"},
+            "language": {"model": {**decoder, "kv_heads": 2, **language}, "ranks": "0"},
+        },
+        "batch": {"global": 2, "seq": 33},
+        "data": {"kind": "digits"},
+        "train": {"steps": 2},
+        **SAVES,
+    }
+    return trained(Spec.model_validate(spec), folder / "saved")
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Return what the files of a model hold."""
+    files = sorted(folder.glob("model*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def load(auto: str, folder: Path) -> Any:
+    """Return what a class of transformers makes of a folder; every tensor must have its place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        loader = getattr(transformers, auto)
+        model, info = loader.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.eval()
