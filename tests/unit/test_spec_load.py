@@ -64,7 +64,7 @@ def test_valid_spec_loads() -> None:
         ("vocab: digits", "vocab: 0", "bad-value", "modules.language.model.vocab"),
         ("vocab: digits", "vocab: 2.5", "wrong-type", "modules.language.model.vocab"),
         ("kind: decoder", "kind: decodr", "unknown-kind", "modules.language.model.kind"),
-        ("kind: decoder", "kind: 'a.b:C'", "not-supported-yet", "modules.language.model.kind"),
+        ("kind: decoder", "kind: 'a/b.py:C'", "unknown-kind", "modules.language.model.kind"),
         ("  vision:", "  Vision:", "bad-value", "modules.Vision"),
         ("train: {", "train: {precision: fp16, ", "bad-value", "train.precision"),
         ("train: {", "train: {seed: -1, ", "bad-value", "train.seed"),

@@ -9,6 +9,16 @@ from mimo_launch.diag.code import Code
 
 MODEL_CODES = (
     Code(
+        "class-not-found",
+        "A class that `kind` names is not there.",
+        "`kind: package.module:Name` is looked for in the current folder, then where Python finds "
+        "packages. Nothing of the package is run for that: its folders are looked through, and its "
+        "source is searched for the name. Where they are made when it is imported, `train` and "
+        "`verify` tell.",
+        "model: {kind: 'my_encoders.mixr:Mixer', layers: 2, hidden: 64, input: {...}}",
+        "model: {kind: 'my_encoders.mixer:Mixer', layers: 2, hidden: 64, input: {...}}",
+    ),
+    Code(
         "heads-over-tp",
         "The number of attention heads does not split over tp.",
         "Each tp rank computes whole heads, and equally many, so that all ranks finish together.",

@@ -121,7 +121,8 @@ TEXT_CODES = (
         "unknown-kind",
         "A `kind` names nothing that exists here.",
         "The kind decides which other keys a section has, so the section is not checked "
-        "further until the kind is right.",
+        "further until the kind is right. A model may also be an encoder class of your own, "
+        "written `package.module:Name`.",
         "model: {kind: decodr, layers: 4, hidden: 256, heads: 8, vocab: digits}",
         "model: {kind: decoder, layers: 4, hidden: 256, heads: 8, vocab: digits}",
     ),
@@ -129,8 +130,8 @@ TEXT_CODES = (
         "not-supported-yet",
         "The spec asks for something that this release cannot do.",
         "The format has a place for it, so that specs stay valid when a later release brings "
-        "it. Today's limit: the built-in model kinds.",
-        'model: {kind: "my_package.audio:Encoder", hidden: 64}',
-        "model: {kind: vit, layers: 2, hidden: 64, heads: 4, patch: 4}",
+        "it. Today's limit: a class of your own is an encoder, not the language model.",
+        'language:\n  model: {kind: "my_package:Decoder", layers: 2, hidden: 64}',
+        "language:\n  model: {kind: decoder, layers: 2, hidden: 64, heads: 4, vocab: digits}",
     ),
 )

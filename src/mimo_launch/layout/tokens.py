@@ -8,7 +8,7 @@ Leaves: making samples to `train.data`.
 
 from dataclasses import dataclass
 
-from mimo_launch.spec.model import DecoderModel, DigitsData, Spec, VitModel
+from mimo_launch.spec.model import DecoderModel, DigitsData, Spec, image_input
 
 PAD, BOS, EOS, ASK = 0, 1, 2, 3
 FIRST_DIGIT = 4
@@ -54,10 +54,10 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
     """Largest image that `encoder` can meet in a sample, in rows."""
     model, data = spec.encoders[encoder].model, spec.data
     if isinstance(data, DigitsData):
-        row_side = model.row_side if isinstance(model, VitModel) else DIGIT_SIDE
+        row_side = images.row_side if (images := image_input(model)) else DIGIT_SIDE
         side = max(1, DIGIT_SIDE // row_side)
         return ImageSize(side, side * data.max_digits)
-    shuffle = model.shuffle if isinstance(model, VitModel) else 1
+    shuffle = images.shuffle if (images := image_input(model)) else 1
     if data.image is not None:
         height, width = data.image
         return ImageSize(height // shuffle, width // shuffle)

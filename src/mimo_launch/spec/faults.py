@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.wording import (
     allowed_types,
     close_matches,
@@ -32,6 +33,8 @@ def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -
     near = close_matches(key, free) or close_matches(key, known)
     if near:
         help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
+    elif "options" in known:
+        help_ = f"write it under `options`, which are passed on to your class: {{{key}: ...}}"
     else:
         help_ = "delete it; the keys here are " + ", ".join(f"`{name}`" for name in known)
     return Diagnostic(
@@ -101,26 +104,22 @@ def bad_module_name(path: YamlPath) -> Diagnostic:
     )
 
 
-def unknown_kind(path: YamlPath, value: Any, kinds: list[str]) -> Diagnostic:
-    """Report a `kind` that names no known variant of its section."""
-    words = listing([f"`{kind}`" for kind in kinds])
+def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> Diagnostic:
+    """Report a `kind` that names no variant of its section; with `own`, a class may be one."""
+    words = listing([f"`{kind}`" for kind in kinds] + ["`package.module:Name`"] * own)
     if not isinstance(value, str):
         return bad_leaf(path, value, {"enum": kinds})
-    if ":" in value:
-        return Diagnostic(
-            code="not-supported-yet",
-            headline=f"`kind: {value}` names a class of yours, which is not supported yet",
-            path=path,
-            why="the protocol for modules from other packages is not settled",
-            help=f"write `kind: {kinds[0]}`; the kinds are {words}",
-        )
+    why = "the kind decides which keys the section has, so its other keys were not checked"
     near = close_matches(value, kinds)
+    if own and looks_like_class_path(value, kinds):
+        near = [guess] if (guess := nearest_class_path(value)) else []
+        why = "a class of your own is named by its module, as `import` takes it, `:` and its name"
     guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?" if near else ""
     return Diagnostic(
         code="unknown-kind",
         headline=f"{section_name(path[:-1])} has no kind `{value}`",
         path=path,
-        why="the kind decides which keys the section has, so its other keys were not checked",
+        why=why,
         help=guess or f"write {words}",
     )
 

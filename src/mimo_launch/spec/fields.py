@@ -5,6 +5,7 @@ Relies on: pydantic's field descriptions.
 Leaves: whole sections to `reading` and `reference`.
 """
 
+from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -16,9 +17,35 @@ from mimo_launch.spec.base import Strict
 
 def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
     """Return the section types of an annotation, and whether it may be null."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    parts = list(_alternatives(annotation))
     models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
     return models, type(None) in parts
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """Yield the types of a union, of unions inside it as well."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    else:
+        yield annotation
+
+
+def section_per_name(annotation: Any) -> Any:
+    """Return the type of the sections of a mapping from names to sections, None if it is none."""
+    if get_origin(annotation) is not dict:
+        return None
+    value = get_args(annotation)[1]
+    return value if models_in(value)[0] else None
+
+
+def kind_of(model: type[Strict]) -> str | None:
+    """Return the `kind` that selects a variant of a section; None if it stands for many."""
+    choices = get_args(model.model_fields["kind"].annotation)
+    return str(choices[0]) if choices else None
 
 
 def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
@@ -31,7 +58,7 @@ def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
 
 def field_schema(field: FieldInfo) -> dict[str, Any]:
     """Return the JSON Schema of a single value; of a section only what a message needs."""
-    is_section = models_in(field.annotation)[0] or get_origin(field.annotation) is dict
+    is_section = models_in(field.annotation)[0] or section_per_name(field.annotation)
     schema: dict[str, Any] = {"type": "object"} if is_section else leaf_adapter(field).json_schema()
     schema["description"] = field.description or ""
     schema["examples"] = field.examples or (["{...}"] if is_section else [])

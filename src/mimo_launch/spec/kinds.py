@@ -30,25 +30,15 @@ class Grid(Strict):
 
 
 class EncoderModel(Strict):
-    """What every encoder has: blocks, and a projector to the language width behind them.
+    """What layout and data know of every encoder, of a user's own as well.
 
     An encoder turns an array of a sample (an image, a clip) into patches, which are the tokens of
-    its blocks, and these into rows for the language model.
+    its layers, and these into rows for the language model.
     """
 
     kind: str
     layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
     hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
-    heads: PositiveInt = Field(description="Number of attention heads.", examples=[4])
-    mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
-    projector: Literal["mlp", "linear"] = Field(
-        "mlp", description="Last layer of the encoder: two linear maps with a GELU, or one."
-    )
-
-    @property
-    def mlp_width(self) -> int:
-        """Width inside the MLP, default applied."""
-        return self.mlp or 4 * self.hidden
 
     @property
     def patches_per_row(self) -> int:
@@ -60,7 +50,22 @@ class EncoderModel(Strict):
         raise NotImplementedError
 
 
-class VitModel(EncoderModel):
+class TransformerEncoder(EncoderModel):
+    """What the encoders of this program have: blocks, and a projector to the language width."""
+
+    heads: PositiveInt = Field(description="Number of attention heads.", examples=[4])
+    mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+    projector: Literal["mlp", "linear"] = Field(
+        "mlp", description="Last layer of the encoder: two linear maps with a GELU, or one."
+    )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or 4 * self.hidden
+
+
+class VitModel(TransformerEncoder):
     """A vision transformer over images of any size, with a projector to the language width."""
 
     kind: Literal["vit"]
@@ -87,7 +92,7 @@ class VitModel(EncoderModel):
         return self.channels, height * self.row_side, width * self.row_side
 
 
-class AudioModel(EncoderModel):
+class AudioModel(TransformerEncoder):
     """The encoder of Whisper (arXiv:2212.04356) over log-mel clips of any length up to a limit.
 
     A patch, as the other encoders say, is what becomes one token: two frames of a clip, which the
@@ -181,6 +186,3 @@ class DecoderModel(Strict):
     def mlp_width(self) -> int:
         """Width inside the MLP, default applied."""
         return self.mlp or -(-8 * self.hidden // (3 * 64)) * 64
-
-
-Model = Annotated[VitModel | AudioModel | DecoderModel, Field(discriminator="kind")]

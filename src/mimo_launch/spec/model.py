@@ -10,7 +10,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import AXES, MissingPartError, Ranks, Strict, rank_range
-from mimo_launch.spec.kinds import DecoderModel, EncoderModel, Grid, Model, VitModel
+from mimo_launch.spec.custom import CustomModel, ImageInput, image_input
+from mimo_launch.spec.kinds import (
+    AudioModel,
+    DecoderModel,
+    EncoderModel,
+    Grid,
+    TransformerEncoder,
+    VitModel,
+)
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
@@ -32,15 +40,18 @@ from mimo_launch.spec.sections import (
 __all__ = [
     "AXES",
     "MODULE_NAME",
+    "AudioModel",
     "Balance",
     "BatchSpec",
     "CheckpointSpec",
+    "CustomModel",
     "Data",
     "DecoderModel",
     "DigitsData",
     "EncoderModel",
     "EvalSpec",
     "Grid",
+    "ImageInput",
     "LogSpec",
     "LrSchedule",
     "MissingPartError",
@@ -56,13 +67,19 @@ __all__ = [
     "Strict",
     "SyntheticData",
     "TrainSpec",
+    "TransformerEncoder",
     "VitModel",
     "WandbSpec",
+    "image_input",
     "rank_range",
 ]
 
 Balance = Literal["none", "linked", "all"]
 MODULE_NAME = r"^[a-z][a-z0-9_]*$"
+
+Model = (
+    Annotated[VitModel | AudioModel | DecoderModel, Field(discriminator="kind")] | CustomModel
+)
 
 
 class ModuleSpec(Strict):

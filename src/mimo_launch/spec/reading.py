@@ -7,7 +7,7 @@ Leaves: files to `load`, everything that needs two keys at once to `layout.check
 """
 
 import re
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -15,7 +15,14 @@ from pydantic.fields import FieldInfo
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import faults
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import field_schema, leaf_adapter, models_in
+from mimo_launch.spec.custom import CLASS_PATH
+from mimo_launch.spec.fields import (
+    field_schema,
+    kind_of,
+    leaf_adapter,
+    models_in,
+    section_per_name,
+)
 from mimo_launch.spec.model import MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.nodes import UNREADABLE
 from mimo_launch.spec.wording import close_matches
@@ -72,7 +79,7 @@ class _Reader:
         if value is UNREADABLE:
             return value
         models, is_optional = models_in(field.annotation)
-        if get_origin(field.annotation) is dict:
+        if section_per_name(field.annotation):
             return self._modules(value, path)
         if not models:
             return self._leaf(field, value, path)
@@ -99,10 +106,13 @@ class _Reader:
 
     def _variant(self, models: list[type[Strict]], value: Any, path: YamlPath) -> Any:
         """Return the variant that `kind` names, or UNREADABLE when that cannot be told."""
+        if isinstance(value, str):  # A section that says no more than its kind.
+            value = {"kind": value}
         if not isinstance(value, dict):
             self._not_a_section(path, value)
             return UNREADABLE
-        kinds = {get_args(cls.model_fields["kind"].annotation)[0]: cls for cls in models}
+        kinds = {kind_of(cls): cls for cls in models}
+        of_own = kinds.pop(None, None)
         if "kind" not in value:
             typos = [key for key in value if "kind" in close_matches(key, ["kind"])]
             if typos:
@@ -112,11 +122,15 @@ class _Reader:
                 self.diagnostics.append(faults.missing_key(path, "kind", schema))
             return UNREADABLE
         kind = value["kind"]
-        if not isinstance(kind, str) or kind not in kinds:
-            if kind is not UNREADABLE:
-                self.diagnostics.append(faults.unknown_kind((*path, "kind"), kind, list(kinds)))
-            return UNREADABLE
-        return self.section(kinds[kind], value, path)
+        if isinstance(kind, str) and kind in kinds:
+            return self.section(kinds[kind], value, path)
+        if of_own is not None and isinstance(kind, str) and re.fullmatch(CLASS_PATH, kind):
+            return self.section(of_own, value, path)
+        if kind is not UNREADABLE:
+            at = (*path, "kind")
+            known = [str(each) for each in kinds]
+            self.diagnostics.append(faults.unknown_kind(at, kind, known, own=of_own is not None))
+        return UNREADABLE
 
     def _leaf(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
         try:

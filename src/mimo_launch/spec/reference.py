@@ -8,12 +8,12 @@ Leaves: explanations with examples to the docs by hand.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import field_schema, models_in
+from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name
 from mimo_launch.spec.model import Spec
 from mimo_launch.spec.wording import expected
 
@@ -45,7 +45,7 @@ def _section(cls: type[Strict], path: str) -> Iterator[str]:
         models = _models(field)
         is_variant = len(models) > 1
         for model in models:
-            kind = f", kind: {_kind(model)}" if is_variant else ""
+            kind = f", kind: {kind_of(model) or 'package.module:Name'}" if is_variant else ""
             nested.append((model, _named(where, field) + kind))
         yield f"| `{key}` | {_value(field)} | {_default(field)} | {field.description or ''} |"
     yield ""
@@ -54,22 +54,16 @@ def _section(cls: type[Strict], path: str) -> Iterator[str]:
 
 
 def _models(field: FieldInfo) -> list[type[Strict]]:
-    if get_origin(field.annotation) is dict:
-        return models_in(get_args(field.annotation)[1])[0]
-    return models_in(field.annotation)[0]
+    return models_in(section_per_name(field.annotation) or field.annotation)[0]
 
 
 def _named(where: str, field: FieldInfo) -> str:
-    return f"{where}.NAME" if get_origin(field.annotation) is dict else where
-
-
-def _kind(model: type[Strict]) -> str:
-    return str(get_args(model.model_fields["kind"].annotation)[0])
+    return f"{where}.NAME" if section_per_name(field.annotation) else where
 
 
 def _value(field: FieldInfo) -> str:
     models = _models(field)
-    if get_origin(field.annotation) is dict:
+    if section_per_name(field.annotation):
         return "section per name"
     if len(models) > 1:
         return "section, by kind"

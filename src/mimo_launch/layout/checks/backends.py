@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.spec.model import DecoderModel, Spec
+from mimo_launch.spec.model import CustomModel, DecoderModel, Spec
 
 ENGINE = "transformer_engine"
 # The bounds of an extra in pyproject.toml, which a test compares.
@@ -35,6 +35,15 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("train", "precision"), label=precision),
         )
     model = module.model
+    if isinstance(model, CustomModel):
+        yield _cannot(
+            name,
+            "provide the layers of a class of your own",
+            "it stands for this program's blocks only",
+            "delete the line",
+            Related(path=("modules", name, "model", "kind"), label="your class"),
+        )
+        return
     size = model.head_size if isinstance(model, DecoderModel) else model.hidden // model.heads
     if size % HEAD_STEP or size > LARGEST_HEAD:
         given = "head_dim" if isinstance(model, DecoderModel) and model.head_dim else "heads"

@@ -7,14 +7,27 @@ Leaves: making samples to `train.data`.
 
 from math import gcd
 
-from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.rule import Findings, divisors
 from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.layout.tokens import DIGIT_SIDE, DIGITS_BASE_VOCAB
-from mimo_launch.spec.model import DecoderModel, DigitsData, Spec, SyntheticData, VitModel
+from mimo_launch.spec.model import (
+    CustomModel,
+    DecoderModel,
+    DigitsData,
+    Spec,
+    SyntheticData,
+    image_input,
+)
 
 _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")
 _MODEL = ("modules", LANGUAGE, "model")
+
+
+def input_path(spec: Spec, name: str) -> YamlPath:
+    """Return where an encoder's input is described."""
+    path = ("modules", name, "model")
+    return (*path, "input") if isinstance(spec.modules[name].model, CustomModel) else path
 
 
 def digit_range_not_empty(spec: Spec) -> Findings:
@@ -35,15 +48,15 @@ def digit_range_not_empty(spec: Spec) -> Findings:
 
 def patch_divides_digit(spec: Spec, name: str) -> Findings:
     """Patches tile an 8x8 digit."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or not isinstance(spec.data, DigitsData):
+    model = image_input(spec.modules[name].model)
+    if model is None or not isinstance(spec.data, DigitsData):
         return
     if DIGIT_SIDE % model.patch != 0:
         sizes = ", ".join(f"`patch: {size}`" for size in divisors(DIGIT_SIDE))
         yield Diagnostic(
             code="patch-over-digit",
             headline=f"`{name}`: patch {model.patch} does not tile a digit of {DIGIT_SIDE} pixels",
-            path=("modules", name, "model", "patch"),
+            path=(*input_path(spec, name), "patch"),
             why="an image is cut into whole patches",
             help=f"these fit: {sizes}",
             related=(_DATA,),
@@ -52,8 +65,8 @@ def patch_divides_digit(spec: Spec, name: str) -> Findings:
 
 def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
     """Images hold whole squares of the patches that become one row."""
-    model, data = spec.modules[name].model, spec.data
-    if not isinstance(model, VitModel) or model.shuffle == 1:
+    model, data = image_input(spec.modules[name].model), spec.data
+    if model is None or model.shuffle == 1:
         return
     side, related = model.shuffle, Related(path=("data", "kind"), label="these data")
     if isinstance(data, DigitsData):
@@ -73,7 +86,7 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
     yield Diagnostic(
         code="shuffle-over-image",
         headline=f"`{name}`: squares of {side} x {side} patches do not fit into {where}",
-        path=("modules", name, "model", "shuffle"),
+        path=(*input_path(spec, name), "shuffle"),
         why="pixel shuffle makes one row of each square, and an image is cut into whole squares",
         help=f"these fit: {fits}",
         related=(related,),
@@ -103,14 +116,14 @@ def image_ranges_not_empty(spec: Spec) -> Findings:
 
 def channels_fit_digits(spec: Spec, name: str) -> Findings:
     """Digits are grey: one channel."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or not isinstance(spec.data, DigitsData):
+    model = image_input(spec.modules[name].model)
+    if model is None or not isinstance(spec.data, DigitsData):
         return
     if model.channels != 1:
         yield Diagnostic(
             code="channels-unlike-data",
             headline=f"`{name}` reads {model.channels} channels, but digits have 1",
-            path=("modules", name, "model", "channels"),
+            path=(*input_path(spec, name), "channels"),
             why="the first layer has one weight per pixel and channel",
             help="write `channels: 1`",
             related=(_DATA,),

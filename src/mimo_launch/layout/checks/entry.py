@@ -17,6 +17,7 @@ from mimo_launch.layout.checks import (
     data,
     effects,
     hugging_face,
+    own,
     packages,
     ranks,
     saved,
@@ -40,6 +41,7 @@ _IMAGES = ("patch-over-digit", "empty-digit-range", "empty-image-range", "shuffl
 RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(ranks.language_present),
     ModuleRule(ranks.kind_fits_role, needs=("no-language-module",)),
+    ModuleRule(own.class_is_there, needs=("not-supported-yet",)),
     ModuleRule(ranks.grid_fills_ranks),
     ModuleRule(ranks.order_is_permutation),
     ModuleRule(ranks.cp_inside_dp, needs=_ORDER),

@@ -11,7 +11,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, show_ranks
 from mimo_launch.layout.layout import LANGUAGE, world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.model import AXES, DecoderModel, Spec, rank_range
+from mimo_launch.spec.model import AXES, CustomModel, DecoderModel, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # Beyond this many ranks, groups are not listed one by one for a mere warning.
@@ -37,10 +37,19 @@ def language_present(spec: Spec) -> Findings:
 
 def kind_fits_role(spec: Spec, name: str) -> Findings:
     """`language` is a decoder and nothing else is."""
-    is_decoder = isinstance(spec.modules[name].model, DecoderModel)
-    if is_decoder == (name == LANGUAGE):
+    model = spec.modules[name].model
+    if isinstance(model, DecoderModel) == (name == LANGUAGE):
         return
-    kind = spec.modules[name].model.kind
+    kind = model.kind
+    if isinstance(model, CustomModel):
+        yield Diagnostic(
+            code="not-supported-yet",
+            headline=f"`{kind}` cannot be the language model: classes of your own are encoders",
+            path=("modules", name, "model", "kind"),
+            why="the protocol for language models from other packages is not settled",
+            help="write `kind: decoder`, or rename the module",
+        )
+        return
     role, wanted = ("the language module", "decoder") if name == LANGUAGE else ("an encoder", "vit")
     yield Diagnostic(
         code="wrong-kind-for-role",

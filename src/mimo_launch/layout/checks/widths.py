@@ -9,12 +9,14 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import CustomModel, DecoderModel, Spec, VitModel
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
     """Attention heads are shared out evenly over tp."""
     heads = spec.modules[name].model.heads
+    if heads is None:
+        return
     yield from _over_tp(
         spec, name, "heads", heads, code="heads-over-tp", why="each tp rank computes whole heads"
     )
@@ -59,7 +61,8 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
     model = spec.modules[name].model
     if isinstance(model, DecoderModel) and model.head_dim is not None:
         return
-    if model.hidden % model.heads == 0:
+    # How wide the heads of a user's own encoder are is its own affair.
+    if isinstance(model, CustomModel) or model.hidden % model.heads == 0:
         return
     fits = next_multiple(model.hidden, model.heads)
     yield Diagnostic(
@@ -112,9 +115,11 @@ def mrope_fills_head(spec: Spec, name: str) -> Findings:
 
 def mlp_over_tp(spec: Spec, name: str) -> Findings:
     """The MLP's inner width is cut evenly over tp."""
-    width = spec.modules[name].model.mlp_width
+    model = spec.modules[name].model
+    if isinstance(model, CustomModel):
+        return
     why = "each tp rank holds an equal part of the width inside the MLP"
-    yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
+    yield from _over_tp(spec, name, "mlp", model.mlp_width, code="mlp-over-tp", why=why)
 
 
 def vocab_over_tp(spec: Spec, name: str) -> Findings:

@@ -1,0 +1,110 @@
+"""Encoders of a user's own package: what a spec must say of them, and what is passed on as it is.
+
+Decides: how a class is named, and the keys from which layout and data know its rows.
+Relies on: `base`.
+Leaves: finding the class to `layout.checks.own`, calling it to `modules.own`.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt
+
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.kinds import EncoderModel, VitModel
+from mimo_launch.spec.wording import close_matches
+
+CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+
+class ImageInput(Strict):
+    """Images of any size, cut into square patches."""
+
+    kind: Literal["image"]
+    patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
+    shuffle: PositiveInt = Field(
+        1,
+        description="Each square of `shuffle` x `shuffle` neighbouring patches becomes one row; "
+        "its patches stand together in the list.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Patches of the square that becomes one row."""
+        return self.shuffle**2
+
+    @property
+    def row_side(self) -> int:
+        """Side, in pixels, of the square that becomes one row."""
+        return self.shuffle * self.patch
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (channels, height, width) of an image in pixels."""
+        return self.channels, height * self.row_side, width * self.row_side
+
+    @property
+    def patch_size(self) -> int:
+        """Numbers in a patch: channels x patch x patch."""
+        return self.channels * self.patch**2
+
+
+class CustomModel(EncoderModel):
+    """An encoder of your own: `kind` names a class that builds its stages (docs/own-modules.md)."""
+
+    kind: Annotated[str, Field(pattern=CLASS_PATH)] = Field(
+        description="`package.module:Name` of the class, or function.",
+        examples=["my_encoders.mixer:Mixer"],
+        json_schema_extra={"expected": "`package.module:Name`"},
+    )
+    layers: PositiveInt = Field(
+        description="Number of layers, which pipeline stages share out.", examples=[4]
+    )
+    hidden: PositiveInt = Field(
+        description="Width of the tokens between layers, and between stages.", examples=[128]
+    )
+    heads: PositiveInt | None = Field(
+        None, description="Number of attention heads, to be checked against tp, if it has any."
+    )
+    input: ImageInput = Field(
+        description="What it reads, and how many rows come of it.",
+        examples=["{kind: image, patch: 4}"],
+    )
+    parameters: PositiveInt | None = Field(
+        None,
+        description="Number of parameters of the whole module, for the estimates of `plan`, which "
+        "never imports the class; without it they leave the module out.",
+    )
+    options: dict[str, Any] = Field(
+        {}, description="Whatever else the class wants to know; nothing here reads it."
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Patches that become one row together."""
+        return self.input.patches_per_row
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the array that becomes `height x width` rows."""
+        return self.input.input_shape(height, width)
+
+
+def image_input(model: Strict) -> VitModel | ImageInput | None:
+    """Return what says how a model cuts images; None if it reads none."""
+    if isinstance(model, CustomModel):
+        return model.input
+    return model if isinstance(model, VitModel) else None
+
+
+def nearest_class_path(value: str) -> str:
+    """Return the class path that somebody may have meant, or nothing: for `pkg/mod.py:Name` etc."""
+    module, _, name = value.strip().removesuffix("()").rpartition(":")
+    if not module:
+        module, _, name = name.rpartition(".")
+    guess = f"{module.removesuffix('.py').replace('/', '.').replace('-', '_').strip('.')}:{name}"
+    return guess if re.fullmatch(CLASS_PATH, guess) else ""
+
+
+def looks_like_class_path(value: str, kinds: list[str]) -> bool:
+    """Return whether a `kind` that is none of `kinds` means a class rather than one of them."""
+    return any(sign in value for sign in ":./()") and not close_matches(value, kinds)
