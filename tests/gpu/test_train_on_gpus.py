@@ -13,6 +13,7 @@ import torch
 import yaml
 from tests.support.gpu_ranks import NUM_DEVICES, SIZES
 
+from mimo_launch.grids.world import set_allocator
 from mimo_launch.launcher.gpus import gpu_settings
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +27,7 @@ STEPS = 4
 def command(*args: str, program: tuple[str, ...] = ("-m", "mimo_launch")) -> Any:
     """Run a command line of the product; return the finished process."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.run(
         [sys.executable, *program, *args],
         capture_output=True,
@@ -33,7 +35,7 @@ def command(*args: str, program: tuple[str, ...] = ("-m", "mimo_launch")) -> Any
         timeout=300,
         check=False,
         cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        env={**environment, "PYTHONPATH": path, "COLUMNS": "120"},
     )
 
 
@@ -121,6 +123,7 @@ def test_a_rank_that_hangs_is_named_with_the_flight_recorders(
 def allocator_settings(settings: dict[str, str]) -> dict[str, Any]:
     """Return what the allocator of a forked worker was told by its environment."""
     os.environ.update(settings)
+    set_allocator()
     torch.zeros(1, device="cuda")
     return torch.cuda.memory._snapshot()["allocator_settings"]
 

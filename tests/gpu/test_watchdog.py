@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -23,7 +24,7 @@ TIMEOUT_SECONDS = 8
 ABORT_SECONDS = 60
 
 
-def late_peer(rank: int, folder: Path, settings: dict[str, str]) -> None:
+def late_peer(rank: int, folder: Path, settings: dict[str, str], port: int) -> None:
     """Sum once together, then again without rank 1; the timeout of the group ends rank 0."""
     os.environ.update(settings)
     log = os.open(folder / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT)
@@ -32,7 +33,8 @@ def late_peer(rank: int, folder: Path, settings: dict[str, str]) -> None:
     join_world(
         device_for("cuda", rank),
         timeout=timedelta(seconds=TIMEOUT_SECONDS),
-        store=dist.FileStore(str(folder / "store"), 2),
+        # The watchdog asks the store: one as in a run.
+        init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=2,
     )
@@ -52,9 +54,12 @@ def test_a_late_peer_ends_a_rank_with_words_that_we_know(tmp_path: Path) -> None
         pytest.skip("needs 2 GPUs")
     recorder = Recorder(tmp_path, 0)
     settings = gpu_settings(recorder.folder) | recorder.environment
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=late_peer, args=(rank, tmp_path, settings), daemon=True)
+        context.Process(target=late_peer, args=(rank, tmp_path, settings, port), daemon=True)
         for rank in range(2)
     ]
     try:
@@ -68,7 +73,7 @@ def test_a_late_peer_ends_a_rank_with_words_that_we_know(tmp_path: Path) -> None
         recorder.wait()
         assert recorded_ranks(recorder.folder) == [0, 1]
         ranks[0].join(ABORT_SECONDS)
-        assert ranks[0].exitcode == -6
+        assert ranks[0].exitcode == -6, (tmp_path / "stderr-0").read_text()[-4000:]
         cause, words = watchdog_words(tmp_path / "stderr-0")
         assert cause is Cause.TIMEOUT
         assert "OpType=ALLREDUCE" in words

@@ -67,5 +67,15 @@ def join_world(device: torch.device, *, timeout: timedelta, **init: Any) -> None
             "CUDA_DEVICE_MAX_CONNECTIONS=1 makes transfers and compute wait for each other until "
             f"the job hangs; unset it, or set it to {MAX_CONNECTIONS}"
         )
+    set_allocator()
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, **init)
+
+
+def set_allocator() -> None:
+    """Give the allocator of CUDA the settings of this process's environment.
+
+    It reads them when torch is imported, which a forked worker's parent did before they were made.
+    """
+    if settings := os.environ.get("PYTORCH_ALLOC_CONF"):
+        torch._C._accelerator_setAllocatorSettings(settings)
