@@ -1,0 +1,106 @@
+"""Sound as Whisper hears it: 16 kHz, one channel, log-mel frames of 10 ms.
+
+Decides: windows, filters and scaling, which are those of Whisper (arXiv:2212.04356, section 2.2);
+how many frames a clip has, known from its header alone.
+Relies on: torch for the Fourier transform, in fp32 as `transformers` computes it, whose features
+these are within 1e-5; soxr for resampling.
+Leaves: decoding files to its callers.
+"""
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.spec.model import AudioModel
+
+RATE = 16_000
+WINDOW, HOP = 400, 160
+TOP_HERTZ = 8_000.0
+# Powers are at least this; what is 80 dB below the loudest is raised to that.
+FLOOR, RANGE = 1e-10, 8.0
+
+
+def num_frames(model: AudioModel, num_samples: int, rate: int) -> int:
+    """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
+
+    `num_samples` at `rate` Hz, as the header of a file has them.
+    """
+    if model.fixed_length:
+        return model.frames
+    rows = -(-num_samples * RATE // (rate * HOP * model.frames_per_row))
+    return max(1, min(rows, model.max_rows)) * model.frames_per_row
+
+
+def log_mel(
+    samples: npt.NDArray[np.floating], rate: int, mels: int, *, frames: int | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the log-mel spectrogram of a clip, float32 [mels, frames].
+
+    Args:
+        samples: [samples], or [samples, channels], which are averaged; -1 to 1.
+        rate: Samples per second.
+        mels: Number of mel bands.
+        frames: Pads with silence, or cuts off the end, to so many; by default what the clip has.
+
+    Raises:
+        ValueError: The clip is empty, or holds numbers that are not finite.
+    """
+    mono = np.asarray(samples, dtype=np.float32)
+    mono = mono.mean(axis=1) if mono.ndim == 2 else mono
+    if not len(mono):
+        raise ValueError("a clip of no samples")
+    if not np.isfinite(mono).all():
+        raise ValueError("a clip of samples that are not all finite")
+    mono = _resampled(mono, rate)
+    size = HOP * (-(-len(mono) // HOP) if frames is None else frames)
+    # The ends are mirrored by half a window, for which there must be something to mirror.
+    wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
+    return _scaled(_powers(wave), mels).numpy()
+
+
+def _resampled(mono: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
+    if rate == RATE:
+        return mono
+    import soxr
+
+    found: npt.NDArray[np.float32] = soxr.resample(mono, rate, RATE)
+    return found
+
+
+def _powers(wave: Tensor) -> Tensor:
+    """Return the power of each frequency, [WINDOW / 2 + 1, samples / HOP]."""
+    if len(wave) <= WINDOW // 2:
+        padded = F.pad(wave, (0, WINDOW // 2 + 1 - len(wave)))
+        return _powers(padded)[:, : len(wave) // HOP]
+    window = torch.hann_window(WINDOW)
+    spectrum = torch.stft(wave, WINDOW, HOP, window=window, return_complex=True)
+    # The frame at the very end is left out, as Whisper does.
+    return (spectrum[:, : len(wave) // HOP].abs() ** 2).contiguous()
+
+
+def _scaled(powers: Tensor, mels: int) -> Tensor:
+    """Return the logarithm of powers in mel bands, moved and scaled to about -1 to 1."""
+    logs = (_filters(mels) @ powers).clamp(min=FLOOR).log10()
+    return (torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0
+
+
+@cache
+def _filters(mels: int) -> Tensor:
+    """Return the triangular filters of mel bands, fp32 [mels, WINDOW / 2 + 1], of equal area.
+
+    Source: Slaney, Auditory Toolbox (1998), which has a scale linear up to 1 kHz and logarithmic
+    above, with 27 steps for each factor of 6.4.
+    """
+    top = 15.0 + 27.0 * np.log(TOP_HERTZ / 1000.0) / np.log(6.4)
+    steps = np.linspace(0.0, top, mels + 2)
+    above = 1000.0 * np.exp((steps - 15.0) * np.log(6.4) / 27.0)
+    corners = np.where(steps < 15.0, steps * 200.0 / 3.0, above)
+    bins = np.linspace(0.0, RATE / 2, WINDOW // 2 + 1)
+    low, middle, high = (corners[i : mels + i, None] for i in range(3))
+    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    triangles = np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (high - low)
+    return torch.from_numpy(triangles).float()

@@ -1,0 +1,110 @@
+"""Log-mel features are those of `transformers`, of real files that are written and read here."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from transformers import WhisperFeatureExtractor
+
+from mimo_launch.spec.model import AudioModel
+from mimo_launch.train.data.log_mel import RATE, log_mel, num_frames
+
+SECONDS = 2.345
+
+
+def chirp(rate: int) -> np.ndarray:
+    time = np.arange(int(SECONDS * rate)) / rate
+    return 0.5 * np.sin(2 * np.pi * (100 * time + 1200 * time**2))
+
+
+def noise(rate: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.1, int(SECONDS * rate))
+
+
+def speech(rate: int) -> np.ndarray:
+    """Pulses of a voice through three resonances, in syllables with silence between them."""
+    time = np.arange(int(SECONDS * rate)) / rate
+    voice = sum(np.sin(2 * np.pi * 120 * n * time) / n for n in range(1, 30))
+    formants = sum(np.sin(2 * np.pi * hertz * time) for hertz in (700, 1220, 2600))
+    return 0.05 * voice * (1 + formants) * (np.sin(2 * np.pi * 3 * time) > 0)
+
+
+CLIPS = {"chirp": chirp, "noise": noise, "speech": speech}
+
+
+def written(folder: Path, name: str, rate: int, *, channels: int = 1, kind: str = "wav") -> Path:
+    samples = CLIPS[name](rate)
+    file = folder / f"{name}.{kind}"
+    soundfile.write(file, np.stack([samples * (1 + i) / 2 for i in range(channels)], axis=1), rate)
+    return file
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+@pytest.mark.parametrize("kind", ["wav", "flac"])
+@pytest.mark.parametrize("name", CLIPS)
+def test_features_are_those_of_transformers(
+    name: str, kind: str, mels: int, tmp_path: Path
+) -> None:
+    samples, rate = soundfile.read(written(tmp_path, name, RATE, kind=kind), dtype="float32")
+    extract = WhisperFeatureExtractor(feature_size=mels)
+    wanted = extract(samples, sampling_rate=rate, return_tensors="np").input_features[0]
+    found = log_mel(samples, rate, mels, frames=3000)
+    assert found.dtype == np.float32
+    assert found.shape == wanted.shape == (mels, 3000)
+    assert np.abs(found - wanted).max() <= 1e-5
+    # A short clip: padded to whole frames, not to half a minute.
+    short = extract(
+        samples, sampling_rate=rate, return_tensors="np", padding="longest", pad_to_multiple_of=160
+    ).input_features[0]
+    found = log_mel(samples, rate, mels)
+    assert found.shape == short.shape == (mels, 235)
+    assert np.abs(found - short).max() <= 1e-5
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_other_rates_and_channels_become_one_channel_of_16_khz(rate: int, tmp_path: Path) -> None:
+    samples, found_rate = soundfile.read(written(tmp_path, "chirp", rate, channels=2))
+    assert (samples.shape[1], found_rate) == (2, rate)
+    found = log_mel(samples, rate, 80)
+    mono = soxr.resample(samples.mean(axis=1, dtype=np.float32), rate, RATE)
+    wanted = WhisperFeatureExtractor()(
+        mono, sampling_rate=RATE, return_tensors="np", padding="longest", pad_to_multiple_of=160
+    ).input_features[0]
+    assert np.abs(found - wanted).max() <= 1e-5
+    # And it is the sound that was there before: the loudest band of each frame, off the ends.
+    loudest = log_mel(chirp(RATE), RATE, 80).argmax(axis=0)
+    heard = slice(5, 150)
+    assert np.abs(found.argmax(axis=0)[heard] - loudest[heard]).max() <= 1
+
+
+def model(**more: object) -> AudioModel:
+    sizes = {"kind": "audio", "layers": 1, "hidden": 8, "heads": 1}
+    return AudioModel.model_validate({**sizes, **more})
+
+
+def test_frames_are_whole_rows_and_known_from_the_header() -> None:
+    # 2.345 s are 234.5 frames; a row is 2 frames, or with a stack of 4, 8.
+    for rate in (8_000, 16_000, 48_000):
+        size = int(SECONDS * rate)
+        assert num_frames(model(), size, rate) == 236
+        assert num_frames(model(stack=4), size, rate) == 240
+        assert num_frames(model(frames=200), size, rate) == 200
+        assert num_frames(model(fixed_length=True), size, rate) == 3000
+    assert num_frames(model(stack=4), 1, RATE) == 8
+    assert log_mel(noise(RATE), RATE, 80, frames=240).shape == (80, 240)
+
+
+@pytest.mark.parametrize("size", [1, 159, 160, 161, 200, 201, 320, 4000])
+def test_clips_of_any_length_have_features(size: int) -> None:
+    """Even of less than half a window, which has nothing to mirror at its ends."""
+    found = log_mel(noise(RATE)[:size], RATE, 80)
+    assert found.shape == (80, -(-size // 160))
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("samples", [np.zeros(0), np.array([0.0, np.nan]), np.array([np.inf])])
+def test_damaged_clips_are_refused(samples: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="a clip of"):
+        log_mel(samples, RATE, 80)
