@@ -44,11 +44,11 @@ def cut_image(array: np.ndarray, *, model: VitModel, dtype: torch.dtype, pinned:
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
     # One pass: put in order, cast and, for a GPU, pinned.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
-    return Patches(pixels.view(-1, channels * side * side), _places(rows, columns, s, pinned))
+    return Patches(pixels.view(-1, channels * side * side), patch_places(rows, columns, s, pinned=pinned))
 
 
 @lru_cache(maxsize=256)
-def _places(rows: int, columns: int, s: int, pinned: bool) -> Tensor:
+def patch_places(rows: int, columns: int, s: int, *, pinned: bool) -> Tensor:
     """Return the (y, x) of every patch of an image of `rows x columns` squares, in their order."""
     places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
     found = torch.from_numpy(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2))

@@ -157,6 +157,10 @@ class Attention(nn.Module):
     def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         num_tokens, heads, head_size = q_NhK.shape
+        if mask.cos is not None and mask.sin is not None:
+            q_NhK, k_NgK = (
+                self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q_NhK, k_NgK)
+            )
         if mask.same is not None:
             q, k, v = (
                 x.view(*mask.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK)

@@ -5,7 +5,7 @@ Relies on: the zigzag rule and the contiguous cut of `layout.shards`.
 Leaves: the attention itself to `attention`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from torch import Tensor
 from mimo_launch.comm.transfer import to_device
 
 Index = npt.NDArray[np.int64]
+# Base of the 2-D rotary embedding, the same in every published model that has one.
+ROPE2D_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class ImageMask:
     tokens held] names those tokens in this rank's list, `keys` [images, longest] all its tokens in
     the list of all cp ranks, 0 where `valid` is false. `tokens` names the place, in the flattened
     queries, of each of this rank's tokens; padding tokens come after them. For kernels that take
-    lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`.
+    lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`. `cos`
+    and `sin` [N, K] turn this rank's N tokens, where their places are told by rotation.
     """
 
     same: tuple[int, int] | None
@@ -117,6 +120,8 @@ class ImageMask:
     own_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     first_key: int
+    cos: Tensor | None = None
+    sin: Tensor | None = None
 
 
 def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: bool) -> ImageMask:
@@ -149,6 +154,21 @@ def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: 
         key_lengths=tuple((end - begin).tolist()),
         first_key=int(begin[0]) if len(begin) else 0,
     )
+
+
+def turned_by_place(
+    mask: ImageMask, places_N2: Tensor, head_size: int, dtype: torch.dtype
+) -> ImageMask:
+    """Return the mask with the angles of (y, x) of this rank's tokens (2-D RoPE).
+
+    Of the pairs of a head, half turn with y and half with x, both at the frequencies of a head half
+    as wide. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
+    angle = (places_N2.to(wide).unsqueeze(-1) * ROPE2D_THETA**-exponent).flatten(1)
+    angle = torch.cat([angle, angle], dim=-1)
+    return replace(mask, cos=angle.cos(), sin=angle.sin())
 
 
 def _padded(begin: Index, end: Index) -> tuple[Index, npt.NDArray[np.bool_]]:

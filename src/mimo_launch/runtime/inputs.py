@@ -5,6 +5,7 @@ Relies on: the sample map and the DataPlan.
 Leaves: reading and decoding to `train`, which asks `layout.reads` who reads what.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +21,7 @@ from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.layout.positions import NUM_AXES, position_runs
 from mimo_launch.layout.shards import cut_runs, row_cut, token_runs
 from mimo_launch.modules.language import Placement
-from mimo_launch.modules.patches import Patches
+from mimo_launch.modules.patches import Patches, patch_places
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import Documents
 
@@ -137,6 +138,30 @@ def image_lengths(
         for sample in encoder_samples(layout, plan, module, replica, group)
         for span in plan.samples[sample].spans.get(module.name, ())
     ]
+
+
+def image_places(
+    layout: Layout,
+    plan: DataPlan,
+    module: ModuleLayout,
+    replica: int,
+    group: int,
+    held: range,
+) -> np.ndarray:
+    """Return (y, x) in its image of each patch `held` for a group, int64 [N, 2]; 0 for padding."""
+    side = math.isqrt(module.patches_per_row)
+    places = np.zeros((len(held), 2), dtype=np.int64)
+    first = 0
+    for sample in encoder_samples(layout, plan, module, replica, group):
+        for span in plan.samples[sample].spans.get(module.name, ()):
+            last = first + span.rows * module.patches_per_row
+            start, stop = max(first, held.start), min(last, held.stop)
+            if start < stop:
+                found = patch_places(span.height, span.width, side, pinned=False).numpy()
+                here = slice(start - held.start, stop - held.start)
+                places[here] = found[start - first : stop - first]
+            first = last
+    return places
 
 
 def num_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int, group: int) -> int:

@@ -67,3 +67,19 @@ def axis_angles(
         [[each[axis] / theta ** (2 * i / size) for i, axis in enumerate(axis_of)] for each in ids],
         dtype=torch.float64,
     )
+
+
+def image_angles(height: int, width: int, size: int) -> Tensor:
+    """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
+
+    The first K/4 pairs turn by the row, the others by the column, at the same frequencies.
+    """
+    frequencies = [10000.0 ** (-4 * i / size) for i in range(size // 4)]
+    return torch.tensor(
+        [
+            [place * frequency for place in (y, x) for frequency in frequencies]
+            for y in range(height)
+            for x in range(width)
+        ],
+        dtype=torch.float64,
+    )
