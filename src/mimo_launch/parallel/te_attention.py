@@ -118,6 +118,10 @@ class TeAttention(nn.Module):
     def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         num_tokens = q_NhK.shape[0]
+        if mask.cos is not None and mask.sin is not None:
+            q_NhK, k_NgK = (
+                self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q_NhK, k_NgK)
+            )
         if mask.same is not None:
             shape = (*mask.same, *q_NhK.shape[1:])
             q, k, v = (x.contiguous().view(shape) for x in (q_NhK, k_NgK, v_NgK))

@@ -66,7 +66,7 @@ def not_computed(config: Config) -> Iterator[str]:
     others = [x for x in layers if x != "full_attention"] if isinstance(layers, list) else [layers]
     if others:
         yield f"layer_types: {short(others[0])}"
-    rope = _rope(config)
+    rope = rope_settings(config)
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling != "default":
         yield f"rope_type: {scaling}"
@@ -92,7 +92,8 @@ def keys(kind: Kind, config: Config) -> dict[str, Any]:
         "qkv_bias": kind.qkv_bias,
         "qk_norm": kind.qk_norm,
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
-        "rope_theta": number({**config, **_rope(config)}, "rope_theta", ROPE_THETA),
+        "rope_theta": number({**config, **rope_settings(config)}, "rope_theta", ROPE_THETA),
+        "mrope": None,
     }
 
 
@@ -116,7 +117,7 @@ def is_ignored(name: str, model: DecoderModel) -> bool:
 
 def fits(kind: Kind, model: DecoderModel) -> bool:
     """Return whether a block of ours has just the optional parts of this kind."""
-    return (model.qkv_bias, model.qk_norm) == (kind.qkv_bias, kind.qk_norm)
+    return (model.qkv_bias, model.qk_norm, model.mrope) == (kind.qkv_bias, kind.qk_norm, None)
 
 
 def config_of(model_type: str, model: DecoderModel) -> Config:
@@ -136,7 +137,7 @@ def config_of(model_type: str, model: DecoderModel) -> Config:
     }
 
 
-def _rope(config: Config) -> dict[str, Any]:
+def rope_settings(config: Config) -> dict[str, Any]:
     """Return what is said of rotary embeddings: `rope_parameters` since transformers 5."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
