@@ -55,6 +55,7 @@ def spec(
     mbs: int = 1,
     seq: int | None = None,
     max_patches: int = 4,
+    max_frames: int = 12,
     max_images: int = 1,
     max_documents: int = 1,
     text_only: float = 0.0,
@@ -74,7 +75,7 @@ def spec(
         default = (
             decoder(grids[name], width, vocab, virtual_stages)
             if name == "language"
-            else vit(grids[name])
+            else ENCODER_MODELS[module.get("model", {}).get("kind", "vit")](grids[name])
         )
         modules[name] = {**module, "model": {**default, **module.get("model", {})}}
     grid = grids["language"]
@@ -93,6 +94,7 @@ def spec(
             "kind": "synthetic",
             "text_only": text_only,
             "max_patches": max_patches,
+            "max_frames": max_frames,
             "max_images": max_images,
             "max_documents": max_documents,
         },
@@ -139,6 +141,22 @@ def vit(grid: dict[str, int]) -> dict[str, Any]:
         "mlp": 4 * grid["tp"],
         "patch": 1,
     }
+
+
+def audio(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest audio encoder that `grid` can split."""
+    return {
+        "kind": "audio",
+        "layers": grid["pp"],
+        "hidden": 8 * grid["tp"],
+        "heads": grid["tp"],
+        "mlp": 4 * grid["tp"],
+        "mels": 2,
+        "frames": 24,
+    }
+
+
+ENCODER_MODELS = {"vit": vit, "audio": audio}
 
 
 @lru_cache(maxsize=4096)
@@ -225,6 +243,8 @@ def _layout_specs(
         mbs=mbs,
         # So many that every encoder has an image of a whole row.
         max_patches=draw(st.integers(1, 4)) * max(_shuffle(m) ** 2 for m in modules.values()),
+        # So many that a stack of three tokens is a row.
+        max_frames=draw(st.integers(3, 6)) * 2,
         max_images=draw(st.sampled_from([1, 1, 2, 3])),
         max_documents=draw(st.sampled_from([1, 1, 2, 4])),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
@@ -348,8 +368,10 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
-            "projector": draw(st.sampled_from(["mlp", "linear"])),
+            "projector": draw(st.sampled_from(["mlp", "linear", "merger"])),
             "shuffle": draw(st.sampled_from([1, 2, 1])),
+            "positions": draw(st.sampled_from(["sincos", "rope2d"])),
+            "temporal_patch": draw(st.sampled_from([1, 2, 1])),
         }
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
@@ -364,6 +386,7 @@ def _shuffle(module: Box) -> int:
 def features(made: Spec) -> set[str]:
     """Name what a spec covers: placements, axes, fan, k, frozen and text-only modules."""
     from mimo_launch.layout.layout import build_layout
+    from mimo_launch.layout.owners import replicas_that_share
 
     layout = build_layout(made)
     language = layout.language
@@ -374,6 +397,10 @@ def features(made: Spec) -> set[str]:
     found |= {"packed documents"} if made.data.max_documents > 1 else set()
     found |= {"several images"} if made.data.max_images > 1 else set()
     found |= {"pixel shuffle"} if any(e.patches_per_row > 1 for e in layout.encoders) else set()
+    found |= {
+        f"{encoder.model.positions} positions, {encoder.model.projector} projector"
+        for encoder in made.encoders.values()
+    }
     found |= {"tied"} if made.language.model.tied else set()
     found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
     found |= {"positions on three axes"} if made.language.model.mrope else set()
@@ -394,6 +421,7 @@ def features(made: Spec) -> set[str]:
         num, dp = encoder.grid.size("dp"), language.grid.size("dp")
         found |= {"fan-in" if num > dp else "fan-out" if num < dp else "one-to-one"}
         found |= {"uneven dp"} if num % dp and dp % num else set()
+        found |= {"samples move"} if replicas_that_share(layout, encoder) > 1 else set()
         if encoder.in_phases:
             more = layout.samples.microbatches > encoder.group_size
             found |= {"several groups"} if more else {"one group"}

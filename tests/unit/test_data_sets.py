@@ -218,7 +218,7 @@ def test_images_of_a_given_size_and_number_fill_the_sequence():
         assert [image.shape for image in images] == [(1, 16, 24)] * len(spans)
         assert dataset.plan("train", index).num_tokens >= 6 * len(spans) + 10
     assert numbers == {2, 3}
-    with pytest.raises(ValueError, match="no image holds"):
+    with pytest.raises(ValueError, match="no image or clip holds"):
         build_dataset(with_shuffle(make_spec(SYNTHETIC), eye0=4))
 
 

@@ -10,8 +10,9 @@ from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.modules.build import build_network
+from mimo_launch.modules.inputs import EncoderInput
 from mimo_launch.modules.language import LanguageInput
-from mimo_launch.modules.vision import EncoderInput, Patches
+from mimo_launch.modules.patches import Patches
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import image_mask
 from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops

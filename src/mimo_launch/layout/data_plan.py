@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 class ImageSpan:
     """One image of a sample: `height x width` rows, which stand at `position` and after.
 
-    A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`.
+    A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`. A clip
+    of sound is one row high.
     """
 
     position: int

@@ -14,6 +14,7 @@ from mimo_launch.layout.samples import SampleMap
 from mimo_launch.spec.model import (
     Balance,
     DecoderModel,
+    EncoderModel,
     ModuleSpec,
     ScheduleKind,
     Spec,
@@ -47,7 +48,8 @@ class ModuleLayout:
     language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
     one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
     the first stage with anything to train, past which no gradient flows back. Of an encoder,
-    `patches_per_row` patches become one row (pixel shuffle), and samples move among replicas as
+    `patches_per_row` patches become one row (pixel shuffle), each image may have a `class_token`
+    besides, and samples move among replicas as
     `balance` says (see `owners`).
     """
 
@@ -61,6 +63,7 @@ class ModuleLayout:
     tied: bool = False
     first_trained: int = 0
     patches_per_row: int = 1
+    class_token: bool = False
     balance: Balance = "linked"
 
     @property
@@ -225,7 +228,10 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
         tied=isinstance(module.model, DecoderModel) and module.model.tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
-        patches_per_row=module.model.patches_per_row if isinstance(module.model, VitModel) else 1,
+        patches_per_row=module.model.patches_per_row
+        if isinstance(module.model, EncoderModel)
+        else 1,
+        class_token=isinstance(module.model, VitModel) and module.model.class_token,
         balance=module.balance,
     )
 

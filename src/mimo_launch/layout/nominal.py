@@ -9,19 +9,21 @@ samples, placed after the first token, one encoder after another. When all sampl
 (`text_only: 1`) none has an image.
 """
 
+from math import isqrt
+
 from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
-from mimo_launch.layout.tokens import ImageSize, largest_image
-from mimo_launch.spec.model import DigitsData, Spec
+from mimo_launch.layout.tokens import ImageSize, largest_image, rows_of_all
+from mimo_launch.spec.model import AudioModel, DigitsData, Spec, SyntheticData, WebdatasetData
 
 
 def nominal_data_plan(spec: Spec) -> DataPlan:
     """Return the nominal step of a checked spec: `batch.global` samples of average size."""
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     position = 1
-    if spec.data.text_only < 1:
+    if isinstance(spec.data, WebdatasetData) or spec.data.text_only < 1:
         for encoder in spec.encoders:
             size = nominal_image(spec, encoder)
-            num_images = 1 if isinstance(spec.data, DigitsData) else spec.data.min_images
+            num_images = spec.data.min_images if isinstance(spec.data, SyntheticData) else 1
             places = range(position, position + num_images * size.rows, size.rows)
             spans[encoder] = tuple(ImageSpan(p, size.height, size.width) for p in places)
             position = places.stop
@@ -45,7 +47,24 @@ def nominal_image(spec: Spec, encoder: str) -> ImageSize:
     if isinstance(spec.data, DigitsData):
         per_digit = largest.width // spec.data.max_digits
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
-    return largest if spec.data.image else ImageSize(1, max(1, largest.width // 2))
+    if isinstance(spec.data, WebdatasetData):
+        return _nominal_of_shards(spec, encoder, largest)
+    model = spec.encoders[encoder].model
+    given = model.fixed_length if isinstance(model, AudioModel) else spec.data.image
+    return largest if given else ImageSize(1, max(1, largest.width // 2))
+
+
+def _nominal_of_shards(spec: Spec, encoder: str, largest: ImageSize) -> ImageSize:
+    """Return the image of shards nobody has looked at: half the largest area, if sizes differ.
+
+    One of each encoder leaves room for text.
+    """
+    usual = rows_of_all(spec, encoder) or max(1, largest.rows // 2)
+    rows = min(usual, max(1, (spec.batch.seq - 2) // len(spec.encoders)))
+    if rows == largest.rows:
+        return largest
+    height = min(largest.height, isqrt(rows))
+    return ImageSize(height, rows // height)
 
 
 def _lengths(spec: Spec, rows: int) -> tuple[int, int]:
@@ -54,7 +73,7 @@ def _lengths(spec: Spec, rows: int) -> tuple[int, int]:
         digits = nominal_digits(spec.data)
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
         return 1 + (rows or digits) + 1 + digits + 1, digits + 1
-    least = spec.data.min_text
+    least = spec.data.min_text if isinstance(spec.data, SyntheticData) else 2
     num_text = least + (spec.batch.seq - rows - least) // 2
     # Three in five of the text tokens that follow text; images part the first two of them.
     pairs = num_text - 1 - (rows > 0)

@@ -57,6 +57,18 @@ def local_rows(module: ModuleLayout, total: int) -> int:
     return -(-total // unit) * unit // cp_size
 
 
+def local_class_tokens(module: ModuleLayout, num_images: int) -> int:
+    """Return how many class tokens of a replica's images each shard holds, padding included.
+
+    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Class tokens are a list
+    of their own, cut as rows are: behind its patches a shard holds its part of that list.
+    """
+    if not module.class_token:
+        return 0
+    shards = module.grid.size("cp") * (module.grid.size("tp") if module.sequence_parallel else 1)
+    return -(-num_images // shards)
+
+
 def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
     """Return the patches of a replica's `total` rows that cp rank `cp` holds, padding included."""
     size = local_rows(module, total) * module.patches_per_row

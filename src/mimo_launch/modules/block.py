@@ -1,6 +1,6 @@
 """The transformer block of encoders and decoders: attention, then an MLP, each with a residual.
 
-Decides: pre-norm order and the two MLP shapes (GELU, SwiGLU).
+Decides: pre-norm order and the two MLP shapes (plain, SwiGLU).
 Relies on: `parallel` for layers that know their tp group.
 Leaves: what surrounds the blocks to `vision` and `language`.
 """
@@ -17,12 +17,16 @@ from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask
-from mimo_launch.parallel.pointwise import EPSILON, gelu, swiglu
+from mimo_launch.parallel.pointwise import ACTIVATIONS, EPSILON, swiglu
+from mimo_launch.spec.kinds import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights."""
+    """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
+
+    Where queries, keys and values have biases, `key_bias` may take that of the keys away (Whisper).
+    """
 
     width: int
     heads: int
@@ -34,8 +38,10 @@ class BlockShape:
     gated: bool
     bias: bool
     qkv_bias: bool = False
+    key_bias: bool = True
     qk_norm: bool = False
     eps: float = EPSILON
+    activation: Activation = "gelu"
 
     @property
     def biased_qkv(self) -> bool:
@@ -44,7 +50,7 @@ class BlockShape:
 
 
 class Mlp(nn.Module):
-    """GELU or SwiGLU MLP, its inner width cut over tp: [n, D] -> [n, D]."""
+    """SwiGLU MLP, or one with another activation, its inner width cut over tp: [n, D] -> [n, D]."""
 
     def __init__(
         self,
@@ -55,10 +61,12 @@ class Mlp(nn.Module):
         *,
         gated: bool,
         bias: bool,
+        activation: Activation = "gelu",
         out_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.context, self.gated = context, gated
+        self.context = context
+        self.between = swiglu if gated else ACTIVATIONS[activation]
         outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
         self.inputs = ColumnLinear(context, width, outputs, bias=bias)
         self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
@@ -66,10 +74,8 @@ class Mlp(nn.Module):
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the MLP of every token."""
         hidden = self.inputs(self.context.enter(x_nD))
-        if self.gated:
-            hidden = self.context.fused(swiglu, hidden)
-        else:
-            hidden = self.context.fused(gelu, hidden)
+        # Under the same name: without a backward, the input is freed before the next product.
+        hidden = self.context.fused(self.between, hidden)
         out: Tensor = self.output(hidden)
         return out
 
@@ -90,6 +96,7 @@ class Block(nn.Module):
             head_size=shape.head_size,
             bias=shape.bias,
             qkv_bias=shape.biased_qkv,
+            key_bias=shape.key_bias,
             qk_norm=shape.qk_norm,
             eps=shape.eps,
             out_scale=out_scale,
@@ -102,6 +109,7 @@ class Block(nn.Module):
             shape.width,
             gated=shape.gated,
             bias=shape.bias,
+            activation=shape.activation,
             out_scale=out_scale,
         )
 

@@ -17,6 +17,7 @@ from mimo_launch.comm.finite import FiniteFlag, watch
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
+from mimo_launch.modules.audio import AudioStage
 from mimo_launch.modules.language import LanguageStage
 from mimo_launch.modules.vision import VisionStage
 from mimo_launch.parallel.context import ParallelContext
@@ -24,7 +25,7 @@ from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.plan.estimate_params import MIN_PARAMETERS_PER_UNIT
-from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import AudioModel, DecoderModel, Spec, VitModel
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -145,6 +146,9 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     if isinstance(module.model, VitModel):
         width = spec.language.model.hidden
         return VisionStage(context, module.model, stage, language_width=width, recompute=recompute)
+    if isinstance(module.model, AudioModel):
+        width = spec.language.model.hidden
+        return AudioStage(context, module.model, stage, language_width=width, recompute=recompute)
     raise TypeError(f"module {stage.module} has a model of unknown kind {module.model!r}")
 
 
@@ -154,6 +158,9 @@ def _freeze(network: nn.Module, frozen: bool | str) -> None:
     projector = getattr(network, "projector", None)
     if frozen == "except_projector" and isinstance(projector, nn.Module):
         projector.requires_grad_(True)
+    for declared in declared_parameters("", network):
+        if not declared.trains:
+            declared.parameter.requires_grad_(False)
 
 
 def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str) -> None:

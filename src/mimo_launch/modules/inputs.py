@@ -2,7 +2,7 @@
 
 Decides: the seam between data and encoders. A data set gives arrays of the shape that the model's
 `input_shape` names; a `Reader` cuts one into the patches that become tokens, in the order of rows.
-Relies on: `patches` for images.
+Relies on: `patches` for images, `frames` for clips.
 Leaves: reading arrays to `train`, embedding patches to the encoders, which patches a rank holds to
 its callers.
 """
@@ -14,10 +14,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from mimo_launch.modules.frames import VALUES_PER_BAND, cut_clip
 from mimo_launch.modules.patches import Patches, cut_image
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.spec.model import Model, VitModel
+from mimo_launch.parallel.masks import ImageMask
+from mimo_launch.spec.model import AudioModel, Model, VitModel
 
 
 class Cut(Protocol):
@@ -38,10 +41,15 @@ class Reader:
 
 
 def _of_vit(model: VitModel) -> Reader:
-    return Reader(model.channels * model.patch**2, 2, partial(cut_image, model=model))
+    axes = 4 if model.positions == "learned" else 2
+    return Reader(model.channels * model.patch**2, axes, partial(cut_image, model=model))
 
 
-READERS: dict[str, Callable[..., Reader]] = {"vit": _of_vit}
+def _of_audio(model: AudioModel) -> Reader:
+    return Reader(VALUES_PER_BAND * model.mels, 1, cut_clip)
+
+
+READERS: dict[str, Callable[..., Reader]] = {"vit": _of_vit, "audio": _of_audio}
 
 
 def reader(model: Model) -> Reader:
@@ -49,6 +57,21 @@ def reader(model: Model) -> Reader:
     if model.kind not in READERS:
         raise TypeError(f"a model of kind {model.kind} reads no arrays")
     return READERS[model.kind](model)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """The patches of one group that this rank holds: which attend to which, how many rows each tp
+    rank owns in the end and, on the first stage, the patches themselves. `places` are (y, x) of
+    each in its image, [N, 2], on every stage of a model that turns queries and keys by them. Behind
+    its patches this rank, or tp rank under sequence parallelism, holds so many `class_tokens`.
+    """  # noqa: D205
+
+    mask: ImageMask
+    sizes: tuple[int, ...]
+    patches: Patches | None
+    places: Tensor | None = None
+    class_tokens: int = 0
 
 
 def pack(

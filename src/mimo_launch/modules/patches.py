@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.spec.model import VitModel
 
 
@@ -22,8 +23,8 @@ from mimo_launch.spec.model import VitModel
 class Patches:
     """What becomes the tokens of an encoder: values [N, P] and places [N, axes].
 
-    Of an image: its pixels and (y, x). Patches that only pad the list to what cp and tp need give
-    no rows.
+    Of an image: its pixels and (y, x), for learned positions also its height and width in patches.
+    Patches that only pad the list to what cp and tp need give no rows.
     """
 
     values: Tensor
@@ -39,17 +40,41 @@ def cut_image(array: np.ndarray, *, model: VitModel, dtype: torch.dtype, pinned:
     side, s = model.patch, model.shuffle
     channels, height, width = array.shape
     rows, columns = height // (s * side), width // (s * side)
+    # What is left of a row of patches is cut off, as a convolution without padding does.
+    array = array[:, : rows * s * side, : columns * s * side]
     # torch does not take an array that must not be written to.
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
     # One pass: put in order, cast and, for a GPU, pinned.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
-    return Patches(pixels.view(-1, channels * side * side), patch_places(rows, columns, s, pinned=pinned))
+    measured = model.positions == "learned"
+    places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
+    return Patches(pixels.view(-1, channels * side * side), places)
 
 
 @lru_cache(maxsize=256)
-def patch_places(rows: int, columns: int, s: int, *, pinned: bool) -> Tensor:
-    """Return the (y, x) of every patch of an image of `rows x columns` squares, in their order."""
+def patch_places(
+    rows: int, columns: int, s: int, *, pinned: bool, measured: bool = False
+) -> Tensor:
+    """Return the (y, x) of every patch of an image of `rows x columns` squares, in their order.
+
+    `measured`: with the height and width of the image, [N, 4].
+    """
     places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
     found = torch.from_numpy(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
+    if measured:
+        size = torch.tensor([rows * s, columns * s])
+        found = torch.cat([found, size.expand(len(found), 2)], dim=1)
     return found.pin_memory() if pinned else found
+
+
+def own_share(given: Patches, context: ParallelContext) -> Patches:
+    """Return the patches that this tp rank embeds: under sequence parallelism its own tokens only.
+
+    Attention and MLP regions gather them.
+    """
+    if not context.sequence_parallel:
+        return given
+    share = given.values.shape[0] // context.tp.size
+    mine = slice(context.tp.index * share, (context.tp.index + 1) * share)
+    return Patches(given.values[mine], given.positions[mine])

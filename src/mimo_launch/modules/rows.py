@@ -1,6 +1,6 @@
 """The end of every encoder: the projector, and which of its rows this rank owns.
 
-Decides: the two projectors.
+Decides: the three projectors.
 Relies on: `layout.shards.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 
@@ -16,6 +16,7 @@ from mimo_launch.comm.autograd import split_rows
 from mimo_launch.modules.block import Mlp
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import RowLinear
+from mimo_launch.spec.kinds import Activation
 
 
 class LinearProjector(nn.Module):
@@ -35,12 +36,18 @@ class LinearProjector(nn.Module):
 
 
 def projector(
-    context: ParallelContext, kind: Literal["mlp", "linear"], width: int, out: int
+    context: ParallelContext,
+    kind: Literal["mlp", "linear", "merger"],
+    width: int,
+    out: int,
+    *,
+    activation: Activation = "gelu",
 ) -> nn.Module:
     """Return the last layer of an encoder, [n, W] -> [n, L]."""
     if kind == "linear":
         return LinearProjector(context, width, out)
-    return Mlp(context, width, out, out, gated=False, bias=True)
+    inner = width if kind == "merger" else out
+    return Mlp(context, width, inner, out, gated=False, bias=True, activation=activation)
 
 
 def owned(rows_nL: Tensor, sizes: tuple[int, ...], context: ParallelContext) -> Tensor:

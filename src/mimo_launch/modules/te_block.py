@@ -17,6 +17,7 @@ from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import Block, BlockShape
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.pointwise import ACTIVATIONS
 from mimo_launch.parallel.segments import Segment, SegmentedModule, declared_parameters
 from mimo_launch.parallel.te_attention import TeAttention
 from mimo_launch.parallel.te_layers import TeLayers, te_layers
@@ -45,9 +46,9 @@ PARTS = {
 
 
 class TeGeluMlp(nn.Module):
-    """Norm, then a GELU MLP, its inner width cut over tp: [n, D] -> [n, D].
+    """Norm, then an MLP of one activation, its inner width cut over tp: [n, D] -> [n, D].
 
-    Not `LayerNormMLP`: its GELU is the approximation by tanh, and the model's is exact.
+    Not `LayerNormMLP`: its GELU is always the approximation by tanh.
     """
 
     def __init__(self, layers: TeLayers, shape: BlockShape) -> None:
@@ -57,10 +58,11 @@ class TeGeluMlp(nn.Module):
             shape.width, inner, norm=shape.norm, eps=shape.eps, bias=shape.bias
         )
         self.output = layers.row(shape.mlp, shape.width, bias=shape.bias)
+        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the MLP of every token."""
-        out: Tensor = self.output(F.gelu(self.inputs(x_nD)))
+        out: Tensor = self.output(self.activation(self.inputs(x_nD)))
         return out
 
 

@@ -1,7 +1,7 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
-Decides: positions and pixel shuffle.
-Relies on: `patches` for their order, `rows` for the projector and the rows of this rank.
+Decides: what surrounds the layers, and pixel shuffle; that class tokens stand behind the patches.
+Relies on: `embedding` for the first layers, `rows` for the projector and the rows of this rank.
 Leaves: moving rows to the bridge.
 
 Legend: P pixels of a patch, N patches of a replica's group (padded to a multiple of tp under
@@ -9,69 +9,29 @@ sequence parallelism), s side of the square of patches that becomes one row, R =
 width, L width of the language model.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, blocks
-from mimo_launch.modules.patches import Patches
+from mimo_launch.modules.embedding import (
+    ClassToken,
+    LearnedPositions,
+    PatchEmbedding,
+    sincos_positions,
+)
+from mimo_launch.modules.inputs import EncoderInput
+from mimo_launch.modules.patches import own_share
 from mimo_launch.modules.rows import owned, projector
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm
-from mimo_launch.parallel.masks import ImageMask
-from mimo_launch.parallel.segments import SegmentedModule, replicated
-from mimo_launch.spec.model import VitModel
+from mimo_launch.parallel.masks import ImageMask, turned_by_place
+from mimo_launch.spec.model import Model, VitModel
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """The patches of one group that this rank holds: which attend to which, how many rows each tp
-    rank owns in the end and, on the first stage, the patches themselves.
-    """  # noqa: D205
-
-    mask: ImageMask
-    sizes: tuple[int, ...]
-    patches: Patches | None
-
-
-def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return fixed 2-D sine-cosine embeddings [N, width], for images of any size.
-
-    Source: "Better plain ViT baselines" (arXiv:2205.01580), section 3.
-    """
-    wide = torch.promote_types(dtype, torch.float32)
-    quarter = width // 4
-    steps = torch.arange(quarter, device=positions_N2.device, dtype=wide) / max(1, quarter - 1)
-    angles = positions_N2.to(wide)[:, :, None] * 10000.0**-steps
-    parts = [f(angles[:, axis]) for axis in (0, 1) for f in (torch.sin, torch.cos)]
-    return torch.cat(parts, dim=1).to(dtype)
-
-
-class PatchEmbedding(SegmentedModule):
-    """One linear map per patch, held whole on every tp rank: [n, P] -> [n, D]."""
-
-    def __init__(self, context: ParallelContext, size: int, width: int) -> None:
-        super().__init__()
-        for name, shape in (("weight", (width, size)), ("bias", (width,))):
-            self.declare(
-                name,
-                replicated(
-                    name,
-                    shape,
-                    context.token_grad,
-                    counted=context.counts,
-                    std=size**-0.5,
-                    init="normal" if name == "weight" else "zeros",
-                    decay=name == "weight",
-                ),
-                dtype=context.dtype,
-            )
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """Return the embedding of each patch."""
-        return nn.functional.linear(patches, self.weight, self.bias)
+def turns_by_place(model: Model) -> bool:
+    """Return whether blocks turn queries and keys by the places of patches."""
+    return isinstance(model, VitModel) and model.positions == "rope2d"
 
 
 class VisionStage(nn.Module):
@@ -87,9 +47,18 @@ class VisionStage(nn.Module):
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.width, self.stage = context, model.hidden, stage
+        self.context, self.model, self.stage = context, model, stage
         if stage.is_first:
-            self.patch = PatchEmbedding(context, model.channels * model.patch**2, model.hidden)
+            self.patch = PatchEmbedding(
+                context, model.patch_numbers, model.hidden, bias=model.patch_bias
+            )
+            self.positions: LearnedPositions | None = None
+            if model.positions == "learned" and model.image is not None:
+                self.positions = LearnedPositions(
+                    context, model.image, model.hidden, class_token=model.class_token
+                )
+            self.class_token = ClassToken(context, model.hidden) if model.class_token else None
+            self.pre_norm = self._norm() if model.pre_norm else None
         shape = BlockShape(
             width=model.hidden,
             heads=model.heads,
@@ -100,35 +69,65 @@ class VisionStage(nn.Module):
             norm="layer",
             gated=False,
             bias=True,
+            eps=model.norm_eps,
+            activation=model.activation,
         )
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "layer")
-            self.row_width = model.hidden * model.patches_per_row
-            self.projector = projector(context, model.projector, self.row_width, language_width)
+            self.norm = self._norm() if model.final_norm else None
+            self.projector = projector(
+                context,
+                model.projector,
+                model.row_width,
+                language_width,
+                activation=model.projector_activation,
+            )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
 
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
-        x_nD = self._embed(packed.patches) if hidden is None else hidden
+        x_nD = self._embed(packed) if hidden is None else hidden
+        mask = self._turned(packed, x_nD.dtype)
         for layer in self.layers.values():
-            x_nD = layer(x_nD, packed.mask)
+            x_nD = layer(x_nD, mask)
         if not self.stage.is_last:
             return x_nD
+        x_nD = x_nD[: len(x_nD) - packed.class_tokens]
+        if self.norm is not None:
+            x_nD = self.norm(x_nD)
         # Pixel shuffle (arXiv:2404.16821): the patches of a row stand together, so it is a view.
-        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.row_width))
+        rows: Tensor = self.projector(x_nD.view(-1, self.model.row_width))
         return owned(rows, packed.sizes, self.context)
 
-    def _embed(self, given: Patches | None) -> Tensor:
-        if given is None:
+    def _norm(self) -> Norm:
+        return Norm(self.context, self.model.hidden, "layer", eps=self.model.norm_eps)
+
+    def _turned(self, packed: EncoderInput, dtype: torch.dtype) -> ImageMask:
+        """Return the mask of the blocks, which turns queries and keys where that tells places."""
+        if not turns_by_place(self.model):
+            return packed.mask
+        if packed.places is None:
+            raise ValueError("every stage of an encoder with 2-D RoPE needs the places of patches")
+        head_size = self.model.hidden // self.model.heads
+        return turned_by_place(packed.mask, packed.places, head_size, dtype)
+
+    def _embed(self, packed: EncoderInput) -> Tensor:
+        if packed.patches is None:
             raise ValueError("the first stage of an encoder needs pixels")
-        patches, positions = given.values, given.positions
-        if self.context.sequence_parallel:
-            # Each tp rank embeds its own tokens only; attention and MLP regions gather them.
-            share = patches.shape[0] // self.context.tp.size
-            mine = slice(self.context.tp.index * share, (self.context.tp.index + 1) * share)
-            patches, positions = patches[mine], positions[mine]
-        x_nD: Tensor = self.patch(patches)
-        return x_nD + sincos_positions(positions, self.width, x_nD.dtype)
+        mine = own_share(packed.patches, self.context)
+        model, values = self.model, mine.values
+        if model.temporal_patch > 1:
+            # An image as a film that stands still.
+            frames = values.view(len(values), model.channels, 1, -1)
+            values = frames.expand(-1, -1, model.temporal_patch, -1).flatten(1)
+        x_nD: Tensor = self.patch(values)
+        if model.positions == "sincos":
+            x_nD = x_nD + sincos_positions(mine.positions, model.hidden, x_nD.dtype)
+        elif self.positions is not None:
+            x_nD = x_nD + self.positions(mine.positions)
+        if self.class_token is not None:
+            position = None if self.positions is None else self.positions.weight[0]
+            x_nD = torch.cat([x_nD, self.class_token(packed.class_tokens, position)])
+        return x_nD if self.pre_norm is None else self.pre_norm(x_nD)

@@ -69,6 +69,7 @@ class Attention(nn.Module):
         head_size: int,
         bias: bool,
         qkv_bias: bool,
+        key_bias: bool = True,
         qk_norm: bool,
         eps: float,
         out_scale: float,
@@ -83,7 +84,8 @@ class Attention(nn.Module):
             self.shared_kv = KeyValueLinear(context, width, kv_heads, head_size, bias=qkv_bias)
         else:
             outputs |= {"k": kv_heads * head_size, "v": kv_heads * head_size}
-        self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias)
+        unbiased = () if key_bias else ("k",)
+        self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias, unbiased=unbiased)
         self.output = RowLinear(context, "o", heads * head_size, width, bias=bias, scale=out_scale)
         self.q_norm, self.k_norm = (
             Norm(context, head_size, "rms", eps=eps, inner=True) if qk_norm else None for _ in "qk"

@@ -48,14 +48,26 @@ def initial_values(
     """Return this rank's part of a segment in float64; of that part only `rows`, if given."""
     rows = range(segment.local_shape[0]) if rows is None else rows
     shape = (len(rows), *segment.local_shape[1:])
-    constant = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}[segment.init]
+    start: np.ndarray | float = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}.get(segment.init, 0.0)
+    if segment.init == "sinusoids":
+        start = sinusoids(rows, segment.shape[1])
     if segment.init != "normal" and not randomise:
-        return torch.full(shape, constant, dtype=torch.float64)
+        return torch.from_numpy(np.broadcast_to(start, shape).copy())
     scale = segment.std if segment.init == "normal" else 0.1
     drawn = _normal(name, segment, seed, rows).reshape(shape)
     drawn *= scale
-    drawn += constant
+    drawn += start
     return torch.from_numpy(drawn)
+
+
+def sinusoids(places: range, width: int) -> np.ndarray:
+    """Return sines, then cosines, of each place, [places, width], as Whisper's encoder has them.
+
+    Wavelengths from 2 pi to 10000 * 2 pi in a geometric progression (arXiv:1706.03762, section 3.5).
+    """
+    steps = np.arange(width // 2) / max(1, width // 2 - 1)
+    angles = np.asarray(places)[:, None] * 10000.0**-steps
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
 class _Part(NamedTuple):

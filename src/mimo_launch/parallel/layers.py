@@ -10,6 +10,7 @@ Legend: N tokens, D width, F features of a region; lower case is this rank's sha
 from dataclasses import replace
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,18 +29,26 @@ from mimo_launch.parallel.segments import InitKind, Segment, SegmentedModule, re
 class ColumnLinear(SegmentedModule):
     """Linear layers that share an input, fused, their outputs cut over tp: [N, D] -> [N, f].
 
-    `outputs` maps a segment name to its full number of features. The input must have entered the
-    region (`context.enter`).
+    `outputs` maps a segment name to its full number of features; those `unbiased` have no bias. The
+    input must have entered the region (`context.enter`).
     """
 
     names_itself = False
     weight_gradients: GradAccumulator | None = None
 
     def __init__(
-        self, context: ParallelContext, width: int, outputs: dict[str, int], *, bias: bool
+        self,
+        context: ParallelContext,
+        width: int,
+        outputs: dict[str, int],
+        *,
+        bias: bool,
+        unbiased: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         std = width**-0.5
+        # Of each output: its features on this rank, and whether they have a bias.
+        self.parts = [(len(context.part(n)), name not in unbiased) for name, n in outputs.items()]
         self.declare(
             "weight",
             *(
@@ -61,6 +70,7 @@ class ColumnLinear(SegmentedModule):
                         decay=False,
                     )
                     for name, features in outputs.items()
+                    if name not in unbiased
                 ),
                 dtype=context.dtype,
             )
@@ -69,7 +79,15 @@ class ColumnLinear(SegmentedModule):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's features of every output, one output after another."""
-        return linear(x_ND, self.weight, self.bias, self.weight_gradients)
+        return linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
+
+    def _whole_bias(self) -> Tensor | None:
+        """Return the bias of all outputs, with zeros for those that have none."""
+        if self.bias is None or all(biased for _, biased in self.parts):
+            return self.bias
+        given = iter(torch.split(self.bias, [size for size, biased in self.parts if biased]))
+        zeros = self.bias.new_zeros
+        return torch.cat([next(given) if biased else zeros(size) for size, biased in self.parts])
 
 
 class RowLinear(SegmentedModule):
@@ -126,7 +144,7 @@ class RowLinear(SegmentedModule):
 
 
 class Norm(SegmentedModule):
-    """RMSNorm or LayerNorm over the width, computed in at least fp32; `eps` is of RMSNorm."""
+    """RMSNorm or LayerNorm over the width, computed in at least fp32."""
 
     def __init__(
         self,
@@ -156,13 +174,13 @@ class Norm(SegmentedModule):
         """Return x normalised over its last dimension."""
         if self.bias is None:
             return self.context.fused(rms_norm, x, self.weight, self.eps)
-        return self.context.fused(layer_norm, x, self.weight, self.bias)
+        return self.context.fused(layer_norm, x, self.weight, self.bias, self.eps)
 
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """Return x plus its change, and that normalised."""
         if self.bias is None:
             return self.context.fused(add_rms_norm, x, change, self.weight, self.eps)
-        return self.context.fused(add_layer_norm, x, change, self.weight, self.bias)
+        return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)
 
 
 class VocabEmbedding(SegmentedModule):

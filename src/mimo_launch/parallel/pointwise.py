@@ -25,11 +25,11 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float = EPSILON) -> Tensor:
     return F.rms_norm(wide, (x.shape[-1],), weight_D.to(wide.dtype), eps).to(x.dtype)
 
 
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor) -> Tensor:
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON) -> Tensor:
     """Return x with mean 0 and variance 1 (arXiv:1607.06450), times the weight, plus the bias."""
     wide = widened(x)
     weight, bias = weight_D.to(wide.dtype), bias_D.to(wide.dtype)
-    return F.layer_norm(wide, (x.shape[-1],), weight, bias, EPSILON).to(x.dtype)
+    return F.layer_norm(wide, (x.shape[-1],), weight, bias, eps).to(x.dtype)
 
 
 def add_rms_norm(
@@ -41,11 +41,11 @@ def add_rms_norm(
 
 
 def add_layer_norm(
-    x: Tensor, change: Tensor, weight_D: Tensor, bias_D: Tensor
+    x: Tensor, change: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of both and its LayerNorm."""
     total = x + change
-    return total, layer_norm(total, weight_D, bias_D)
+    return total, layer_norm(total, weight_D, bias_D, eps)
 
 
 def swiglu(gate_up_NF: Tensor) -> Tensor:
@@ -57,6 +57,19 @@ def swiglu(gate_up_NF: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """Return the exact GELU (arXiv:1606.08415)."""
     return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU by tanh (the same paper, section 2)."""
+    return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(1.702 x), the approximation of GELU by a sigmoid (the same section)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
 
 
 def rotated(x_SHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 # sharded: this rank alone has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
-InitKind = Literal["normal", "zeros", "ones"]
+# sinusoids: a table of positions, see `init`.
+InitKind = Literal["normal", "zeros", "ones", "sinusoids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Segment:
 
     `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` the part held.
     Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
-    is true on the one whose gradient enters the norm. `std` is the scale of a normal init.
+    is true on the one whose gradient enters the norm. `std` is the scale of a normal init. One that
+    does not train keeps its values even where its module trains.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Segment:
     init: InitKind = "normal"
     std: float = 0.02
     decay: bool = True
+    trains: bool = True
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -131,6 +134,11 @@ class DeclaredParameter:
     def decay(self) -> bool:
         """Whether weight decay applies; all segments of a parameter agree."""
         return self.placed[0].segment.decay
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains where its module does; all segments of a parameter agree."""
+        return self.placed[0].segment.trains
 
 
 def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredParameter]:

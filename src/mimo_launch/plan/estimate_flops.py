@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan.workload import Workload, widths
+from mimo_launch.plan.workload import Workload, patch_work, widths
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Spec, VitModel
+from mimo_launch.spec.model import Spec, TransformerEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,13 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
     per_token = 2 * size.stream * (2 * size.query + 2 * size.key + (size.ups + 1) * size.inner)
     pairs = sum(span**2 for span in work.spans) / (2 if size.causal else 1)
     head = patch = projector = 0.0
-    if isinstance(model, VitModel):
+    if isinstance(model, TransformerEncoder):
         if stage.is_first:
-            patch = 2.0 * work.tokens * model.channels * model.patch**2 * model.hidden
+            patch = 2.0 * work.rows * model.patches_per_row * patch_work(model).products
         if stage.is_last:
-            row, out = model.hidden * model.patches_per_row, spec.language.model.hidden
-            projector = 2.0 * work.rows * (row * out + (model.projector == "mlp") * out**2)
+            row, out = model.row_width, spec.language.model.hidden
+            inner = model.projector_width(out)
+            projector = 2.0 * work.rows * (inner * (row + out) if inner else row * out)
     elif stage.is_last:
         head = 2.0 * work.tokens * model.hidden * padded_vocab_size(spec)
     return Flops(

@@ -19,6 +19,7 @@ from mimo_launch.plan.kept import (
     DECODER_EAGER_BF16,
     DECODER_FORWARD,
     GATHERED,
+    QUICK_GELU_EAGER,
     RECOMPUTED,
     VIT_BACKWARD,
     VIT_BLOCK,
@@ -26,9 +27,9 @@ from mimo_launch.plan.kept import (
     VIT_FORWARD,
     Kept,
 )
-from mimo_launch.plan.workload import Workload, widths
+from mimo_launch.plan.workload import Workload, patch_work, widths
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Spec, VitModel
+from mimo_launch.spec.model import Spec, TransformerEncoder, VitModel
 
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
@@ -143,14 +144,14 @@ class _Activations:
         """Return what a forward needs besides, at its worst place."""
         if self.through_blocks:
             return self.logits()
-        is_vit = isinstance(self.model, VitModel)
+        is_vit = isinstance(self.model, TransformerEncoder)
         return max(self._sum(VIT_FORWARD if is_vit else DECODER_FORWARD), self.logits())
 
     def backward(self) -> int:
         """Return what a backward needs besides, at its worst place."""
         if not self.through_blocks:
             return 0
-        is_vit = isinstance(self.model, VitModel)
+        is_vit = isinstance(self.model, TransformerEncoder)
         block = self._sum(VIT_BACKWARD if is_vit else DECODER_BACKWARD)
         if self.spec.modules[self.module.name].recompute == "full":
             block += self._sum(self._of_block()) - self._sum(RECOMPUTED)
@@ -166,7 +167,9 @@ class _Activations:
         return RECOMPUTED if recompute else self._of_block()
 
     def _of_block(self) -> tuple[Kept, ...]:
-        kept: tuple[Kept, ...] = VIT_BLOCK if isinstance(self.model, VitModel) else DECODER_BLOCK
+        kept: tuple[Kept, ...] = (
+            VIT_BLOCK if isinstance(self.model, TransformerEncoder) else DECODER_BLOCK
+        )
         if not self._is_compiled():
             kept += self._eager()
         cp = self.module.grid.size("cp")
@@ -185,8 +188,9 @@ class _Activations:
 
     def _eager(self) -> tuple[Kept, ...]:
         is_narrow = self.spec.train.precision == "bf16"
-        if isinstance(self.model, VitModel):
-            return VIT_EAGER_BF16 if is_narrow else ()
+        if isinstance(self.model, TransformerEncoder):
+            is_quick = isinstance(self.model, VitModel) and self.model.activation == "quick_gelu"
+            return (VIT_EAGER_BF16 if is_narrow else ()) + (QUICK_GELU_EAGER,) * is_quick
         return DECODER_EAGER_BF16 if is_narrow else DECODER_EAGER
 
     def _sum(self, tensors: Iterable[Kept]) -> int:
@@ -206,17 +210,21 @@ class _Activations:
         """Return what the layers around the blocks keep: patches, projector, head."""
         first, last = self.stage.is_first, self.stage.is_last
         model, total = self.model, 0
-        if not isinstance(model, VitModel):
+        patches = self.tokens - self.work.class_tokens
+        if not isinstance(model, TransformerEncoder):
             if last:
                 normed = self.size.stream if self.weights_train else 0
                 total += self.tokens * (normed + self.words) * self.bytes
             return total
         if first and self.through_blocks:
-            total += self.shared_tokens * model.channels * model.patch**2 * self.bytes
+            split = self.tp if self.module.sequence_parallel else 1
+            total += patches // split * patch_work(model).kept * self.bytes
+            if isinstance(model, VitModel) and model.pre_norm:
+                total += self.stream
         if last:
             out = self.spec.language.model.hidden
-            inner = 2 * out // self.tp if model.projector == "mlp" else 0
-            held_rows = self.tokens // model.patches_per_row
-            total += self.tokens * self.size.stream * self.bytes
+            inner = 2 * model.projector_width(out) // self.tp
+            held_rows = patches // model.patches_per_row
+            total += patches * self.size.stream * self.bytes
             total += held_rows * (inner + out // self.tp) * self.bytes
         return total

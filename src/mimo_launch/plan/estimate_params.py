@@ -13,7 +13,16 @@ from math import prod
 from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.spec.model import DecoderModel, ModuleSpec, Spec, VitModel
+from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
+from mimo_launch.spec.model import (
+    AudioModel,
+    DecoderModel,
+    Model,
+    ModuleSpec,
+    Spec,
+    TransformerEncoder,
+    VitModel,
+)
 
 # Consecutive blocks are one FSDP unit from so many parameters on (`modules.build`, tested).
 MIN_PARAMETERS_PER_UNIT = 64_000_000
@@ -103,8 +112,8 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
         if stage.is_last and not module.model.tied:
             products = (ends.pop(),)
     else:
-        block = tuple(_vit_block(module.model, module, tp))
-        ends = list(_vit_ends(module.model, stage))
+        block = tuple(_encoder_block(module.model, module, tp))
+        ends = list(_encoder_ends(module.model, stage))
         width = spec.language.model.hidden
         products = tuple(_projector(module.model, module, tp, width)) if stage.is_last else ()
         trains_last = module.frozen is not True
@@ -113,6 +122,7 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
         tuple(Weight(shape, trains, len(shape) > 1) for shape in block),
         (
             *(Weight(shape, trains) for shape in ends),
+            *(Weight(shape, trains=False) for shape in _fixed(module.model, stage)),
             *(Weight(shape, trains_last, len(shape) > 1) for shape in products),
         ),
         module.sharding == "full",
@@ -157,26 +167,43 @@ def _decoder_ends(spec: Spec, model: DecoderModel, stage: Stage, tp: int) -> Sha
             yield (words, model.hidden)
 
 
-def _vit_block(model: VitModel, module: ModuleSpec, tp: int) -> Shapes:
+def _encoder_block(model: TransformerEncoder, module: ModuleSpec, tp: int) -> Shapes:
     width = model.hidden
     mine, inner = _part(width, module, tp), _part(model.mlp_width, module, tp)
     yield from ((width,),) * 4
-    yield from ((3 * mine, width), (3 * mine,), (width, mine), (width,))
+    # Whisper's keys have no bias.
+    biased = 2 if isinstance(model, AudioModel) else 3
+    yield from ((3 * mine, width), (biased * mine,), (width, mine), (width,))
     yield from ((inner, width), (inner,), (width, inner), (width,))
 
 
-def _vit_ends(model: VitModel, stage: Stage) -> Shapes:
+def _encoder_ends(model: TransformerEncoder, stage: Stage) -> Shapes:
     width = model.hidden
-    if stage.is_first:
-        yield from ((width, model.channels * model.patch**2), (width,))
-    if stage.is_last:
+    if stage.is_first and isinstance(model, AudioModel):
+        yield from ((width, model.mels, 3), (width,), (width, width, 3), (width,))
+    elif stage.is_first and isinstance(model, VitModel):
+        yield from _image_embedding(model)
+    if stage.is_last and (not isinstance(model, VitModel) or model.final_norm):
         yield from ((width,), (width,))
 
 
-def _projector(model: VitModel, module: ModuleSpec, tp: int, out: int) -> Shapes:
-    row = model.hidden * model.patches_per_row
-    if model.projector == "linear":
+def _image_embedding(model: VitModel) -> Shapes:
+    width = model.hidden
+    yield (width, model.patch_numbers)
+    yield from ((width,),) * (model.patch_bias + model.class_token + 2 * model.pre_norm)
+    if model.image is not None and model.positions == "learned":
+        yield (model.class_token + model.image[0] * model.image[1], width)
+
+
+def _fixed(model: Model, stage: Stage) -> Shapes:
+    """Yield what never trains: the positions of an audio encoder."""
+    if stage.is_first and isinstance(model, AudioModel):
+        yield (model.frames // FRAMES_PER_TOKEN, model.hidden)
+
+
+def _projector(model: TransformerEncoder, module: ModuleSpec, tp: int, out: int) -> Shapes:
+    row, inner = model.row_width, _part(model.projector_width(out), module, tp)
+    if not inner:
         yield from ((out, _part(row, module, tp)), (out,))
         return
-    inner = _part(out, module, tp)
     yield from ((inner, row), (inner,), (out, inner), (out,))

@@ -68,6 +68,7 @@ DECODER_EAGER_BF16 = (
     Kept(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True),
 )
 VIT_EAGER_BF16 = (Kept(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
+QUICK_GELU_EAGER = Kept(name="sigmoid of up", inner=1)
 
 # Keys and values of the other cp ranks, per cp rank.
 GATHERED = Kept(name="gathered keys and values", key=2)

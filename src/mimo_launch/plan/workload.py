@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.shards import held_patches
-from mimo_launch.spec.model import DecoderModel, VitModel
+from mimo_launch.layout.shards import held_patches, local_class_tokens
+from mimo_launch.spec.model import AudioModel, DecoderModel, TransformerEncoder, VitModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,8 @@ class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
     `spans` are the lengths of what attends within itself: sequences, or images in patches.
-    `tokens` are theirs together, `held` those of one cp rank with padding. `rows` go from an
+    `tokens` are theirs together, `held` those of one cp rank with padding, of which so many are
+    `class_tokens`. `rows` go from an
     encoder to language. A step has `forwards` of these.
     """
 
@@ -26,6 +27,7 @@ class Workload:
     held: int
     rows: int
     forwards: int
+    class_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -42,9 +44,12 @@ def workload(layout: Layout, module: ModuleLayout, sample: SamplePlan) -> Worklo
         return Workload(spans=(layout.seq,) * size, held=held, rows=0, forwards=forwards)
     mine = samples.replicas * module.group_size * size // module.grid.size("dp")
     rows = tuple(image.rows for image in sample.spans.get(module.name, ())) * mine
+    shards = module.grid.size("tp") if module.sequence_parallel else 1
+    class_tokens = local_class_tokens(module, len(rows)) * shards
     return Workload(
-        spans=tuple(n * module.patches_per_row for n in rows),
-        held=len(held_patches(module, sum(rows), 0)),
+        spans=tuple(n * module.patches_per_row + module.class_token for n in rows),
+        held=len(held_patches(module, sum(rows), 0)) + class_tokens,
+        class_tokens=class_tokens,
         rows=sum(rows),
         forwards=forwards,
     )
@@ -67,7 +72,7 @@ class Widths:
     causal: bool
 
 
-def widths(model: VitModel | DecoderModel) -> Widths:
+def widths(model: TransformerEncoder | DecoderModel) -> Widths:
     """Return the sizes of a model's blocks."""
     if isinstance(model, DecoderModel):
         return Widths(
@@ -88,6 +93,30 @@ def widths(model: VitModel | DecoderModel) -> Widths:
         ups=1,
         causal=False,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchWork:
+    """What the layers in front of an encoder's blocks do for one patch.
+
+    `products` of numbers in a forward; numbers `kept` for the backward.
+    """
+
+    products: int
+    kept: int
+
+
+def patch_work(model: TransformerEncoder) -> PatchWork:
+    """Return the work in front of the blocks: one linear map, or Whisper's two convolutions."""
+    width = model.hidden
+    if isinstance(model, AudioModel):
+        # The first convolution at three places, then the second one; GELU behind both.
+        joined = 3 * width
+        windows = 3 * 3 * model.mels
+        kept = windows + 2 * joined + width
+        return PatchWork(products=(windows + joined) * width, kept=kept)
+    size = model.patch_numbers if isinstance(model, VitModel) else 0
+    return PatchWork(products=size * width, kept=size)
 
 
 def row_bytes(layout: Layout, encoder: ModuleLayout, work: Workload, width: int) -> tuple[int, int]:

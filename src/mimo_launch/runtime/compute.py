@@ -13,21 +13,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import LANGUAGE, Layout
-from mimo_launch.layout.shards import held_patches
+from mimo_launch.layout.shards import held_patches, local_class_tokens
 from mimo_launch.modules.build import RankModule
-from mimo_launch.modules.inputs import pack, reader
+from mimo_launch.modules.inputs import EncoderInput, pack, reader
 from mimo_launch.modules.language import LanguageInput
-from mimo_launch.modules.vision import EncoderInput
-from mimo_launch.parallel.masks import image_mask, zigzag_positions
+from mimo_launch.modules.vision import turns_by_place
+from mimo_launch.parallel.class_tokens import class_token_mask
+from mimo_launch.parallel.masks import ImageMask, image_mask, zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.inputs import (
     StepInputs,
     group_images,
     image_lengths,
+    image_places,
     num_rows,
     owned_rows,
     read_documents,
@@ -117,18 +120,21 @@ class Stages:
         """Return the shape [tokens of this rank, width] of what crosses between two stages."""
         module = self.modules[action.module].layout
         width = self.spec.modules[action.module].model.hidden
+        shards = module.grid.size("tp") if module.sequence_parallel else 1
         if module.is_language:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size("cp")
-        else:
-            rows = num_rows(self.layout, step.plan, module, self.rank, action.index)
-            tokens = len(held_patches(module, rows, module.grid.index("cp", self.rank)))
-        return tokens // (module.grid.size("tp") if module.sequence_parallel else 1), width
+            return tokens // shards, width
+        rows = num_rows(self.layout, step.plan, module, self.rank, action.index)
+        patches = len(held_patches(module, rows, module.grid.index("cp", self.rank)))
+        replica = module.grid.index("dp", self.rank)
+        images = len(image_lengths(self.layout, step.plan, module, replica, action.index))
+        return patches // shards + local_class_tokens(module, images), width
 
     def _encoder_input(
         self, module: RankModule, stage: int, group: int, step: StepState
     ) -> EncoderInput:
-        """Return the packed images of a group; later stages need their sizes only."""
+        """Return the packed images of a group; later stages need their sizes and places only."""
         layout = module.layout
         replica = layout.grid.index("dp", self.rank)
         total = num_rows(self.layout, step.plan, layout, self.rank, group)
@@ -138,9 +144,25 @@ class Stages:
             how = reader(self.spec.modules[module.name].model)
             patches = pack(images, how, module.context, held)
         lengths = image_lengths(self.layout, step.plan, layout, replica, group)
-        alone = module.context.cp.size == 1
-        mask = image_mask(lengths, held, module.context.device, alone=alone)
-        return EncoderInput(mask, owned_rows(layout, total, self.rank), patches)
+        class_tokens = local_class_tokens(layout, len(lengths))
+        mask = self._image_mask(module, lengths, held, class_tokens)
+        places = None
+        if turns_by_place(self.spec.modules[module.name].model):
+            found = image_places(self.layout, step.plan, layout, replica, group, held)
+            places = to_device(found, module.context.device)
+        return EncoderInput(
+            mask, owned_rows(layout, total, self.rank), patches, places, class_tokens
+        )
+
+    def _image_mask(
+        self, module: RankModule, lengths: list[int], held: range, class_tokens: int
+    ) -> ImageMask:
+        cp, device = module.context.cp, module.context.device
+        if not module.layout.class_token:
+            return image_mask(lengths, held, device, alone=cp.size == 1)
+        shards = module.context.tp.size if module.context.sequence_parallel else 1
+        mine = range(cp.index * shards, (cp.index + 1) * shards)
+        return class_token_mask(lengths, len(held) // shards, class_tokens, mine, device)
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
         module = self.modules[LANGUAGE]

@@ -15,6 +15,10 @@ from mimo_launch.spec.base import Strict
 FRAMES_PER_TOKEN = 2
 
 
+# The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+
+
 class Grid(Strict):
     """How the ranks of one module are factored; the product must equal their number."""
 
@@ -55,14 +59,25 @@ class TransformerEncoder(EncoderModel):
 
     heads: PositiveInt = Field(description="Number of attention heads.", examples=[4])
     mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
-    projector: Literal["mlp", "linear"] = Field(
-        "mlp", description="Last layer of the encoder: two linear maps with a GELU, or one."
+    projector: Literal["mlp", "linear", "merger"] = Field(
+        "mlp",
+        description="Last layer of the encoder: two linear maps with a GELU, or one. `merger`: "
+        "two, between them as wide as a row of patches, as in Qwen2-VL.",
     )
 
     @property
     def mlp_width(self) -> int:
         """Width inside the MLP, default applied."""
         return self.mlp or 4 * self.hidden
+
+    @property
+    def row_width(self) -> int:
+        """Width of the patches of a row, which the projector takes."""
+        return self.hidden * self.patches_per_row
+
+    def projector_width(self, out: int) -> int:
+        """Return the width inside a projector to `out` numbers; 0 if it is one linear map."""
+        return {"mlp": out, "merger": self.row_width, "linear": 0}[self.projector]
 
 
 class VitModel(TransformerEncoder):
@@ -76,11 +91,51 @@ class VitModel(TransformerEncoder):
         description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
         "becomes one row, as wide as all of them, in front of the projector.",
     )
+    positions: Literal["sincos", "rope2d", "learned"] = Field(
+        "sincos",
+        description="How a patch tells its place: fixed 2-D sine and cosine, added to it, or "
+        "`rope2d`: queries and keys turned by its row and column, as in Qwen2-VL. "
+        "`learned`: a table over a grid of `image`, added; other sizes interpolate.",
+    )
+    image: tuple[PositiveInt, PositiveInt] | None = Field(
+        None,
+        description="Height and width, in patches, of the grid of learned positions.",
+        examples=["[24, 24]"],
+        strict=False,
+    )
+    class_token: bool = Field(
+        False,
+        description="A learned token beside the patches of each image, as in CLIP; it becomes no "
+        "row.",
+    )
+    patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
+    pre_norm: bool = Field(False, description="LayerNorm before the first layer, as in CLIP.")
+    final_norm: bool = Field(
+        True, description="LayerNorm behind the last layer; LLaVA projects without one."
+    )
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-5, description="Added to the variance in every LayerNorm of the module."
+    )
+    activation: Activation = Field(
+        "gelu",
+        description="Inside the MLPs: the exact GELU, its approximation by tanh (SigLIP), or "
+        "x * sigmoid(1.702 x) (CLIP).",
+    )
+    projector_activation: Activation = Field("gelu", description="The same, inside the projector.")
+    temporal_patch: PositiveInt = Field(
+        1,
+        description="Frames of a patch, as of a convolution over time; an image is repeated.",
+    )
 
     @property
     def patches_per_row(self) -> int:
         """Patches of the square that becomes one row."""
         return self.shuffle**2
+
+    @property
+    def patch_numbers(self) -> int:
+        """Numbers of a patch that its embedding takes."""
+        return self.channels * self.temporal_patch * self.patch**2
 
     @property
     def row_side(self) -> int:

@@ -11,6 +11,14 @@ from pydantic import Field
 
 from mimo_launch.spec.base import AXES, MissingPartError, Ranks, Strict, rank_range
 from mimo_launch.spec.custom import CustomModel, ImageInput, image_input
+from mimo_launch.spec.data import (
+    CaptionTemplate,
+    ChatTemplate,
+    Data,
+    DigitsData,
+    SyntheticData,
+    WebdatasetData,
+)
 from mimo_launch.spec.kinds import (
     AudioModel,
     DecoderModel,
@@ -22,8 +30,6 @@ from mimo_launch.spec.kinds import (
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
-    Data,
-    DigitsData,
     EvalSpec,
     LogSpec,
     LrSchedule,
@@ -32,7 +38,6 @@ from mimo_launch.spec.sections import (
     OptimizerSpec,
     ScheduleKind,
     ScheduleSpec,
-    SyntheticData,
     TrainSpec,
     WandbSpec,
 )
@@ -43,6 +48,8 @@ __all__ = [
     "AudioModel",
     "Balance",
     "BatchSpec",
+    "CaptionTemplate",
+    "ChatTemplate",
     "CheckpointSpec",
     "CustomModel",
     "Data",
@@ -70,6 +77,7 @@ __all__ = [
     "TransformerEncoder",
     "VitModel",
     "WandbSpec",
+    "WebdatasetData",
     "image_input",
     "rank_range",
 ]

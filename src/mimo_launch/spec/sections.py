@@ -55,60 +55,6 @@ class BatchSpec(Strict):
     )
 
 
-class _Samples(Strict):
-    """What every kind of data may say."""
-
-    max_bad_samples: Annotated[int, Field(ge=0)] = Field(
-        100,
-        description="Samples that cannot be read and are left out, each reported by its id; one "
-        "more over the whole run stops it.",
-    )
-
-
-class DigitsData(_Samples):
-    """Strips of real handwritten digits to be read out; ships with the package."""
-
-    kind: Literal["digits"]
-    min_digits: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Shortest strip.")
-    max_digits: Annotated[int, Field(ge=1, le=16)] = Field(6, description="Longest strip.")
-    text_only: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Share of samples whose digits are spelled in words, without an image."
-    )
-    samples: PositiveInt = Field(20000, description="Training strips in one epoch.")
-
-
-class SyntheticData(_Samples):
-    """Random tokens and images of random or given sizes, a pure function of (seed, sample)."""
-
-    kind: Literal["synthetic"]
-    text_only: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Probability that a sample has no image for a given encoder."
-    )
-    min_patches: PositiveInt = Field(1, description="Smallest image, in patches.")
-    max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
-    image: tuple[PositiveInt, PositiveInt] | None = Field(
-        None,
-        description="Height and width of every image, in patches, instead of random sizes.",
-        strict=False,
-    )
-    min_images: PositiveInt = Field(
-        1, description="Fewest images of a sample for one encoder, if it has one at all."
-    )
-    max_images: PositiveInt = Field(
-        1, description="Most images of a sample for one encoder; each further one by a coin toss."
-    )
-    max_documents: PositiveInt = Field(
-        1, description="Most documents packed into a sample; they do not attend to each other."
-    )
-    min_text: Annotated[int, Field(ge=2)] = Field(
-        2, description="Fewest text tokens of a sample; the most is what `batch.seq` leaves."
-    )
-    samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
-
-
-Data = Annotated[DigitsData | SyntheticData, Field(discriminator="kind")]
-
-
 class LrSchedule(Strict):
     """Learning rate over the run, as a factor of `lr`."""
 

@@ -22,9 +22,9 @@ from mimo_launch.modules.build import build_network
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import initial_values
 from mimo_launch.parallel.segments import declared_parameters
-from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import AudioModel, DecoderModel, Spec, TransformerEncoder, VitModel
 from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.verify.rotary import axis_angles, axis_ids, text_angles, turned
+from mimo_launch.verify.rotary import axis_angles, axis_ids, image_angles, text_angles, turned
 
 
 class Oracle:
@@ -43,8 +43,9 @@ class Oracle:
                         placed.name, placed.segment, spec.train.seed, randomise=randomise
                     )
                     is_projector = placed.name.startswith(f"{name}.projector.")
-                    trains = module.frozen is False or (
-                        module.frozen == "except_projector" and is_projector
+                    trains = placed.segment.trains and (
+                        module.frozen is False
+                        or (module.frozen == "except_projector" and is_projector)
                     )
                     self.weights[placed.name] = values.requires_grad_(trains)
 
@@ -91,9 +92,9 @@ class Oracle:
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
-    def _layer_norm(self, x: Tensor, name: str) -> Tensor:
+    def _layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         centred = x - x.mean(dim=-1, keepdim=True)
-        scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+        scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt()
         return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def _rms_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
@@ -102,6 +103,9 @@ class Oracle:
 
     def _encode(self, encoder: str, image: np.ndarray) -> Tensor:
         model = self.spec.modules[encoder].model
+        if isinstance(model, AudioModel):
+            x_ND = self._layers(self._hear(encoder, image), encoder, model, None)
+            return self._project(_neighbours(x_ND, model.stack), encoder, model)
         if not isinstance(model, VitModel):
             raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
         side = model.patch
@@ -109,28 +113,77 @@ class Oracle:
         height, width = pixels.shape[1] // side, pixels.shape[2] // side
         patches = torch.stack(
             [
-                pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side].flatten()
+                pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side]
+                .unsqueeze(1)
+                .repeat(1, model.temporal_patch, 1, 1)
+                .flatten()
                 for y in range(height)
                 for x in range(width)
             ]
         )
-        x_ND = self._linear(patches, f"{encoder}.patch") + _sincos(height, width, model.hidden)
+        x_ND, turn = self._linear(patches, f"{encoder}.patch"), None
+        if model.positions == "sincos":
+            x_ND = x_ND + _sincos(height, width, model.hidden)
+        elif model.positions == "learned":
+            x_ND = x_ND + self._table(encoder, model, height, width)
+        else:
+            turn = image_angles(height, width, model.hidden // model.heads)
+        if model.class_token:
+            token = self.weights[f"{encoder}.class_token.weight"]
+            if model.positions == "learned":
+                token = token + self.weights[f"{encoder}.positions.weight"][0]
+            x_ND = torch.cat([token.unsqueeze(0), x_ND])
+        if model.pre_norm:
+            x_ND = self._layer_norm(x_ND, f"{encoder}.pre_norm", model.norm_eps)
+        x_ND = self._layers(x_ND, encoder, model, turn)[int(model.class_token) :]
+        if model.shuffle > 1:
+            x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
+        return self._project(x_ND, encoder, model)
+
+    def _table(self, encoder: str, model: VitModel, height: int, width: int) -> Tensor:
+        """Return the learned positions of an image, resized as an image would be: [N, D]."""
+        if model.image is None:
+            raise TypeError(f"no grid of positions for encoder {encoder}")
+        table = self.weights[f"{encoder}.positions.weight"][int(model.class_token) :]
+        as_image = table.T.reshape(1, model.hidden, *model.image)
+        sized = F.interpolate(as_image, (height, width), mode="bicubic", align_corners=False)
+        return sized[0].flatten(1).T
+
+    def _hear(self, encoder: str, clip: np.ndarray) -> Tensor:
+        """Return the tokens of a whole log-mel clip: [mels, frames] -> [frames / 2, D]."""
+        x_DF = torch.from_numpy(clip).double()
+        for name, stride in (("conv1", 1), ("conv2", 2)):
+            weight, bias = (self.weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
+            x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
+        return x_DF.T + self.weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
+
+    def _layers(
+        self, x_ND: Tensor, encoder: str, model: TransformerEncoder, turn: Tensor | None
+    ) -> Tensor:
+        """Return the tokens behind the blocks and the last norm; `turn` are rotary angles."""
+        eps = model.norm_eps if isinstance(model, VitModel) else 1e-5
+        activation = model.activation if isinstance(model, VitModel) else "gelu"
         for i in range(model.layers):
             layer = f"{encoder}.layers.{i}"
-            y = self._layer_norm(x_ND, f"{layer}.attention_norm")
+            y = self._layer_norm(x_ND, f"{layer}.attention_norm", eps)
             q, k, v = (
                 self._linear(y, f"{layer}.attention.{p}").view(len(y), model.heads, -1)
                 for p in "qkv"
             )
+            if turn is not None:
+                q, k = turned(q, turn), turned(k, turn)
             x_ND = x_ND + self._linear(_attend(q, k, v, None), f"{layer}.attention.o")
-            y = self._linear(self._layer_norm(x_ND, f"{layer}.mlp_norm"), f"{layer}.mlp.up")
-            x_ND = x_ND + self._linear(F.gelu(y), f"{layer}.mlp.down")
-        x_ND = self._layer_norm(x_ND, f"{encoder}.norm")
-        if model.shuffle > 1:
-            x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
+            y = self._linear(self._layer_norm(x_ND, f"{layer}.mlp_norm", eps), f"{layer}.mlp.up")
+            x_ND = x_ND + self._linear(_activated(y, activation), f"{layer}.mlp.down")
+        if isinstance(model, VitModel) and not model.final_norm:
+            return x_ND
+        return self._layer_norm(x_ND, f"{encoder}.norm", eps)
+
+    def _project(self, x_ND: Tensor, encoder: str, model: TransformerEncoder) -> Tensor:
         if model.projector == "linear":
             return self._linear(x_ND, f"{encoder}.projector.linear")
-        hidden = F.gelu(self._linear(x_ND, f"{encoder}.projector.up"))
+        activation = model.projector_activation if isinstance(model, VitModel) else "gelu"
+        hidden = _activated(self._linear(x_ND, f"{encoder}.projector.up"), activation)
         return self._linear(hidden, f"{encoder}.projector.down")
 
     def _angles(self, index: int, tokens: Tensor, documents: Tensor) -> Tensor:
@@ -176,6 +229,20 @@ class Oracle:
             )
         head = "language.embedding" if model.tied else "language.head"
         return self._linear(self._rms_norm(x_SD, "language.norm", eps), head)
+
+
+def _neighbours(x_ND: Tensor, stack: int) -> Tensor:
+    """Join `stack` tokens that follow each other: [N, D] -> [N / stack, stack * D]."""
+    return torch.stack([torch.cat(list(x_ND[i : i + stack])) for i in range(0, len(x_ND), stack)])
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    """Return an activation from its definition: of a normal variable, by tanh, by a sigmoid."""
+    if activation == "gelu":
+        return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    return x / (1 + torch.exp(-1.702 * x))
 
 
 def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:

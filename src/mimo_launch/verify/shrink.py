@@ -12,18 +12,22 @@ from typing import Literal
 from mimo_launch.layout.checks.batch import seq_unit
 from mimo_launch.layout.layout import LANGUAGE, encoder_group_size
 from mimo_launch.layout.tokens import longest_sample
+from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
+    AudioModel,
     DecoderModel,
     LrSchedule,
     ModuleSpec,
     Spec,
     SyntheticData,
+    TransformerEncoder,
     VitModel,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
 
 HEAD_SIZE = 8
 MAX_LAYERS = 2
+MAX_CLIP_ROWS = 4
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 NUM_STEPS = 2
@@ -41,8 +45,9 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     }
     data = small.data
     if isinstance(data, SyntheticData):
-        models = (module.model for module in spec.encoders.values())
+        models = [module.model for module in spec.encoders.values()]
         data = _shrink_images(data, [m.shuffle for m in models if isinstance(m, VitModel)])
+        data = _shrink_clips(data, [m for m in models if isinstance(m, AudioModel)])
     small = small.model_copy(
         update={
             "modules": modules,
@@ -83,6 +88,15 @@ def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
     return data.model_copy(update=update)
 
 
+def _shrink_clips(data: SyntheticData, models: list[AudioModel]) -> SyntheticData:
+    """Return data whose clips are a few rows long for the encoder that makes the longest rows."""
+    row = max((model.frames_per_row for model in models), default=FRAMES_PER_TOKEN)
+    # A clip of one token has nothing to attend to either.
+    least = 2 * FRAMES_PER_TOKEN
+    most = max(least, min(MAX_CLIP_ROWS * row, data.max_frames))
+    return data.model_copy(update={"min_frames": least, "max_frames": most})
+
+
 def _num_ranks(spec: Spec) -> int:
     return max(module.rank_range.stop for module in spec.modules.values())
 
@@ -96,13 +110,21 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
-    small: VitModel | DecoderModel
-    if isinstance(model, VitModel):
+    small: TransformerEncoder | DecoderModel
+    if isinstance(model, TransformerEncoder):
         heads = tp * min(2, model.heads // tp)
         hidden = HEAD_SIZE * heads
-        small = model.model_copy(
-            update={"layers": layers, "heads": heads, "hidden": hidden, "mlp": 2 * hidden}
-        )
+        update: dict[str, object] = {
+            "layers": layers,
+            "heads": heads,
+            "hidden": hidden,
+            "mlp": 2 * hidden,
+        }
+        if isinstance(model, VitModel) and model.image is not None:
+            update["image"] = min(3, model.image[0]), min(4, model.image[1])
+        if isinstance(model, AudioModel):
+            update |= {"mels": min(3, model.mels), "frames": _clip_frames(model)}
+        small = model.model_copy(update=update)
     else:
         small = _shrink_decoder(model, tp, layers)
     return module.model_copy(
@@ -115,6 +137,11 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
             "backend": "torch",
         }
     )
+
+
+def _clip_frames(model: AudioModel) -> int:
+    """Return the frames of the longest clip: a few whole rows."""
+    return min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
 
 
 def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:

@@ -18,8 +18,9 @@ from mimo_launch.layout.layout import LANGUAGE, Stage
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
 from mimo_launch.modules.build import PRECISIONS, RankModule
+from mimo_launch.modules.inputs import EncoderInput
 from mimo_launch.modules.language import LanguageInput, LanguageStage
-from mimo_launch.modules.vision import EncoderInput, VisionStage
+from mimo_launch.modules.vision import VisionStage
 from mimo_launch.parallel.context import SINGLE, ParallelContext
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.parallel.masks import image_mask
@@ -187,7 +188,8 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
         VisionStage(context, model, stage, language_width=width, recompute=False), context
     )
     mask = image_mask(list(spans), range(work.tokens), context.device, alone=True)
-    packed = EncoderInput(mask, (work.tokens,), None)
+    places = torch.zeros((work.tokens, 2), device=context.device)
+    packed = EncoderInput(mask, (work.tokens,), None, places)
     hidden = _noise(context, work.tokens, model.hidden).requires_grad_()
     gradient = torch.randn_like(hidden)
 

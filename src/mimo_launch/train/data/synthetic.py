@@ -1,4 +1,4 @@
-"""Random tokens and images, at random places: hard cases for layouts and benchmarks, no task.
+"""Random tokens, images and clips, at random places: hard cases for layouts and benchmarks, no task.
 
 Decides: what a synthetic sample looks like; lengths, image sizes (unless one is given), places and
 orders all vary, so that a layout which confuses two of them computes a different loss.
@@ -20,7 +20,7 @@ from mimo_launch.layout.tokens import (
     placeholder_id,
     vocab_size,
 )
-from mimo_launch.spec.model import Spec, SyntheticData, VitModel
+from mimo_launch.spec.model import AudioModel, Spec, SyntheticData, VitModel
 from mimo_launch.train.data.draws import (
     Draws,
     Purpose,
@@ -52,8 +52,8 @@ class SyntheticSamples:
         """
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
-        self._data, self._seq = data, spec.batch.seq
-        self._models = {name: _vit(spec, name) for name in spec.encoders}
+        self._spec, self._data, self._seq = spec, data, spec.batch.seq
+        self._models = {name: _encoder(spec, name) for name in spec.encoders}
         self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
         self._num_text_tokens = vocab_size(spec) - len(spec.encoders)
         if self._num_text_tokens < 1:
@@ -133,7 +133,7 @@ class SyntheticSamples:
         return tokens, labels
 
     def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
-        """Standard normal pixels [channels, height, width] of each image."""
+        """Standard normal numbers in the shape of each image or clip."""
         model = self._models[encoder]
         stream = 1 + list(self._models).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))
@@ -163,8 +163,13 @@ class SyntheticSamples:
         return ()
 
     def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:
-        """Height and width in rows, of an area of at most `max_patches` unless a size is given."""
+        """Height and width in rows, drawn within the limits of the data unless a size is given."""
         model, data = self._models[encoder], self._data
+        if isinstance(model, AudioModel):
+            longest = largest_image(self._spec, encoder).width
+            least = ceil(data.min_frames / model.frames_per_row)
+            shortest = longest if model.fixed_length else min(least, longest)
+            return 1, shortest + pick(wide, longest - shortest + 1)
         if data.image is not None:
             return data.image[0] // model.shuffle, data.image[1] // model.shuffle
         fewest, most = (n / model.patches_per_row for n in (data.min_patches, data.max_patches))
@@ -174,11 +179,13 @@ class SyntheticSamples:
         return height, narrowest + pick(wide, widest - narrowest + 1)
 
 
-def _vit(spec: Spec, encoder: str) -> VitModel:
-    """Model of an encoder; ValueError when it does not read images."""
-    model = spec.encoders[encoder].model
-    if not isinstance(model, VitModel):
-        raise ValueError(f"{encoder}: {model.kind} cannot read images")
-    if largest_image(spec, encoder).rows == 0:
-        raise ValueError(f"{encoder}: no image holds a square of {model.shuffle} patches")
+def _encoder(spec: Spec, name: str) -> VitModel | AudioModel:
+    """Model of an encoder; ValueError when its smallest input is larger than all of the data."""
+    model = spec.encoders[name].model
+    if not isinstance(model, VitModel | AudioModel):
+        raise ValueError(f"{name}: {model.kind} cannot read synthetic data")
+    if largest_image(spec, name).rows == 0:
+        raise ValueError(
+            f"{name}: no image or clip holds the {model.patches_per_row} patches of a row"
+        )
     return model
