@@ -9,11 +9,18 @@ from tests.support.planted import (
     mixed_text,
     piped,
     shuffled,
+    skewed,
     three_axes,
     wide_group,
 )
 from tests.support.proof import failures, verdicts
 
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.owners import imbalance
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import GlobalOrder, make_data_plan
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
 
@@ -24,6 +31,7 @@ CLEAN = {
     "piped": piped,
     "wide group": wide_group,
     "shuffled": shuffled,
+    "skewed": skewed,
     "three axes": three_axes,
 }
 
@@ -36,16 +44,25 @@ def test_the_specs_of_the_planted_bugs_pass_without_them(name: str) -> None:
 
 def test_the_last_group_of_the_mixed_spec_has_no_image() -> None:
     """Else the bug "zero-row backward skipped" would have nothing to skip."""
-    from mimo_launch.train.data.dataset import build_dataset
-    from mimo_launch.train.data.order import GlobalOrder, make_data_plan
-
     small = shrink(mixed_text())
-    dataset = build_dataset(small)
-    order = GlobalOrder(dataset.num_samples("train"), small.batch.global_, small.train.seed)
-    plan = make_data_plan(dataset, "train", order.ids(0), 0)
+    plan = _first_step(small)
     share = small.batch.global_ // small.schedule.microbatches
     assert sum(s.rows("vision") for s in plan.samples[-share:]) == 0
     assert sum(s.rows("vision") for s in plan.samples) > 0
+
+
+def _first_step(made: Spec) -> DataPlan:
+    dataset = build_dataset(made)
+    order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, made.train.seed)
+    return make_data_plan(dataset, "train", order.ids(0), 0)
+
+
+def test_samples_of_the_skewed_spec_move() -> None:
+    """Else the bug "rows received by the even cut" would be none."""
+    small = shrink(skewed())
+    layout = build_layout(small)
+    found = imbalance(layout, _first_step(small), layout["vision"])
+    assert found.before > found.after
 
 
 @pytest.mark.sweep

@@ -310,6 +310,31 @@ def slot_of_the_whole_group() -> None:
     inputs.encoder_samples = by_microbatch
 
 
+def skewed(**settings: Any) -> Spec:
+    """Vision dp 4 on the ranks of language tp 4: images of 2 to 6 patches move among replicas."""
+    return spec(
+        {"vision": box(0, dp=4), "language": box(0, tp=4)},
+        **{"microbatches": 4, "mbs": 2, "max_patches": 12, "text_only": 0.2, **settings},
+    )
+
+
+def receiver_takes_the_even_cut() -> None:
+    """Language takes rows for those of the even cut: replica after replica, in order of samples."""
+    from mimo_launch.runtime import bridges
+
+    correct = bridges.language_end
+
+    def in_order(*args: Any) -> Any:
+        end, peers, first = correct(*args), [], 0
+        for peer in end.peers:
+            last = first + len(peer.index)
+            peers.append(replace(peer, index=torch.arange(first, last)))
+            first = last
+        return replace(end, peers=tuple(peers))
+
+    bridges.language_end = in_order
+
+
 def shuffled(**settings: Any) -> Spec:
     """Vision tp 2 with a pixel shuffle of 2 x 2 patches in front of language cp 2."""
     return spec(
@@ -377,6 +402,7 @@ BUGS: dict[str, Bug] = {
     "rows sequence-major": Bug(rows_sequence_major, piped()),
     "documents see each other": Bug(documents_see_each_other, piped(max_documents=4)),
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
+    "rows received by the even cut": Bug(receiver_takes_the_even_cut, skewed()),
     "squares row-major": Bug(squares_row_major, shuffled()),
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),

@@ -45,6 +45,24 @@ def test_sequence_parallel_splits_seq_over_tp() -> None:
     assert codes(f"{VISION}.sequence_parallel=true") == ["setting-without-effect"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([f"{VISION}.balance=linked"], []),
+        ([f"{VISION}.balance=all"], []),
+        ([f"{LANGUAGE}.balance=linked"], ["setting-without-effect"]),
+        ([f"{LANGUAGE}.balance=none"], []),
+        ([f"{LANGUAGE}.grid={{dp: 4}}", f"{VISION}.balance=linked"], ["setting-without-effect"]),
+        ([f"{LANGUAGE}.grid={{dp: 4}}", f"{VISION}.balance=all"], []),
+        ([f"{LANGUAGE}.grid={{dp: 4}}", f"{VISION}.balance=none"], []),
+        ([f"{VISION}.grid={{tp: 4}}", f"{VISION}.balance=all"], ["setting-without-effect"]),
+    ],
+)
+def test_balance_moves_samples(overrides: list[str], expected: list[str]) -> None:
+    """Vision dp 4 in front of language dp 2."""
+    assert codes(*overrides) == expected
+
+
 @pytest.mark.parametrize(("seq", "expected"), [(33, []), (32, ["seq-too-short"])])
 def test_seq_holds_the_longest_sample(seq: int, expected: list[str]) -> None:
     """BOS, 24 rows, ASK, 6 digits, EOS."""

@@ -12,6 +12,7 @@ from tests.support.tensorboard_files import curves
 from tests.support.wandb_files import history
 
 from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.layout.owners import Imbalance
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import (
     CheckpointSaved,
@@ -46,7 +47,7 @@ def step(number: int, loss: float) -> StepFinished:
     return StepFinished(
         step=number, loss=loss, grad_norm=2.0, grad_norms={"vision": 1.0, "language": 1.5},
         lr=1e-3, lrs={"language": 1e-3}, tokens=100, tokens_per_s=50.0, skipped=False,
-        bad_samples=1, zero_grads={"vision": 7, "language": 0},
+        bad_samples=1, imbalance={"vision": Imbalance(1.5, 1.0625)}, zero_grads={"vision": 7, "language": 0},
     )  # fmt: skip
 
 
@@ -79,6 +80,7 @@ def test_every_number_of_a_step_has_a_curve() -> None:
         "train/loss": 3.0, "train/grad_norm": 2.0, "train/tokens_per_s": 50.0,
         "train/skipped": 0.0, "train/bad_samples": 1.0,
         "grad_norm/vision": 1.0, "grad_norm/language": 1.5, "lr/language": 1e-3,
+        "imbalance/vision": 1.0625, "imbalance_before/vision": 1.5,
         "zero_grads/vision": 7.0, "zero_grads/language": 0.0,
     }  # fmt: skip
     assert scalars(started()) == {}

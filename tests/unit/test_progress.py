@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from mimo_launch.cli.progress import LiveProgress, PlainProgress, progress_for
+from mimo_launch.layout.owners import Imbalance
 from mimo_launch.train.events import (
     BadSamples,
     CheckpointFailed,
@@ -167,7 +168,12 @@ def test_a_run_that_goes_on_starts_where_it_was() -> None:
 def test_bad_samples_and_zero_gradients_are_counted() -> None:
     first = events()[1]
     assert isinstance(first, StepFinished)
-    counted = replace(first, bad_samples=2, zero_grads={"vision": 3, "language": 4})
+    counted = replace(
+        first,
+        bad_samples=2,
+        imbalance={"vision": Imbalance(1.625, 1.0625)},
+        zero_grads={"vision": 3, "language": 4},
+    )
     end = RunFinished(steps=5, seconds=1.0, skipped=0)
     given: list[Event] = [
         events()[0],
@@ -180,4 +186,5 @@ def test_bad_samples_and_zero_gradients_are_counted() -> None:
     assert "done: 5 steps, 2 bad samples left out in 1.0 s" in plain
     terminal = shown(terminal=True, given=given)
     assert "4 zero grads" in terminal
+    assert "most patches 1.62 -> 1.06 of mean" in terminal
     assert "bad samples" in terminal

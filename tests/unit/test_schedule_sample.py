@@ -34,6 +34,7 @@ def test_fixed_specs_on_many_ranks_end_and_follow_the_data() -> None:
 
     each()
     placements = {"colocated", "overlap", "disjoint", "fan-in", "fan-out", "uneven dp"}
+    placements.add("samples move")
     axes = {f"{axis} > 1" for axis in ("tp", "cp", "dp", "pp")}
     assert {*KINDS, *placements, *axes} <= seen
 

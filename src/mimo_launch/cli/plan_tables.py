@@ -189,6 +189,8 @@ def _bridges(rows: Sequence[BridgeRow]) -> Table:
     for row in rows:
         size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
         notes = [] if row.has_backward else ["forward only"]
+        if row.sharing > 1:
+            notes.append(f"balanced over {row.sharing} replicas")
         if 2 * row.crossing_rows > row.rows:
             notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
         name = f"{row.encoder} -> language"

@@ -129,8 +129,12 @@ class LiveProgress(_Progress):
         table.add_row("loss", f"{event.loss:.4f}", "tokens/s", f"{event.tokens_per_s:,.0f}")
         for name in self._modules:
             rate = f"lr {event.lrs[name]:.2e}" if name in event.lrs else "frozen"
-            zeros = "" if event.zero_grads is None else f"{event.zero_grads[name]:,} zero grads"
-            table.add_row(name, f"grad norm {event.grad_norms[name]:.3g}", rate, zeros)
+            extra = [] if event.zero_grads is None else [f"{event.zero_grads[name]:,} zero grads"]
+            if name in event.imbalance:
+                most = event.imbalance[name]
+                extra.append(f"most patches {most.before:.2f} -> {most.after:.2f} of mean")
+            norm = f"grad norm {event.grad_norms[name]:.3g}"
+            table.add_row(name, norm, rate, "  ".join(extra))
         if self._skipped or self._bad_samples:
             table.add_row("skipped", str(self._skipped), "bad samples", str(self._bad_samples))
         return table

@@ -19,7 +19,8 @@ SigLIP so400m, where it would matter if large images met small ones in one islan
 # samples that turn out to be unreadable move no other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
@@ -74,26 +75,30 @@ def encoder_samples(
     return _shared_out(layout, plan, module.name, island)[group][place]
 
 
-def imbalance(layout: Layout, plan: DataPlan, module: ModuleLayout) -> tuple[float, float]:
-    """Return the patches of the replica with the most, over the mean, before and after balancing.
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """Patches of the encoder replica that has the most in a step, over the mean of all replicas:
+    as dealt out by number, and as balanced; 1.0 for a step without images."""  # noqa: D205, D209
 
-    Over the whole step, as the index has it; 1.0 for a step without images.
-    """
+    before: float
+    after: float
+
+
+def imbalance(layout: Layout, plan: DataPlan, module: ModuleLayout) -> Imbalance:
+    """Return how even an encoder's share of a whole step is, as the index has it."""
     replicas = range(module.grid.size("dp"))
     groups = range(layout.samples.microbatches // module.group_size)
-    samples = plan.indexed
-    costs = [sample.rows(module.name) for sample in samples]
+    costs = [sample.rows(module.name) for sample in plan.indexed]
     mean = sum(costs) / len(replicas)
+
+    def most(owners: Callable[[int, int], tuple[int, ...]]) -> int:
+        return max(sum(costs[s] for g in groups for s in owners(r, g)) for r in replicas)
+
     if not mean:
-        return 1.0, 1.0
-    before = max(
-        sum(costs[s] for g in groups for s in _even(layout, module, r, g)) for r in replicas
-    )
-    after = max(
-        sum(costs[s] for g in groups for s in encoder_samples(layout, plan, module, r, g))
-        for r in replicas
-    )
-    return before / mean, after / mean
+        return Imbalance(1.0, 1.0)
+    before = most(lambda replica, group: _even(layout, module, replica, group))
+    after = most(lambda replica, group: encoder_samples(layout, plan, module, replica, group))
+    return Imbalance(before / mean, after / mean)
 
 
 def _even(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
@@ -107,11 +112,12 @@ def _shared_out(layout: Layout, plan: DataPlan, encoder: str, island: int) -> tu
     module = layout[encoder]
     inside = replicas_that_share(layout, module)
     replicas = range(island * inside, (island + 1) * inside)
-    costs = [sample.rows(encoder) for sample in plan.indexed]
     groups = range(layout.samples.microbatches // module.group_size)
     evens = [
         tuple(_even(layout, module, replica, group) for replica in replicas) for group in groups
     ]
+    members = [sample for even in evens for part in even for sample in part]
+    costs = {sample: plan.indexed[sample].rows(encoder) for sample in members}
     # Groups with a large sample first: the others make up for it.
     largest = [max(costs[sample] for part in even for sample in part) for even in evens]
     loads, found = [0] * inside, dict[int, Shares]()
@@ -123,7 +129,7 @@ def _shared_out(layout: Layout, plan: DataPlan, encoder: str, island: int) -> tu
 
 
 def _shared_out_group(
-    even: Shares, costs: Sequence[int], loads: Sequence[int], *, alone: bool
+    even: Shares, costs: Mapping[int, int], loads: Sequence[int], *, alone: bool
 ) -> Shares:
     """Share out one group over replicas that have `loads` of other groups.
 
@@ -155,7 +161,7 @@ def _shared_out_group(
     return even if largest_first(even) <= largest_first(made) else made
 
 
-def _added(loads: Sequence[int], parts: Shares, costs: Sequence[int]) -> list[int]:
+def _added(loads: Sequence[int], parts: Shares, costs: Mapping[int, int]) -> list[int]:
     return [
         load + sum(costs[sample] for sample in part)
         for load, part in zip(loads, parts, strict=True)

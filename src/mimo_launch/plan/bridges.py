@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.owners import replicas_that_share
 from mimo_launch.layout.routing import route
 from mimo_launch.plan.rows import BridgeRow, Link, PeerRow
 from mimo_launch.schedule.channels import components_of
@@ -31,6 +32,8 @@ def bridge_row(
         fan=fan(num_src, num_dst),
         num_src=num_src,
         num_dst=num_dst,
+        balance=module.balance,
+        sharing=replicas_that_share(layout, module),
         how="collective" if exchanges(layout, module) else "pairwise",
         groups=groups,
         group_size=module.group_size,

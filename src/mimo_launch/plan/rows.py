@@ -101,7 +101,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeRow:
-    """One bridge to language.
+    """One bridge to language; samples move among `sharing` replicas of the encoder (1: never).
 
     `how` is `collective` (an exchange inside each of `components`) or `pairwise` (one transfer per
     link). `rows`, `local_rows` and `crossing_rows` count a nominal step, forward.
@@ -111,6 +111,8 @@ class BridgeRow:
     fan: str
     num_src: int
     num_dst: int
+    balance: str
+    sharing: int
     how: str
     groups: int
     group_size: int

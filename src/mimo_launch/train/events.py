@@ -1,14 +1,16 @@
 """What happened in a run, as plain values; the loop emits them, others listen.
 
 Decides: the fields of `metrics.jsonl`.
-Relies on: nothing.
+Relies on: `layout.owners` for what an imbalance is.
 Leaves: writing to `metrics`, drawing to `cli.progress`.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from mimo_launch.layout.owners import Imbalance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +33,9 @@ class StepFinished:
     `step` counts from 1; norms are before clipping; `tokens` is the number of real tokens of the
     step, image rows included and padding left out; `tokens_per_s` is of the time from the start of
     the step, or from the end of the one before where the host does not wait for it, to the end of
-    its update; `bad_samples` could not be read and were left out of the step; `zero_grads` counts
-    gradients that are exactly zero, where asked for.
+    its update; `bad_samples` could not be read and were left out of the step; `imbalance` is that
+    of encoders with several replicas; `zero_grads` counts gradients that are exactly zero, where
+    asked for.
     """
 
     step: int
@@ -45,6 +48,7 @@ class StepFinished:
     tokens_per_s: float
     skipped: bool
     bad_samples: int = 0
+    imbalance: dict[str, Imbalance] = field(default_factory=dict)
     zero_grads: dict[str, int] | None = None
 
 
@@ -218,8 +222,10 @@ Listener = Callable[[Event], None]
 def as_record(event: Event) -> dict[str, Any]:
     """Return an event as one JSON-able object; a number that is not finite becomes null."""
     record: dict[str, Any] = _finite(asdict(event))
-    if isinstance(event, StepFinished) and event.zero_grads is None:
-        del record["zero_grads"]
+    if isinstance(event, StepFinished):
+        unknown = (key for key in ("imbalance", "zero_grads") if not record[key])
+        for key in tuple(unknown):
+            del record[key]
     return record
 
 

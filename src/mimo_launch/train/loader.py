@@ -6,7 +6,7 @@ Leaves: decoding to the data set, agreeing on what cannot be read to `reading`.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import setitem
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mimo_launch.layout.data_plan import DataPlan, SamplePlan
+from mimo_launch.layout.owners import Imbalance
 from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
 from mimo_launch.modules.build import compute_dtype
@@ -63,7 +64,8 @@ def step_inputs(dataset: Dataset, split: Split, ids: tuple[int, ...], step: int)
 class ReadInputs:
     """What one rank has read of a step: the answers of `DatasetInputs`, from memory.
 
-    The samples `left_out` are empty in `plan`: padding, no label, no image, no answer.
+    The samples `left_out` are empty in `plan`: padding, no label, no image, no answer. `imbalance`
+    is that of the encoders with several replicas.
     """
 
     plan: DataPlan
@@ -73,6 +75,7 @@ class ReadInputs:
     pixels: dict[tuple[int, str], list[Patches]]
     answers: dict[int, tuple[int, ...]]
     left_out: frozenset[int] = frozenset()
+    imbalance: dict[str, Imbalance] = field(default_factory=dict)
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""

@@ -16,7 +16,7 @@ stopped and goes on counts the same bad samples as one that was not.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 
@@ -27,6 +27,9 @@ from torch.distributed import ProcessGroup
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.pending import SumOverRanks
 from mimo_launch.grids.world import group_timeout
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.owners import Imbalance, imbalance
 from mimo_launch.layout.reads import reads_of
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.data.dataset import Dataset
@@ -143,6 +146,7 @@ class StepReader:
         session, pinned = self._session, self._session.device.type == "cuda"
         reads = reads_of(session.layout, source.plan, session.rank, decode=split in self._decodes)
         inputs, reasons = read_step(source, reads, session.spec, beat, pinned=pinned)
+        inputs = replace(inputs, imbalance=_imbalances(session.layout, source.plan))
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group))
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
@@ -166,6 +170,12 @@ def _use(device: torch.device) -> None:
     """Make a GPU the current one of a thread: pinned memory belongs to one, 0 by default."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def _imbalances(layout: Layout, plan: DataPlan) -> dict[str, Imbalance]:
+    """Return how even the encoders' shares of a step are; looks at all samples of it."""
+    shared = (module for module in layout.encoders if module.grid.size("dp") > 1)
+    return {module.name: imbalance(layout, plan, module) for module in shared}
 
 
 def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:

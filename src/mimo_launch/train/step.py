@@ -17,6 +17,7 @@ import torch
 
 from mimo_launch.comm.pending import Moment
 from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.owners import Imbalance
 from mimo_launch.optimizer.lr import learning_rate
 from mimo_launch.optimizer.totals import PendingTotals, StepTotals
 from mimo_launch.runtime.whereabouts import Phase
@@ -55,6 +56,7 @@ class _Started:
 
     plan: DataPlan
     left_out: int
+    imbalance: dict[str, Imbalance]
     begin: Moment
     end: Moment
     totals: PendingTotals
@@ -98,8 +100,17 @@ class StepRunner:
         if inputs.plan.num_labels:
             evidence = note_evidence(session, totals.own_squares)
             session.update(state.step, totals)
-        end, left_out = Moment(session.device), len(inputs.left_out)
-        self._started.append(_Started(inputs.plan, left_out, begin, end, totals, evidence))
+        self._started.append(
+            _Started(
+                plan=inputs.plan,
+                left_out=len(inputs.left_out),
+                imbalance=inputs.imbalance,
+                begin=begin,
+                end=Moment(session.device),
+                totals=totals,
+                evidence=evidence,
+            )
+        )
         state.step += 1
         state.samples += len(ids)
 
@@ -166,5 +177,6 @@ def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: boo
         tokens_per_s=tokens / started.end.since(started.begin),
         skipped=skipped,
         bad_samples=started.left_out,
+        imbalance=started.imbalance,
         zero_grads=totals.zeros,
     )

@@ -87,6 +87,30 @@ def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
         )
 
 
+def balance_used(spec: Spec, name: str) -> Findings:
+    """`balance` moves samples among replicas of an encoder."""
+    module, path = spec.modules[name], ("modules", name, "balance")
+    if "balance" not in module.model_fields_set or module.balance == "none":
+        return
+    if name == LANGUAGE:
+        yield _no_effect(
+            path,
+            f"`balance` of `{LANGUAGE}` does nothing",
+            "only encoders are balanced: samples of language all have `batch.seq` tokens",
+        )
+    elif module.grid.dp == 1:
+        yield _no_effect(
+            path, f"`balance` of `{name}` does nothing at dp 1", "there is only one replica"
+        )
+    elif module.balance == "linked" and spec.language.grid.dp % module.grid.dp == 0:
+        yield _no_effect(
+            path,
+            f"`balance: linked` of `{name}` does nothing: no two replicas feed the same language "
+            "replica",
+            "`balance: all` lets samples move among all replicas",
+        )
+
+
 def encoder_microbatches_used(spec: Spec) -> Findings:
     """`encoder_microbatches` is for encoders that share ranks with language."""
     if spec.schedule.encoder_microbatches is None:

@@ -78,6 +78,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(effects.something_trains),
     ModuleRule(effects.language_has_no_projector),
+    ModuleRule(effects.balance_used, needs=("no-language-module",)),
     SpecRule(effects.schedule_fits_steps),
     SpecRule(effects.warmup_ends, needs=("wsd-longer-than-run",)),
     ModuleRule(effects.sequence_parallel_used),

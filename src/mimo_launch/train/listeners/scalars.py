@@ -1,7 +1,8 @@
 """An event as named numbers: what TensorBoard and Weights & Biases draw.
 
 Decides: the names of the curves. What exists once is under `train/`, `eval/` and `checkpoint/`;
-what each module has is under `grad_norm/`, `lr/` and `zero_grads/`, with the module's name.
+what each module has is under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/` and
+`zero_grads/`, with the module's name.
 Relies on: `events`.
 Leaves: sending them to the listeners.
 """
@@ -36,5 +37,7 @@ def _of_step(event: StepFinished) -> dict[str, float]:
         "train/bad_samples": float(event.bad_samples),
         **{f"grad_norm/{name}": norm for name, norm in event.grad_norms.items()},
         **{f"lr/{name}": rate for name, rate in event.lrs.items()},
+        **{f"imbalance/{name}": each.after for name, each in event.imbalance.items()},
+        **{f"imbalance_before/{name}": each.before for name, each in event.imbalance.items()},
         **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
     }
