@@ -21,11 +21,11 @@ from torch import Tensor
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint.finding import open_checkpoint
 from mimo_launch.train.checkpoint.saver import CheckpointSaver
 from mimo_launch.train.events import CheckpointFailed
 from mimo_launch.train.export.export import Progress, write_export
 from mimo_launch.train.export.plan import DType, Exporter
-from mimo_launch.train.export.reading import open_checkpoint
 from mimo_launch.train.state import RunState
 
 SILENT = Progress(lambda _: None, lambda _: None)

@@ -1,5 +1,6 @@
 """Runs that have saved, for what reads checkpoints, and what `transformers` makes of a folder."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def digits_run(folder: Path, **language: Any) -> Path:
         **SAVES,
     }
     return trained(Spec.model_validate(spec), folder / "saved")
+
+
+def header_only(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> None:
+    """Write a safetensors file without its tensors, for those who read no more than the header."""
+    header = {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+        for name, shape in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ COMMANDS = (
     "bench",
     "report",
     "export",
+    "inspect",
     "explain",
     "schema",
 )

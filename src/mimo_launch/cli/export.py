@@ -16,9 +16,9 @@ import typer
 from mimo_launch.cli.console import Console, console_of
 
 if TYPE_CHECKING:
+    from mimo_launch.train.checkpoint.finding import Checkpoint
     from mimo_launch.train.export.export import Progress
     from mimo_launch.train.export.plan import FolderPlan
-    from mimo_launch.train.export.reading import Checkpoint
 
 HELP = """
 \b
@@ -73,11 +73,11 @@ def export(
 ) -> None:
     """Write the weights of a run as Hugging Face folders."""
     max_bytes = _bytes(max_shard_size)
+    from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
     from mimo_launch.train.checkpoint.storage import CheckpointError
     from mimo_launch.train.export.export import write_export
     from mimo_launch.train.export.folder import InTheWay, check_place
     from mimo_launch.train.export.plan import CannotExport, Exporter
-    from mimo_launch.train.export.reading import NoCheckpoint, open_checkpoint
 
     console = console_of(ctx)
     try:

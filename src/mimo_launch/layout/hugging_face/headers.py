@@ -17,6 +17,8 @@ from mimo_launch.layout.hugging_face.folder import INDEX, WEIGHTS
 
 # The format allows no longer header.
 MAX_HEADER = 100_000_000
+# Types as the format calls them, and as specs do.
+TYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 _METADATA = "__metadata__"
 
 

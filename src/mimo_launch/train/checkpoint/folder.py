@@ -19,7 +19,7 @@ from typing import Any
 
 from mimo_launch.layout.checks.saved import MARKER
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, TENSORS = "checkpoints", "tensors.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
@@ -84,6 +84,12 @@ def read_marker(path: Path) -> Marker:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"it cannot be read: {error!r}") from error
     return marker
+
+
+def saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the full shape of every tensor in a checkpoint."""
+    index = json.loads((path / TENSORS).read_text(encoding="utf-8"))
+    return {name: tuple(entry["shape"]) for name, entry in index.items()}
 
 
 def _parse(text: str) -> Marker:

@@ -30,9 +30,10 @@ from mimo_launch.train.checkpoint.folder import (
     crc_of,
     is_complete,
     read_marker,
+    saved_shapes,
     set_aside,
 )
-from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks, saved_shapes
+from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks
 from mimo_launch.train.events import CheckpointPassedOver, Listener, WeightsLoaded
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState

@@ -32,10 +32,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from mimo_launch.train.checkpoint.chunks import Chunk
+from mimo_launch.train.checkpoint.folder import TENSORS
 from mimo_launch.train.checkpoint.planners import ChunkLoadPlanner, ChunkSavePlanner, tensors_of
 from mimo_launch.train.state import EndOfRun
-
-TENSORS = "tensors.json"
 
 
 class CheckpointError(EndOfRun):
@@ -83,12 +82,6 @@ def read_chunks(
             )
         except CheckpointException as error:
             raise CheckpointError(_first_words(error)) from None
-
-
-def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the full shape of every tensor in a checkpoint."""
-    index = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
-    return {name: tuple(entry["shape"]) for name, entry in index.items()}
 
 
 def _first_words(error: CheckpointException) -> str:

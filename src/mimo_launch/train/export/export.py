@@ -9,14 +9,16 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mimo_launch import __version__
 from mimo_launch.layout.hugging_face.folder import CONFIG
+from mimo_launch.train.checkpoint.finding import Checkpoint
 from mimo_launch.train.export.files import write_json, write_tensors
 from mimo_launch.train.export.folder import NOTE, new_folder
 from mimo_launch.train.export.plan import FolderPlan
-from mimo_launch.train.export.reading import Checkpoint
+from mimo_launch.train.export.reading import read_tensors
 
 PROJECTOR_WEIGHTS, PROJECTOR_CONFIG = "projector.safetensors", "projector.json"
 
@@ -61,13 +63,14 @@ def _write_folder(
     checkpoint: Checkpoint, plan: FolderPlan, folder: Path, max_bytes: int, progress: Progress
 ) -> None:
     folder.mkdir(exist_ok=True)
-    write_tensors(folder, plan.tensors, max_bytes, checkpoint.read, progress.wrote)
+    read = partial(read_tensors, checkpoint)
+    write_tensors(folder, plan.tensors, max_bytes, read, progress.wrote)
     if plan.projector:
         write_tensors(
             folder,
             plan.projector,
             plan.num_bytes,
-            checkpoint.read,
+            read,
             progress.wrote,
             name=PROJECTOR_WEIGHTS,
         )

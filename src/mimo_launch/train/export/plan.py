@@ -22,7 +22,7 @@ from mimo_launch.layout.hugging_face.family import Family, Place
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.tokens import vocab_size
 from mimo_launch.spec.model import Model, Spec
-from mimo_launch.train.export.reading import Checkpoint, prefix_of
+from mimo_launch.train.checkpoint.finding import Checkpoint, prefix_of
 from mimo_launch.train.export.sources import Source, source_of
 from mimo_launch.train.export.tensors import FileTensor, file_tensors
 

@@ -1,116 +1,24 @@
-"""Reads a checkpoint in one process, without process groups: what it is of, and its tensors.
+"""Reads tensors of a checkpoint of any layout in one process, without process groups.
 
-Decides: which checkpoint of a run is meant, and that its files are whole before any is used.
-Relies on: `checkpoint.folder` and `checkpoint.storage`, which read any layout.
-Leaves: what becomes of the tensors to `export`.
+Decides: that values are converted as they are read, into the tensors that will be written.
+Relies on: `checkpoint.storage`.
+Leaves: what becomes of them to `export`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from mimo_launch.layout.checks.saved import MARKER
-from mimo_launch.spec.load import spec_from_data
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.chunks import WEIGHTS
-from mimo_launch.train.checkpoint.folder import (
-    DamagedCheckpoint,
-    all_checkpoints,
-    crc_of,
-    is_complete,
-    read_marker,
-)
-from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks, saved_shapes
+from mimo_launch.train.checkpoint.finding import Checkpoint
+from mimo_launch.train.checkpoint.storage import read_chunks
 from mimo_launch.train.export.tensors import FileTensor
 
 
-class NoCheckpoint(Exception):
-    """There is no checkpoint to read; the message says what was found instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint: where it is, of which step, the spec of the run, sums of its files."""
-
-    path: Path
-    step: int
-    spec: Spec
-    sums: dict[str, tuple[int, int]]
-
-    def segments(self, module: str) -> dict[str, tuple[int, ...]]:
-        """Return the full shapes of a module's segments, by their names less the module."""
-        prefix = prefix_of(module)
-        return {
-            name.removeprefix(prefix): shape
-            for name, shape in saved_shapes(self.path).items()
-            if name.startswith(prefix)
-        }
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of its files."""
-        return sum(size for size, _ in self.sums.values())
-
-    def check(self, read: Callable[[int], None]) -> None:
-        """Read every file once and compare its checksum; `read` is told of bytes.
-
-        Raises: NoCheckpoint if one differs or cannot be read.
-        """
-        for name, (size, crc) in self.sums.items():
-            try:
-                found = crc_of(self.path / Path(name).name, lambda: None)
-            except OSError as error:
-                raise NoCheckpoint(f"{self.path} cannot be read: {error}") from error
-            if found != crc:
-                raise NoCheckpoint(f"{self.path} is damaged: the checksum of {name} is another")
-            read(size)
-
-    def read(self, tensors: Sequence[FileTensor]) -> list[Tensor]:
-        """Return tensors of the files to be written. Raises: CheckpointError."""
-        made = [torch.empty(each.shape, dtype=each.dtype) for each in tensors]
-        chunks = [
-            chunk
-            for each, tensor in zip(tensors, made, strict=True)
-            for chunk in each.chunks(tensor)
-        ]
-        read_chunks(self.path, chunks, None, lambda: None)
-        return made
-
-
-def prefix_of(module: str) -> str:
-    """Return what the names of a module's weights begin with in a checkpoint."""
-    return f"{WEIGHTS}/{module}."
-
-
-def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
-    """Return the checkpoint of a step of a run, or its newest; `path` may be a checkpoint itself.
-
-    Raises: NoCheckpoint.
-    """
-    if (path / MARKER).is_file():
-        found = [path]
-    else:
-        found = [folder for folder in all_checkpoints(path) if is_complete(folder)]
-    opened, damaged = [], []
-    for folder in found:
-        try:
-            marker = read_marker(folder)
-        except DamagedCheckpoint as error:
-            damaged.append(f"{folder.name}: {error}")
-            continue
-        if step in (None, marker.counts["step"]):
-            spec = spec_from_data(marker.spec)
-            return Checkpoint(folder, marker.counts["step"], spec, marker.files)
-        opened.append(str(marker.counts["step"]))
-    if not path.is_dir():
-        raise NoCheckpoint(f"{path} is no folder")
-    wanted = "complete checkpoint" if step is None else f"checkpoint of step {step}"
-    others = f"; there are those of {', '.join(reversed(opened))}" if opened else ""
-    broken = f"; damaged: {'; '.join(damaged)}" if damaged else ""
-    raise NoCheckpoint(f"{path} has no {wanted}{others}{broken}")
-
-
-__all__ = ["Checkpoint", "CheckpointError", "NoCheckpoint", "open_checkpoint", "prefix_of"]
+def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[Tensor]:
+    """Return tensors of the files to be written. Raises: CheckpointError."""
+    made = [torch.empty(each.shape, dtype=each.dtype) for each in tensors]
+    pairs = zip(tensors, made, strict=True)
+    chunks = [chunk for each, tensor in pairs for chunk in each.chunks(tensor)]
+    read_chunks(checkpoint.path, chunks, None, lambda: None)
+    return made

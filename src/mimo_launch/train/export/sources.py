@@ -20,7 +20,7 @@ from mimo_launch.layout.hugging_face.folder import (
 )
 from mimo_launch.layout.hugging_face.headers import FilesError, Header, read_headers
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.export.reading import NoCheckpoint, open_checkpoint
+from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
 
 _TORCH = {
     "F64": torch.float64,

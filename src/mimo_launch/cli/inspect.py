@@ -1,0 +1,208 @@
+"""`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
+
+Decides: whose folder it is, and what is shown of it.
+Relies on: `layout.hugging_face.contents`, `train.checkpoint.folder`; neither reads a tensor.
+Leaves: whether a spec fits a folder to `validate`.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mimo_launch.cli.console import Console, console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.layout.hugging_face.contents import Contents, Part
+    from mimo_launch.train.checkpoint.finding import Checkpoint
+
+HELP = """
+\b
+Examples:
+  mimo-launch inspect models/Qwen3-0.6B
+  mimo-launch inspect runs/quickstart
+  mimo-launch inspect models/llava --json
+
+Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
+from it. It reads config.json and the headers of safetensors files, or the index of a checkpoint;
+no tensor, so it is quick for any size. Exits with 0, or with 2 when the folder cannot be read.
+"""
+
+
+def inspect(
+    ctx: typer.Context,
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Hugging Face folder, run folder or checkpoint.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Say what a folder of weights holds, with the spec for it."""
+    from mimo_launch.layout.hugging_face.contents import read_contents
+    from mimo_launch.layout.hugging_face.folder import CONFIG, ConfigError, is_hugging_face
+    from mimo_launch.layout.hugging_face.headers import FilesError
+    from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
+
+    console = console_of(ctx)
+    try:
+        if is_hugging_face(folder):
+            _show_model(read_contents(folder), console, as_json=as_json)
+        else:
+            _show_run(open_checkpoint(folder, None), folder, console, as_json=as_json)
+    except (ConfigError, FilesError) as error:
+        console.note(f"error: {folder}: {error}")
+        raise typer.Exit(2) from None
+    except NoCheckpoint as error:
+        console.note(f"error: {error}")
+        console.note(f"   = help: name a folder with {CONFIG}, a run folder or a checkpoint")
+        raise typer.Exit(2) from None
+
+
+def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
+    from mimo_launch.layout.hugging_face.headers import TYPES
+
+    fragment = _fragment(found)
+    if as_json:
+        _answer_json(
+            console,
+            kind="hugging_face",
+            folder=str(found.folder),
+            model_type=found.model_type,
+            parameters=found.parameters,
+            dtypes=found.dtypes,
+            files=found.files,
+            modules=[_as_row(part) for part in found.parts],
+            not_read=found.unread,
+            yaml=fragment,
+        )
+        return
+    types = ", ".join(TYPES.get(each, each) for each in found.dtypes) or "no weights"
+    files = f"{len(found.files)} file" + "s" * (len(found.files) != 1)
+    console.answer(
+        f"{found.folder}: {found.model_type}, {found.parameters:,} parameters, {types}, {files}"
+    )
+    for part in found.parts:
+        size = f"{part.parameters:,} parameters in {part.tensors} tensors"
+        console.answer(f"  {part.name}: {part.kind} ({part.model_type}), {size}")
+        for setting in part.not_computed:
+            console.answer(f"    not computed here: {setting}")
+    for each in found.unread:
+        console.answer(f"  not read: {each}")
+    if fragment:
+        console.answer(f"\n{fragment}")
+
+
+def _as_row(part: "Part") -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "kind": part.kind,
+        "model_type": part.model_type,
+        "model": {"kind": part.kind, **part.keys},
+        "parameters": part.parameters,
+        "tensors": part.tensors,
+        "not_computed": part.not_computed,
+    }
+
+
+def _fragment(found: "Contents") -> str:
+    """Return `modules:` of a spec that starts from a folder, on one rank."""
+    lines = ["modules:"] if found.parts else []
+    for part in found.parts:
+        lines += [f"  {part.name}:", f"    model: {_flow({'kind': part.kind, **part.keys})}"]
+        lines.append("    ranks: 0")
+        if part.not_computed:
+            lines.append(
+                "    # No init_from: weights are not read where a setting is not computed."
+            )
+        else:
+            lines.append(f"    init_from: {_flow(str(found.folder))}")
+    return "\n".join(lines)
+
+
+def _flow(value: object) -> str:
+    """Return a value as YAML in one line."""
+    import yaml
+
+    from mimo_launch.layout.hugging_face.architectures import text_of
+
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str):
+        return yaml.safe_dump(value, default_flow_style=True, width=1 << 16).splitlines()[0]
+    return text_of(value)
+
+
+def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: bool) -> None:
+    from math import prod
+
+    from mimo_launch.layout.layout import world_size
+    from mimo_launch.plan.words import bytes_text, sizes_text
+    from mimo_launch.train.checkpoint.folder import all_checkpoints, is_complete
+
+    spec = found.spec
+    steps = sorted(int(p.name[5:]) for p in all_checkpoints(folder) if is_complete(p))
+    sizes = {name: found.segments(name) for name in spec.modules}
+    numbers = {name: sum(map(prod, shapes.values())) for name, shapes in sizes.items()}
+    fragment = _run_fragment(found)
+    if as_json:
+        _answer_json(
+            console,
+            kind="checkpoint",
+            folder=str(found.path),
+            run=spec.name,
+            step=found.step,
+            steps=steps,
+            ranks=world_size(spec),
+            bytes=found.num_bytes,
+            modules=[
+                {
+                    "name": name,
+                    "model": module.model.model_dump(mode="json"),
+                    "ranks": module.ranks,
+                    "grid": module.grid.model_dump(),
+                    "parameters": numbers[name],
+                    "tensors": len(sizes[name]),
+                }
+                for name, module in spec.modules.items()
+            ],
+            yaml=fragment,
+        )
+        return
+    console.answer(
+        f"{found.path}: step {found.step} of {spec.train.steps} of `{spec.name}`, "
+        f"{world_size(spec)} ranks, {bytes_text(found.num_bytes)}"
+    )
+    others = [str(step) for step in steps if step != found.step]
+    if others:
+        console.answer(f"  other checkpoints: {', '.join(others)}")
+    for name, module in spec.modules.items():
+        grid = sizes_text(module.grid.model_dump())
+        parts = f"{numbers[name]:,} parameters in {len(sizes[name])} tensors"
+        console.answer(f"  {name}: {module.model.kind}, {parts}, ranks {module.ranks}, {grid}")
+    console.answer(f"\n{fragment}")
+
+
+def _run_fragment(found: "Checkpoint") -> str:
+    """Return `modules:` of a spec that starts from a checkpoint, with its placement."""
+    lines = ["modules:"]
+    for name, module in found.spec.modules.items():
+        model = module.model.model_dump(mode="json", exclude_defaults=True)
+        grid = {axis: size for axis, size in module.grid.model_dump().items() if size > 1}
+        lines += [f"  {name}:", f"    model: {_flow({'kind': module.model.kind, **model})}"]
+        lines.append(f"    ranks: {module.ranks}")
+        lines += [f"    grid: {_flow(grid)}"] if grid else []
+        lines.append(f"    init_from: {_flow(str(found.path))}")
+    return "\n".join(lines)
+
+
+def _answer_json(console: Console, **content: Any) -> None:
+    import json
+
+    console.answer(json.dumps({"version": 1, **content}, indent=2, default=_as_list))
+
+
+def _as_list(value: Iterable[object]) -> list[object]:
+    return list(value)

@@ -1,0 +1,141 @@
+"""What `inspect` says of folders, and that the spec it prints is valid and fits them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.exports import digits_run, header_only
+
+from mimo_launch.layout.checks.entry import check_text
+
+Cli = Callable[[str], tuple[int, str, str]]
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
+    "rope_theta": 1234567.0, "rms_norm_eps": 3.3e-6, "tie_word_embeddings": True,
+}  # fmt: skip
+TENSORS = {
+    "model.embed_tokens.weight": (50, 64),
+    "lm_head.weight": (50, 64),
+    "model.norm.weight": (64,),
+}
+REST = """version: 1
+name: t
+batch: {global: 2, seq: 64}
+data: {kind: synthetic, text_only: 1}
+train: {steps: 1}
+"""
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    folder = tmp_path / "my llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    header_only(folder / "model.safetensors", TENSORS)
+    return folder
+
+
+def test_a_folder_and_the_spec_that_starts_from_it(llama: Path, run_cli: Cli) -> None:
+    code, out, err = run_cli(f"inspect '{llama}'")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"{llama}: llama, 6,464 parameters, bf16, 1 file",
+        # The output layer is the embedding: it is not counted, and a tied folder may lack it.
+        "  language: decoder (llama), 3,264 parameters in 2 tensors",
+        "",
+        "modules:",
+        "  language:",
+        "    model: {kind: decoder, layers: 1, hidden: 64, heads: 4, kv_heads: 2, mlp: 96, "
+        "vocab: 50, tied: true, norm_eps: 3.3e-06, rope_theta: 1234567.0}",
+        "    ranks: 0",
+        f"    init_from: {llama}",
+    ]
+    assert check_text(REST + out[out.index("modules:") :]).diagnostics == ()
+
+
+def test_the_same_as_json(llama: Path, run_cli: Cli) -> None:
+    code, out, _ = run_cli(f"inspect '{llama}' --json")
+    found = json.loads(out)
+    assert (code, found["version"], found["kind"]) == (0, 1, "hugging_face")
+    assert (found["parameters"], found["dtypes"]) == (6464, {"BF16": 6464})
+    [module] = found["modules"]
+    assert module["model"]["rope_theta"] == 1234567.0
+    assert check_text(REST + found["yaml"]).diagnostics == ()
+
+
+def test_what_is_not_computed_is_named(llama: Path, run_cli: Cli) -> None:
+    config = LLAMA | {"rope_scaling": {"rope_type": "llama3"}, "attention_bias": True}
+    (llama / "config.json").write_text(json.dumps(config))
+    code, out, _ = run_cli(f"inspect '{llama}'")
+    assert code == 0
+    assert "    not computed here: attention_bias: true\n" in out
+    assert "    not computed here: rope_type: llama3\n" in out
+    assert "\n    init_from:" not in out
+    assert check_text(REST + out[out.index("modules:") :]).diagnostics == ()
+
+
+def test_a_model_of_another_type(run_cli: Cli) -> None:
+    assert run_cli("inspect hugging_face/gpt2") == (
+        0, "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files\n"
+        "  not read: model_type: gpt2\n", "",
+    )  # fmt: skip
+
+
+def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
+    run = digits_run(tmp_path)
+    code, out, _ = run_cli(f"inspect {run}")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith(f"{run}/checkpoints/step-00000002: step 2 of 2 of `saved`, 1 rank")
+    assert lines[1] == "  other checkpoints: 1"
+    assert lines[2].startswith("  vision: vit, ")
+    start = f"init_from: {run}/checkpoints/step-00000002"
+    assert out.count(start) == 2
+    text = REST.replace("synthetic, text_only: 1", "digits")
+    assert check_text(text + out[out.index("modules:") :]).diagnostics == ()
+    code, out, _ = run_cli(f"inspect {run}/checkpoints/step-00000001 --json")
+    found = json.loads(out)
+    assert (code, found["step"], found["steps"], found["ranks"]) == (0, 1, [], 1)
+    assert [module["name"] for module in found["modules"]] == ["vision", "language"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", b"[]", "config.json is no JSON object"),
+        ("config.json", b'{"model_type": "llama"}', "does not say `"),
+        ("model.safetensors", b"\xff" * 16, "model.safetensors is no safetensors file"),
+        ("model.safetensors", b"\x02" + bytes(7) + b"{]", "model.safetensors cannot be read"),
+        ("model.safetensors", b"\x02" + bytes(7) + b"[]", "model.safetensors cannot be read"),
+        ("model.safetensors", b"", "model.safetensors cannot be read"),
+    ],
+)
+def test_a_folder_that_cannot_be_read(
+    name: str, content: bytes, says: str, llama: Path, run_cli: Cli
+) -> None:
+    (llama / name).write_bytes(content)
+    code, out, err = run_cli(f"inspect '{llama}'")
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_nothing_there(tmp_path: Path, run_cli: Cli) -> None:
+    assert run_cli(f"inspect {tmp_path}")[::2] == (
+        2,
+        f"error: {tmp_path} has no complete checkpoint\n"
+        "   = help: name a folder with config.json, a run folder or a checkpoint\n",
+    )
+
+
+def test_torch_is_not_imported(llama: Path) -> None:
+    program = (
+        "import sys; from mimo_launch.cli.app import run; run(['inspect', sys.argv[1]]); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(llama)], check=True, capture_output=True)
