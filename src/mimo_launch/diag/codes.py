@@ -6,6 +6,7 @@ Leaves: headlines with values to the checks.
 """
 
 from mimo_launch.diag.code import Code
+from mimo_launch.diag.codes_audio import AUDIO_CODES
 from mimo_launch.diag.codes_layout import LAYOUT_CODES
 from mimo_launch.diag.codes_model import MODEL_CODES
 from mimo_launch.diag.codes_run import RUN_CODES
@@ -14,5 +15,12 @@ from mimo_launch.diag.codes_text import TEXT_CODES
 
 CODES: dict[str, Code] = {
     code.name: code
-    for code in (*TEXT_CODES, *LAYOUT_CODES, *SCHEDULE_CODES, *MODEL_CODES, *RUN_CODES)
+    for code in (
+        *TEXT_CODES,
+        *LAYOUT_CODES,
+        *SCHEDULE_CODES,
+        *MODEL_CODES,
+        *AUDIO_CODES,
+        *RUN_CODES,
+    )
 }

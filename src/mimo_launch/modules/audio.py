@@ -7,8 +7,8 @@ this rank.
 Leaves: moving rows to the bridge.
 Source: arXiv:2212.04356, section 2.2, and github.com/openai/whisper.
 
-Legend: N tokens of a replica's group, n those of this rank, M mel bands, D width, k tokens of a row,
-L width of the language model.
+Legend: N tokens of a replica's group, n those of this rank, M mel bands, D width, L width of the
+language model.
 """
 
 from dataclasses import replace

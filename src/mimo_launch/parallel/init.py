@@ -9,7 +9,7 @@ part of, whatever the cut, and several threads share the work.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -28,29 +28,51 @@ MIN_TILES_FOR_THREADS = 256
 
 
 def init_parameters(
-    module_name: str, root: nn.Module, seed: int, *, randomise: bool = False
+    module_name: str,
+    root: nn.Module,
+    seed: int,
+    *,
+    randomise: bool = False,
+    given: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Fill what this rank holds of every parameter below `root` with its initial values.
 
     With `randomise`, constants get noise too, so that no gradient vanishes by symmetry (verify).
+    `given` are, by full name, the values of segments that are not drawn.
     """
     declared = declared_parameters(module_name, root)
     with torch.no_grad():
         for item in local_segments(declared, lambda parameter: parameter.detach()):
             rows = range(item.first_row, item.first_row + item.local.shape[0])
-            values = initial_values(item.name, item.segment, seed, randomise=randomise, rows=rows)
+            start = (given or {}).get(item.name)
+            values = initial_values(
+                item.name, item.segment, seed, randomise=randomise, rows=rows, given=start
+            )
             item.local.copy_(values)
 
 
 def initial_values(
-    name: str, segment: Segment, seed: int, *, randomise: bool = False, rows: range | None = None
+    name: str,
+    segment: Segment,
+    seed: int,
+    *,
+    randomise: bool = False,
+    rows: range | None = None,
+    given: Tensor | None = None,
 ) -> Tensor:
-    """Return this rank's part of a segment in float64; of that part only `rows`, if given."""
+    """Return this rank's part of a segment in float64; of that part only `rows`, if they are said.
+
+    Raises: ValueError for a segment whose values must be given and are not.
+    """
     rows = range(segment.local_shape[0]) if rows is None else rows
     shape = (len(rows), *segment.local_shape[1:])
     start: np.ndarray | float = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}.get(segment.init, 0.0)
     if segment.init == "sinusoids":
         start = sinusoids(rows, segment.shape[1])
+    elif segment.init == "given":
+        if given is None:
+            raise ValueError(f"no values are given for {name}")
+        start = given[rows.start : rows.stop].double().numpy()
     if segment.init != "normal" and not randomise:
         return torch.from_numpy(np.broadcast_to(start, shape).copy())
     scale = segment.std if segment.init == "normal" else 0.1
@@ -63,7 +85,7 @@ def initial_values(
 def sinusoids(places: range, width: int) -> np.ndarray:
     """Return sines, then cosines, of each place, [places, width], as Whisper's encoder has them.
 
-    Wavelengths from 2 pi to 10000 * 2 pi in a geometric progression (arXiv:1706.03762, section 3.5).
+    Wavelengths from 2 pi to 10000 * 2 pi in a geometric progression (arXiv:1706.03762, 3.5).
     """
     steps = np.arange(width // 2) / max(1, width // 2 - 1)
     angles = np.asarray(places)[:, None] * 10000.0**-steps

@@ -63,6 +63,15 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("modules", name, "grid", "cp"), label=f"cp {module.grid.cp}"),
         )
 
+    if isinstance(model, AudioModel):
+        yield _cannot(
+            name,
+            "leave out the biases of keys alone",
+            "its fused projection has one bias for queries, keys and values, and Whisper's keys "
+            "have none",
+            "keep the layers of torch for this module",
+            Related(path=("modules", name, "model", "kind"), label="an audio encoder"),
+        )
 
 def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
     """Every backend is installed on the host that is to use it."""

@@ -17,6 +17,7 @@ from mimo_launch.spec.model import (
     DigitsData,
     Spec,
     SyntheticData,
+    WebdatasetData,
     image_input,
 )
 
@@ -68,6 +69,8 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
     model, data = image_input(spec.modules[name].model), spec.data
     if model is None or model.shuffle == 1:
         return
+    if isinstance(data, WebdatasetData):  # Images are made of whole rows, or cut to them.
+        return
     side, related = model.shuffle, Related(path=("data", "kind"), label="these data")
     if isinstance(data, DigitsData):
         patches = DIGIT_SIDE // model.patch
@@ -94,13 +97,14 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
 
 
 def image_ranges_not_empty(spec: Spec) -> Findings:
-    """Of synthetic images, the smallest size and number are not above the largest."""
+    """Of synthetic images and clips, the smallest size and number are not above the largest."""
     data = spec.data
     if not isinstance(data, SyntheticData):
         return
     ranges = {"images": (data.min_images, data.max_images)}
     if data.image is None:
         ranges["patches"] = data.min_patches, data.max_patches
+    ranges["frames"] = data.min_frames, data.max_frames
     for what, (least, most) in ranges.items():
         if least > most:
             given = f"max_{what}" in data.model_fields_set

@@ -12,6 +12,7 @@ from pathlib import Path
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
 from mimo_launch.layout.checks import (
+    audio,
     backends,
     batch,
     data,
@@ -36,6 +37,7 @@ _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
 _SCHEDULES = (*_KINDS, "interleaved-microbatches-uneven", "full-sharding-in-bubbles")
 _IMAGES = ("patch-over-digit", "empty-digit-range", "empty-image-range", "shuffle-over-image")
+_CLIPS = ("sound-not-in-data", "frames-over-rows", "row-over-clips")
 
 # Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
 RULES: tuple[ModuleRule | SpecRule, ...] = (
@@ -73,10 +75,12 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(data.shuffle_tiles_images, needs=("patch-over-digit",)),
     ModuleRule(data.channels_fit_digits),
     SpecRule(data.vocab_holds_tokens),
-    SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_ROLE)),
+    SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_ROLE)),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(effects.something_trains),
+    ModuleRule(audio.digits_are_seen),
+    ModuleRule(audio.clips_hold_a_row, needs=("frames-over-rows",)),
     ModuleRule(effects.language_has_no_projector),
     ModuleRule(effects.balance_used, needs=("no-language-module",)),
     SpecRule(effects.schedule_fits_steps),

@@ -1,4 +1,4 @@
-"""Random tokens, images and clips, at random places: hard cases for layouts and benchmarks, no task.
+"""Random tokens, images and clips at random places: hard cases for layouts, no task.
 
 Decides: what a synthetic sample looks like; lengths, image sizes (unless one is given), places and
 orders all vary, so that a layout which confuses two of them computes a different loss.
