@@ -57,10 +57,34 @@ MODEL_CODES = (
     Code(
         "mrope-over-head",
         "The sections of `mrope` do not add up to the pairs of a head.",
-        "Rotary position embeddings turn the numbers of a head in pairs. `mrope` says how many pairs "
-        "turn with time, with height and with width; together they are half of the head.",
+        "Rotary position embeddings turn the numbers of a head in pairs. `mrope` says how many "
+        "pairs turn with time, with height and with width; together they are half of the head.",
         "model: {kind: decoder, head_dim: 128, mrope: [16, 16, 16]}",
         "model: {kind: decoder, head_dim: 128, mrope: [16, 24, 24]}",
+    ),
+    Code(
+        "head-not-multiple-of-4",
+        "The heads of a vision transformer with 2-D rotary positions do not split into four.",
+        "`positions: rope2d` turns the numbers of a head in pairs, half of the pairs by the row of a "
+        "patch and half by its column, so a head has a multiple of 4 numbers.",
+        "model: {kind: vit, hidden: 60, heads: 6, positions: rope2d}",
+        "model: {kind: vit, hidden: 72, heads: 6, positions: rope2d}",
+    ),
+    Code(
+        "positions-without-grid",
+        "A vision transformer learns positions, and nothing says how many.",
+        "Learned positions are a table with one row per patch of an image of one size, `image`. "
+        "Images of other sizes interpolate between its places.",
+        "model: {kind: vit, positions: learned}",
+        "model: {kind: vit, positions: learned, image: [24, 24]}",
+    ),
+    Code(
+        "class-token-without-place",
+        "A class token is asked for with positions that turn patches by their places.",
+        "2-D rotary positions turn queries and keys by row and column of a patch. A class token "
+        "has neither, and no published model says what would stand for them.",
+        "model: {kind: vit, positions: rope2d, class_token: true}",
+        "model: {kind: vit, positions: learned, image: [24, 24], class_token: true}",
     ),
     Code(
         "backend-cannot",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.spec.model import CustomModel, DecoderModel, Spec
+from mimo_launch.spec.model import AudioModel, CustomModel, DecoderModel, Spec, VitModel
 
 ENGINE = "transformer_engine"
 # The bounds of an extra in pyproject.toml, which a test compares.
@@ -44,6 +44,15 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("modules", name, "model", "kind"), label="your class"),
         )
         return
+    if isinstance(model, VitModel) and model.class_token:
+        yield _cannot(
+            name,
+            "attend to class tokens",
+            "its kernels take the tokens of an image one after another, and class tokens stand "
+            "behind the patches of all images",
+            "delete `class_token`",
+            Related(path=("modules", name, "model", "class_token"), label="a class token"),
+        )
     size = model.head_size if isinstance(model, DecoderModel) else model.hidden // model.heads
     if size % HEAD_STEP or size > LARGEST_HEAD:
         given = "head_dim" if isinstance(model, DecoderModel) and model.head_dim else "heads"
@@ -54,15 +63,6 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "choose heads of such a width",
             Related(path=("modules", name, "model", given), label=f"{size} wide"),
         )
-    if module.grid.cp > 1:
-        yield _cannot(
-            name,
-            f"attend with cp {module.grid.cp}",
-            "its context parallelism has not passed this program's tests on GPUs",
-            "write `cp: 1`",
-            Related(path=("modules", name, "grid", "cp"), label=f"cp {module.grid.cp}"),
-        )
-
     if isinstance(model, AudioModel):
         yield _cannot(
             name,
@@ -72,6 +72,15 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "keep the layers of torch for this module",
             Related(path=("modules", name, "model", "kind"), label="an audio encoder"),
         )
+    if module.grid.cp > 1:
+        yield _cannot(
+            name,
+            f"attend with cp {module.grid.cp}",
+            "its context parallelism has not passed this program's tests on GPUs",
+            "write `cp: 1`",
+            Related(path=("modules", name, "grid", "cp"), label=f"cp {module.grid.cp}"),
+        )
+
 
 def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
     """Every backend is installed on the host that is to use it."""

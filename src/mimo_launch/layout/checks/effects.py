@@ -8,7 +8,7 @@ Leaves: values that are wrong by themselves to `spec`.
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.layout import LANGUAGE, runs_in_phases
-from mimo_launch.spec.model import Spec, SyntheticData
+from mimo_launch.spec.model import Spec, SyntheticData, VitModel
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -173,6 +173,22 @@ def image_sizes_used(spec: Spec) -> Findings:
             yield _no_effect(
                 ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
             )
+
+
+def vision_settings_used(spec: Spec, name: str) -> Findings:
+    """Settings of parts that a vision transformer does not have."""
+    model, path = spec.modules[name].model, ("modules", name, "model")
+    if not isinstance(model, VitModel):
+        return
+    if model.image is not None and model.positions != "learned":
+        why = f"`positions: {model.positions}` need no table"
+        yield _no_effect((*path, "image"), f"`image` of `{name}` does nothing", why)
+    if "projector_activation" in model.model_fields_set and model.projector == "linear":
+        yield _no_effect(
+            (*path, "projector_activation"),
+            f"`projector_activation` of `{name}` does nothing",
+            "`projector: linear` is one linear map",
+        )
 
 
 def _late_warmup(path: YamlPath, warmup: int, steps: int) -> Diagnostic:

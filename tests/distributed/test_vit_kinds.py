@@ -1,0 +1,61 @@
+"""Vision transformers of SigLIP and CLIP shape: gradients are those of one rank on every layout."""
+
+from typing import Any
+
+import pytest
+from tests.support.proof import failures, verdicts
+from tests.support.specs import box, spec
+
+SIGLIP: dict[str, Any] = {
+    "positions": "learned", "image": [3, 4], "activation": "gelu_tanh", "norm_eps": 0.1,
+    "projector_activation": "quick_gelu", "patch": 2, "channels": 3,
+}  # fmt: skip
+CLIP: dict[str, Any] = {
+    "positions": "learned", "image": [3, 4], "activation": "quick_gelu", "norm_eps": 0.01,
+    "class_token": True, "pre_norm": True, "patch_bias": False, "final_norm": False,
+}  # fmt: skip
+# Images of random sizes, most of them not that of the table; some samples have none.
+DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mbs": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "vision", "more"),
+    [
+        (SIGLIP, {"tp": 2, "dp": 2}, {}),
+        (SIGLIP, {"tp": 2, "cp": 2, "sequence_parallel": True, "sharding": "full"}, {}),
+        (CLIP, {"tp": 2, "cp": 2}, {}),
+        (CLIP, {"tp": 2, "cp": 2, "sequence_parallel": True, "sharding": "full"}, {}),
+        (CLIP, {"pp": 2, "tp": 2, "sequence_parallel": True}, {"microbatches": 2}),
+        (CLIP, {"cp": 3, "recompute": "full"}, {}),
+        (
+            CLIP | {"positions": "sincos", "image": None, "shuffle": 2},
+            {"cp": 2},
+            {"max_patches": 12},
+        ),
+    ],
+    ids=[
+        "siglip tp",
+        "siglip sp cp",
+        "clip tp cp",
+        "clip sp cp",
+        "clip pp sp",
+        "clip cp 3",
+        "shuffled",
+    ],
+)
+def test_gradients_are_those_of_one_rank(
+    model: dict[str, Any], vision: dict[str, Any], more: dict[str, Any]
+) -> None:
+    grid = {axis: vision.get(axis, 1) for axis in ("tp", "cp", "pp", "dp")}
+    size = 1
+    for each in grid.values():
+        size *= each
+    modules = {"vision": box(0, model=model, **vision), "language": box(size)}
+    assert failures(verdicts(spec(modules, **(DATA | more)))) == []
+
+
+@pytest.mark.parametrize("model", [SIGLIP, CLIP], ids=["siglip", "clip"])
+def test_colocated(model: dict[str, Any]) -> None:
+    modules = {"vision": box(0, dp=4, model=model), "language": box(0, tp=2, dp=2)}
+    made = spec(modules, microbatches=2, **DATA)
+    assert failures(verdicts(made)) == []
