@@ -1,0 +1,87 @@
+"""What a Hugging Face folder says about its tokenizer, short of running it.
+
+Decides: which files hold the vocabulary, the special tokens and the chat template.
+Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja as transformers 4 and 5
+write them.
+Leaves: token ids of texts to `train.data.webdataset.writer`.
+"""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
+
+
+class TokenizerError(ValueError):
+    """A folder holds no tokenizer that can be used; the message is one line."""
+
+
+def num_tokens(folder: Path) -> int:
+    """Return one more than the largest id of the tokenizer in a folder. Raises: TokenizerError."""
+    file = folder / TOKENIZER
+    try:
+        changed = file.stat().st_mtime_ns
+    except OSError as error:
+        raise TokenizerError(f"it has no {TOKENIZER}") from error
+    return _num_tokens(file, changed)
+
+
+@lru_cache(maxsize=4)
+def _num_tokens(file: Path, changed: int) -> int:  # Part of the key only.
+    found = _read(file)
+    try:
+        vocab = found["model"]["vocab"]
+        # A unigram vocabulary is a list in the order of ids.
+        last = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
+        added = max((int(token["id"]) for token in found.get("added_tokens", ())), default=-1)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TokenizerError(f"{TOKENIZER} is not understood: {error!r}") from error
+    return 1 + max(last, added)
+
+
+def special_texts(folder: Path) -> dict[str, str]:
+    """Return the special tokens that are named, such as `eos_token`. Raises: TokenizerError."""
+    found: dict[str, str] = {}
+    settings = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    for key, value in {**settings, **_nested(settings)}.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def chat_source(folder: Path) -> str | None:
+    """Return the chat template of a folder, None if it has none. Raises: TokenizerError."""
+    try:
+        return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{CHAT_TEMPLATE} cannot be read: {error}") from error
+    for name in (SETTINGS, OLD_CHAT_TEMPLATE):
+        source = _read(folder / name).get("chat_template") if (folder / name).is_file() else None
+        if isinstance(source, list):  # Several by name.
+            named = {each.get("name"): each.get("template") for each in source}
+            source = named.get("default")
+        if isinstance(source, str):
+            return source
+    return None
+
+
+def _nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the special tokens of images and the like, which transformers 5 keeps apart."""
+    extra = settings.get("extra_special_tokens", settings.get("model_specific_special_tokens"))
+    return extra if isinstance(extra, dict) else {}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{file.name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise TokenizerError(f"{file.name} is no JSON object")
+    return found

@@ -1,0 +1,115 @@
+"""Real shards and tokenizer folders for tests: files as users bring them, made on the spot."""
+
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+# Chat templates of the usual shapes: Qwen's, with text or parts, and Llama 2's.
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
+    " + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PARTS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'audio' %}<|audio_pad|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+)
+LLAMA2 = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'system' %}{{ '<<SYS>>' + message['content'] + '<</SYS>>' }}"
+    "{% else %}{{ ' ' + message['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+GENERATION = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "ASSISTANT: {% generation %}{{ message['content'] | trim }}</s>{% endgeneration %}\n"
+    "{% else %}USER: {{ message['content'] | trim }}\n{% endif %}{% endfor %}"
+)
+# As Qwen3 does: only the last answer has a block of thoughts, which nobody wrote.
+THOUGHTS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ message['content'].lstrip('\n') }}<|im_end|>\n{% endfor %}"
+)
+SPECIALS = (
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|image_pad|>",
+    "<|vision_end|>",
+    "<|audio_pad|>",
+)
+_TEXT = (
+    "a photograph of the dog beside two cats, seen from the window of a train",
+    "What is in this image? The image shows a small red house on a green hill.",
+    "user assistant system [INST] [/INST] USER: ASSISTANT: 0 1 2 3 4 5 6 7 8 9",
+)
+
+
+def tokenizer_folder(folder: Path, template: str = CHATML, *, vocab: int = 384) -> Path:
+    """Make a Hugging Face folder with a byte-level BPE tokenizer and a chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - len(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT, trainer)
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIALS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": {"content": "</s>", "__type": "AddedToken"},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def image_bytes(height: int, width: int, seed: int = 0, kind: str = "PNG") -> bytes:
+    """An image of random blocks, encoded."""
+    random = np.random.default_rng(seed)
+    small = random.integers(0, 255, (-(-height // 4), -(-width // 4), 3), dtype=np.uint8)
+    pixels = small.repeat(4, axis=0).repeat(4, axis=1)[:height, :width]
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format=kind)
+    return out.getvalue()
+
+
+def clip_bytes(samples: int, rate: int = 16_000, seed: int = 0, kind: str = "WAV") -> bytes:
+    """A clip of noise, encoded."""
+    import soundfile
+
+    noise = np.random.default_rng(seed).uniform(-0.5, 0.5, samples).astype(np.float32)
+    out = io.BytesIO()
+    soundfile.write(out, noise, rate, format=kind)
+    return out.getvalue()
+
+
+def write_shard(path: Path, samples: Iterable[tuple[str, dict[str, Any]]]) -> Path:
+    """Write a shard with the webdataset library; members are bytes, or objects to be encoded."""
+    from webdataset import TarWriter
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file, TarWriter(file, mtime=0) as writer:
+        for key, members in samples:
+            writer.write({"__key__": key, **members})
+    return path

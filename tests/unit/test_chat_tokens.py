@@ -1,0 +1,188 @@
+"""Conversations as token ids: equal to those of transformers, and only answers are learnt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.shards import CHATML, GENERATION, LLAMA2, PARTS, THOUGHTS, tokenizer_folder
+from tests.support.specs import box, spec
+
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import BadSample
+from mimo_launch.train.data.webdataset.chat import TemplateRefused
+from mimo_launch.train.data.webdataset.records import read_record
+from mimo_launch.train.data.webdataset.spans import intakes_of
+from mimo_launch.train.data.webdataset.writer import Writer, Written
+
+TEMPLATES = {
+    "chatml": CHATML,
+    "parts": PARTS,
+    "llama2": LLAMA2,
+    "generation": GENERATION,
+    "thoughts": THOUGHTS,
+}
+CHAT = (
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": " What is in this image? "},
+    {"role": "assistant", "content": "A small red house, \u00e9t\u00e9, \u6c34.\n"},
+    {"role": "user", "content": "<|im_end|> And 2 + 2?"},
+    {"role": "assistant", "content": "4"},
+)
+
+
+def made(folder: Path, **data: Any) -> Spec:
+    """A spec with one encoder of images over a tokenizer folder."""
+    return spec(
+        {"vision": box(model={"channels": 3})},
+        data={"kind": "webdataset", "shards": "x.tar", "tokenizer": str(folder), **data},
+        seq=4096,
+    )
+
+
+def with_vocab(folder: Path, **data: Any) -> Spec:
+    """The same, with the placeholder <|image_pad|>: the last id that the model knows."""
+    found = made(folder, **data)
+    language = found.modules["language"]
+    pad = reference(folder).convert_tokens_to_ids("<|image_pad|>")
+    model = language.model.model_copy(update={"vocab": pad + 1})
+    modules = {**found.modules, "language": language.model_copy(update={"model": model})}
+    return found.model_copy(update={"modules": modules})
+
+
+def write(folder: Path, record: dict[str, Any], images: int = 0, **data: Any) -> Written:
+    """Write one sample."""
+    found = with_vocab(folder, **data)
+    writer = Writer(found, found.data, intakes_of(found))
+    members = {"json": json.dumps(record).encode()}
+    return writer.write(read_record(found.data, members.get), {"image": images})
+
+
+def reference(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def learnt(folder: Path, written: Written) -> list[str]:
+    """The runs of tokens that are learnt, as text."""
+    tokenizer = reference(folder)
+    cuts = np.flatnonzero(np.diff(written.learnt, prepend=False, append=False))
+    runs = zip(cuts[::2], cuts[1::2], strict=True)
+    return [tokenizer.decode(written.tokens[a:b].tolist()) for a, b in runs]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_ids_are_those_of_apply_chat_template(tmp_path: Path, name: str) -> None:
+    folder = tokenizer_folder(tmp_path, TEMPLATES[name])
+    written = write(folder, {"messages": CHAT}, template="chat")
+    want = reference(folder).apply_chat_template(list(CHAT))
+    assert written.tokens.tolist() == want["input_ids"]
+    assert written.media == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("chatml", ["A small red house, \u00e9t\u00e9, \u6c34.\n<|im_end|>", "4<|im_end|>"]),
+        ("parts", ["A small red house, \u00e9t\u00e9, \u6c34.\n<|im_end|>", "4<|im_end|>"]),
+        ("llama2", ["A small red house, \u00e9t\u00e9, \u6c34. </s>", " 4 </s>"]),
+        ("generation", ["A small red house, \u00e9t\u00e9, \u6c34.</s>", " 4</s>"]),
+        ("thoughts", ["A small red house, \u00e9t\u00e9, \u6c34.\n<|im_end|>", "4<|im_end|>"]),
+    ],
+)
+def test_answers_are_learnt_with_the_token_that_ends_them(
+    tmp_path: Path, name: str, answers: list[str]
+) -> None:
+    folder = tokenizer_folder(tmp_path, TEMPLATES[name])
+    assert learnt(folder, write(folder, {"messages": CHAT}, template="chat")) == answers
+
+
+def test_blocks_of_generation_are_learnt_as_transformers_masks_them(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, GENERATION)
+    written = write(folder, {"messages": CHAT}, template="chat")
+    want = reference(folder).apply_chat_template(list(CHAT), return_assistant_tokens_mask=True)
+    assert written.learnt.tolist() == [bool(each) for each in want["assistant_masks"]]
+
+
+def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> None:
+    """The placeholder is the token of the template; ids are those of the reference but for it."""
+    folder = tokenizer_folder(tmp_path, PARTS)
+    image, audio = {"type": "image"}, {"type": "text", "text": "and"}
+    chat = [
+        {"role": "user", "content": [image, audio, image]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Two."}]},
+    ]
+    tokenizer = reference(folder)
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    found = with_vocab(folder, template="chat")
+    writer = Writer(found, found.data, intakes_of(found))
+    assert writer.markers == {"image": "<|image_pad|>"}
+    raw = json.dumps({"messages": chat}).encode()
+    written = writer.write(
+        read_record(found.data, lambda suffix: raw if suffix == "json" else None), {"image": 2}
+    )
+    want = tokenizer.apply_chat_template(chat)["input_ids"]
+    assert written.tokens.tolist() == [token for token in want if token != pad]
+    places = [i for i, token in enumerate(want) if token == pad]
+    assert written.media == ((places[0], "image"), (places[1] - 1, "image"))
+    assert learnt(folder, written) == ["Two.<|im_end|>"]
+
+
+def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, PARTS)
+    found = made(folder, template="chat")
+    with pytest.raises(TemplateRefused, match=r"<\|vision_start\|> <\|image_pad\|>.*placeholder"):
+        Writer(found, found.data, intakes_of(found))
+
+
+def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path)
+    turns = [
+        {"from": "human", "value": "<image>\nWhat is <image>?"},
+        {"from": "gpt", "value": "A dog."},
+    ]
+    written = write(folder, {"conversations": turns}, 2, template="chat")
+    text = "<|im_start|>user\n\nWhat is ?<|im_end|>\n<|im_start|>assistant\nA dog.<|im_end|>\n"
+    assert reference(folder).decode(written.tokens.tolist()) == text
+    # <|im_start|> and "user\n" before the first; "\nWhat is " as well before the second.
+    first, second = (before for before, _ in written.media)
+    decode = reference(folder).decode
+    assert decode(written.tokens[:first].tolist()) == "<|im_start|>user\n"
+    assert decode(written.tokens[:second].tolist()) == "<|im_start|>user\n\nWhat is "
+    assert learnt(folder, written) == ["A dog.<|im_end|>"]
+
+
+def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path)
+    template = {"kind": "caption", "prompt": "Shown: "}
+    written = write(folder, {"caption": "two cats"}, 2, template=template)
+    assert reference(folder).decode(written.tokens.tolist()) == "Shown: two cats</s>"
+    assert learnt(folder, written) == [" two cats</s>"]
+    assert written.media == ((0, "image"), (0, "image"))
+
+
+@pytest.mark.parametrize(
+    ("record", "images", "template", "why"),
+    [
+        ([1], 0, "chat", "its .json is a list, not an object"),
+        ({}, 0, "chat", "no key `messages` or `conversations`"),
+        ({"messages": []}, 0, "chat", "a list of nothing"),
+        ({"messages": "hi"}, 0, "chat", "is text, not a list"),
+        ({"messages": [{"content": "x"}]}, 0, "chat", "has no role"),
+        ({"messages": [{"role": "user", "content": 3}]}, 0, "chat", "is a number"),
+        ({"messages": CHAT[:2]}, 0, "chat", "no answer of the assistant"),
+        ({"messages": CHAT}, 2, "chat", "2 images and 0 markers"),
+        ({"messages": [{"role": "user", "content": "\ud800"}, CHAT[4]]}, 0, "chat", "surrogate"),
+        ({"text": " \n"}, 0, "caption", "`text` of its JSON is empty"),
+        ({"text": 5}, 0, "caption", "is a number, not text"),
+        ({"texts": "x"}, 0, "caption", "no key `text` or `caption`"),
+    ],
+)
+def test_what_is_wrong_with_a_record_is_said(
+    tmp_path: Path, record: Any, images: int, template: str, why: str
+) -> None:
+    folder = tokenizer_folder(tmp_path)
+    with pytest.raises(BadSample, match=why):
+        write(folder, record, images, template=template)
