@@ -1,10 +1,10 @@
 """Log-mel clips as patches, cut on the host: each token comes with the frames that it sees.
 
 Decides: that a token needs no neighbours. Whisper's convolutions (kernel 3, then kernel 3 with
-stride 2) let token j see frames 2j - 2 to 2j + 2 of its clip. A patch is those five, zeros where the
-clip ends, so any cut of the tokens over ranks is right, without an exchange. The cost: 2.5 x the
-bytes of a clip on their way to the device, and the first convolution computed 3 times a token, not
-2: less than 0.1 % of the operations of Whisper large-v3.
+stride 2) let token j see frames 2j - 2 to 2j + 2 of its clip. A patch is those five, zeros where
+the clip ends, so any cut of the tokens over ranks is right, without an exchange. The cost: 2.5 x
+the bytes of a clip on their way to the device, and the first convolution computed 3 times a token,
+not 2: less than 0.1 % of the operations of Whisper large-v3.
 Relies on: `patches` for what a patch is.
 Leaves: the convolutions to `audio`.
 """
