@@ -11,6 +11,7 @@ from tests.support.planted import (
     shuffled,
     skewed,
     three_axes,
+    turned_patches,
     wide_group,
 )
 from tests.support.proof import failures, verdicts
@@ -33,6 +34,7 @@ CLEAN = {
     "shuffled": shuffled,
     "skewed": skewed,
     "three axes": three_axes,
+    "turned patches": turned_patches,
 }
 
 

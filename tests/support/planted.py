@@ -380,6 +380,33 @@ def height_and_width_swapped() -> None:
     compute.read_positions = lambda *args: correct(*args)[[0, 2, 1]]
 
 
+def turned_patches(**settings: Any) -> Spec:
+    """Vision cp 2 pp 2 as in Qwen2-VL, beside language with positions on three axes."""
+    model = {
+        "positions": "rope2d", "shuffle": 2, "temporal_patch": 2, "projector": "merger",
+        "patch_bias": False, "activation": "quick_gelu", "norm_eps": 1e-6,
+    }  # fmt: skip
+    return spec(
+        {
+            "vision": box(0, cp=2, pp=2, model=model),
+            "language": box(4, model={"head_dim": 8, "mrope": [1, 2, 1]}),
+        },
+        **{"microbatches": 2, "mbs": 2, "max_images": 3, "max_patches": 32, **settings},
+    )
+
+
+def rows_and_columns_swapped() -> None:
+    """Patches are turned by their column where their row is meant, and the reverse."""
+    correct = compute.image_places
+    compute.image_places = lambda *args: correct(*args)[:, ::-1].copy()
+
+
+def places_of_the_first_cp_rank() -> None:
+    """Every cp rank of an encoder turns its patches by the places of those of the first."""
+    correct = compute.image_places
+    compute.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
+
+
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -406,4 +433,6 @@ BUGS: dict[str, Bug] = {
     "squares row-major": Bug(squares_row_major, shuffled()),
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),
+    "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),
+    "places of the first cp rank": Bug(places_of_the_first_cp_rank, turned_patches()),
 }

@@ -120,7 +120,7 @@ class VisionStage(nn.Module):
         model, values = self.model, mine.values
         if model.temporal_patch > 1:
             # An image as a film that stands still.
-            frames = values.view(len(values), model.channels, 1, -1)
+            frames = values.view(len(values), model.channels, 1, model.patch**2)
             values = frames.expand(-1, -1, model.temporal_patch, -1).flatten(1)
         x_nD: Tensor = self.patch(values)
         if model.positions == "sincos":
