@@ -19,6 +19,17 @@ RUN_CODES = (
         "init_from: runs/pretraining",
     ),
     Code(
+        "init-from-lacks-module",
+        "The checkpoint in `init_from` has no module of this name.",
+        "A module takes the weights that were saved under its own name. `init_from` at the top of "
+        "a spec is that of every module without one of its own, so the checkpoint must have all of "
+        "these. A module that is new in a second stage starts from initial values when the others "
+        "name the checkpoint one by one.",
+        "init_from: runs/stage1        # a run of vision and language\nmodules:\n  audio: ...",
+        "modules:\n  vision: {init_from: runs/stage1, ...}\n"
+        "  language: {init_from: runs/stage1, ...}\n  audio: ...",
+    ),
+    Code(
         "init-from-not-supported",
         "The Hugging Face folder in `init_from` cannot be read into this module.",
         "Decoders of the model types llama, qwen2 and qwen3 are read, from safetensors. What their "
@@ -30,10 +41,11 @@ RUN_CODES = (
     ),
     Code(
         "init-from-unlike-model",
-        "A value of the spec is not that in `config.json` of `init_from`.",
+        "A value of the spec is not that of the model in `init_from`.",
         "Weights are of use only in the model that they were trained in. Every size and setting in "
-        "`config.json` is compared with the spec before any process starts. The vocabulary may "
-        "be larger than there: encoders own the last ids. With `init_partial` this is a warning.",
+        "`config.json`, or in the spec that a checkpoint was saved with, is compared with the spec "
+        "before any process starts. The vocabulary may be larger than in `config.json`: encoders "
+        "own the last ids. With `init_partial` this is a warning.",
         "model: {kind: decoder, hidden: 64, ...}   # config.json: hidden_size 32",
         "model: {kind: decoder, hidden: 32, ...}",
     ),

@@ -7,7 +7,7 @@ Leaves: everything that needs two keys at once to `layout.checks`.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mimo_launch.spec.base import AXES, MissingPartError, Ranks, Strict, rank_range
 from mimo_launch.spec.custom import CustomModel, ImageInput, image_input
@@ -85,9 +85,7 @@ __all__ = [
 Balance = Literal["none", "linked", "all"]
 MODULE_NAME = r"^[a-z][a-z0-9_]*$"
 
-Model = (
-    Annotated[VitModel | AudioModel | DecoderModel, Field(discriminator="kind")] | CustomModel
-)
+Model = Annotated[VitModel | AudioModel | DecoderModel, Field(discriminator="kind")] | CustomModel
 
 
 class ModuleSpec(Strict):
@@ -170,6 +168,12 @@ class Spec(Strict):
     modules: dict[Annotated[str, Field(pattern=MODULE_NAME)], ModuleSpec] = Field(
         description="Encoders and `language`, which computes the loss.",
     )
+    init_from: str | None = Field(
+        None,
+        description="`init_from` of every module that has none of its own: the second stage of a "
+        "training starts from the run of the first.",
+        examples=["runs/stage1"],
+    )
     schedule: ScheduleSpec = Field(
         ScheduleSpec(),
         description="Order of the work inside a step.",
@@ -191,6 +195,14 @@ class Spec(Strict):
     idle_ranks: Ranks | None = Field(
         None, description="Ranks that no module uses, on purpose: `6-7`."
     )
+
+    @model_validator(mode="after")
+    def _start_all(self) -> "Spec":
+        """Give `init_from` to the modules, so that whoever reads it need look nowhere else."""
+        for name, module in self.modules.items():
+            if module.init_from is None and self.init_from is not None:
+                self.modules[name] = module.model_copy(update={"init_from": self.init_from})
+        return self
 
     @property
     def language(self) -> ModuleSpec:

@@ -100,6 +100,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(effects.vision_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(saved.init_from_is_checkpoint),
+    ModuleRule(saved.init_from_is_same_model),
     ModuleRule(hugging_face.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")),
     ModuleRule(saved.init_partial_used),
     SpecRule(packages.log_packages_installed),

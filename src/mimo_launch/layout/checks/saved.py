@@ -1,15 +1,20 @@
 """Checks of what a spec wants to read from earlier runs.
 
-Decides: that a path to weights must lead to a checkpoint before any process starts.
-Relies on: the file that completes a checkpoint.
-Leaves: whether its tensors fit to `train.checkpoint`, which knows their shapes.
+Decides: that a path to weights must lead to a checkpoint of the same model before any process
+starts.
+Relies on: the file that completes a checkpoint, which holds the spec of its run.
+Leaves: tensors, and files that are damaged, to `train.checkpoint`.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
+from mimo_launch.layout.hugging_face.architectures import text_of, value_of
 from mimo_launch.layout.hugging_face.folder import is_hugging_face
+from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.model import Spec
 
 MARKER = "checkpoint.json"
@@ -29,12 +34,68 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
     yield Diagnostic(
         code="init-from-not-checkpoint",
         headline=f"`{start}` " + ("holds no checkpoint" if exists else "does not exist"),
-        path=("modules", name, "init_from"),
+        path=start_path(spec, name),
         why=f"`{name}` starts from the weights of a checkpoint of mimo-launch: a folder with "
         f"`{MARKER}` in it, or a run folder with `checkpoints/`; or of a Hugging Face folder, "
         "with `config.json` in it",
         help="write the path of such a folder, from where you start the command",
     )
+
+
+def init_from_is_same_model(spec: Spec, name: str) -> Findings:
+    """The checkpoint in `init_from` has the module, and the same model in it."""
+    module = spec.modules[name]
+    saved = None if module.init_from is None else _saved_modules(Path(module.init_from))
+    if module.init_from is None or saved is None:
+        return
+    path = start_path(spec, name)
+    if name not in saved:
+        yield Diagnostic(
+            code="init-from-lacks-module",
+            headline=f"`{module.init_from}` has no weights of `{name}`",
+            path=path,
+            why=f"it is of a run with {', '.join(f'`{each}`' for each in saved)}",
+            help="write `init_from` in the modules that it has, instead of at the top"
+            if path == ("init_from",)
+            else f"delete `init_from` of `{name}`, or name another checkpoint",
+        )
+        return
+    try:
+        there = model_from_data(saved[name]["model"])
+    except (ValueError, LookupError, TypeError):
+        return  # Of another release; `train.checkpoint` compares tensors.
+    for key in type(there).model_fields:
+        here = value_of(module.model, key) if hasattr(module.model, key) else None
+        if here != value_of(there, key):
+            yield Diagnostic(
+                code="init-from-unlike-model",
+                headline=f"`{key}` of `{name}` is {text_of(here)}, and in {module.init_from} "
+                f"{text_of(value_of(there, key))}",
+                path=("modules", name, "model", key),
+                severity=Severity.WARNING if module.init_partial else Severity.ERROR,
+                why="the weights there were trained with that value",
+                help=f"write `{key}: {text_of(value_of(there, key))}` in `model`",
+                related=(Related(path=path, label="weights are taken from here"),),
+            )
+
+
+def start_path(spec: Spec, name: str) -> YamlPath:
+    """Return where a spec says `init_from` of a module: there, or at its top."""
+    at_top = spec.modules[name].init_from == spec.init_from
+    return ("init_from",) if at_top else ("modules", name, "init_from")
+
+
+def _saved_modules(folder: Path) -> dict[str, Any] | None:
+    """Return the modules of the run that a folder is of; None if nothing can be told."""
+    markers = [folder / MARKER, *sorted(folder.glob(f"checkpoints/step-*/{MARKER}"), reverse=True)]
+    for marker in markers:
+        if marker.is_file() and not marker.parent.suffix:
+            try:
+                modules = json.loads(marker.read_text(encoding="utf-8"))["spec"]["modules"]
+            except (OSError, ValueError, LookupError, TypeError):
+                continue
+            return modules if isinstance(modules, dict) else None
+    return None
 
 
 def init_partial_used(spec: Spec, name: str) -> Findings:
