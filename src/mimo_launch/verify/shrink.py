@@ -63,6 +63,7 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
                 }
             ),
             "train": small.train.model_copy(update={"precision": precision, "steps": NUM_STEPS}),
+            "init_from": None,
             "eval": None,
             "checkpoint": None,
         }
