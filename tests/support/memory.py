@@ -31,12 +31,17 @@ VIT = {
 
 
 def model(
-    *, compiled: bool = True, precision: str = "bf16", vocab: int = 512, **language: object
+    *,
+    compiled: bool = True,
+    precision: str = "bf16",
+    vocab: int = 512,
+    positions: str = "sincos",
+    **language: object,
 ) -> Spec:
     """A microbatch of two sequences, or two images, of 256 tokens each."""
     return spec(
         {
-            "vision": box(0, model=VIT, compile=compiled),
+            "vision": box(0, model={**VIT, "positions": positions}, compile=compiled),
             "language": box(1, model={**DECODER, "vocab": vocab}, compile=compiled, **language),
         },
         mbs=2,

@@ -68,9 +68,10 @@ def test_language_costs_what_torch_counts() -> None:
     assert back["bmm"] == 2 * backward.attention
 
 
-@pytest.mark.parametrize("projector", ["mlp", "linear"])
-def test_vision_costs_what_torch_counts(projector: str) -> None:
-    model = {**VIT, "shuffle": 2, "projector": projector}
+@pytest.mark.parametrize("projector", ["mlp", "linear", "merger"])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_vision_costs_what_torch_counts(projector: str, frames: int) -> None:
+    model = {**VIT, "shuffle": 2, "projector": projector, "temporal_patch": frames}
     data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
     layout = build_layout(made)

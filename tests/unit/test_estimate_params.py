@@ -42,6 +42,9 @@ def specs() -> dict[str, Spec]:
         "untied over pp": one({"mlp": 100, "vocab_multiple": 4}, {}, 1, 5),
         "pixel shuffle, mlp": one({}, {"shuffle": 2}, 2),
         "pixel shuffle, linear": one({}, {"shuffle": 2, "projector": "linear"}, 2),
+        "merger, two frames": one(
+            {}, {"shuffle": 2, "projector": "merger", "temporal_patch": 2, "positions": "rope2d"}, 2
+        ),
         "frozen": one({}, {}, 1, frozen=True),
         "full sharding": one({}, {}, 2, sharding="full"),
     }

@@ -14,7 +14,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mimo_launch.modules.block import Block, BlockShape
 from mimo_launch.parallel.context import ParallelContext, _compiled
 from mimo_launch.parallel.linear import GradAccumulator
-from mimo_launch.parallel.masks import CausalMask, ImageMask, causal_mask, image_mask
+from mimo_launch.parallel.masks import (
+    CausalMask,
+    ImageMask,
+    causal_mask,
+    image_mask,
+    turned_by_place,
+)
 from mimo_launch.plan.kept import DECODER_FORWARD, VIT_FORWARD
 
 
@@ -43,9 +49,10 @@ def block_of(name: str, dtype: torch.dtype, *, compiled: bool, frozen: bool) -> 
     return block
 
 
-def mask_of(name: str, dtype: torch.dtype) -> CausalMask | ImageMask:
+def mask_of(name: str, dtype: torch.dtype, *, turned: bool = False) -> CausalMask | ImageMask:
     if name == "vision":
-        return image_mask([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
+        mask = image_mask([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
+        return turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype) if turned else mask
     return causal_mask(2, torch.arange(256), 32, 1e4, dtype, documents=None)
 
 
@@ -59,13 +66,13 @@ def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _compiled.cache_clear()
 
 
-def kept_by_autograd(name: str, *, compiled: bool, dtype: torch.dtype, frozen: bool) -> int:
+def kept_by_autograd(
+    name: str, *, compiled: bool, dtype: torch.dtype, frozen: bool, turned: bool = False
+) -> int:
     """Return the bytes of distinct tensors that a block keeps, parameters and masks left out."""
     block = block_of(name, dtype, compiled=compiled, frozen=frozen)
-    mask = mask_of(name, dtype)
-    known = [*block.parameters()]
-    if isinstance(mask, CausalMask):
-        known += [mask.cos, mask.sin]
+    mask = mask_of(name, dtype, turned=turned)
+    known = [*block.parameters(), *(x for x in (mask.cos, mask.sin) if x is not None)]
     left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}
 
@@ -93,6 +100,17 @@ def kept_by_autograd(name: str, *, compiled: bool, dtype: torch.dtype, frozen: b
 def test_a_block_with_compiled_passes_keeps_what_the_table_says(name: str, frozen: bool) -> None:
     got = kept_by_autograd(name, compiled=True, dtype=torch.bfloat16, frozen=frozen)
     assert per_block(model(frozen=frozen), name) == got
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_patches_turned_by_their_places_are_kept(compiled: bool) -> None:
+    got = kept_by_autograd(
+        "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, turned=True
+    )
+    assert per_block(model(compiled=compiled, positions="rope2d"), "vision") == got
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

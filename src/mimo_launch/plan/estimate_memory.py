@@ -21,6 +21,7 @@ from mimo_launch.plan.kept import (
     GATHERED,
     QUICK_GELU_EAGER,
     RECOMPUTED,
+    ROTATED,
     VIT_BACKWARD,
     VIT_BLOCK,
     VIT_EAGER_BF16,
@@ -170,6 +171,8 @@ class _Activations:
         kept: tuple[Kept, ...] = (
             VIT_BLOCK if isinstance(self.model, TransformerEncoder) else DECODER_BLOCK
         )
+        if isinstance(self.model, VitModel) and self.model.positions == "rope2d":
+            kept += (ROTATED,)
         if not self._is_compiled():
             kept += self._eager()
         cp = self.module.grid.size("cp")

@@ -37,12 +37,14 @@ _ATTENTION_OUT = (
     Kept(name="normed stream", stream=1, for_weights=True),
 )
 
+ROTATED = Kept(name="rotated queries and keys", query=1, key=1)
+
 DECODER_BLOCK = (
     Kept(name="block input", stream=1, shared=True),
     Kept(name="normed input", stream=1, for_weights=True),
     # Values are a view into it.
     Kept(name="queries, keys and values, fused", query=1, key=2),
-    Kept(name="rotated queries and keys", query=1, key=1),
+    ROTATED,
     *_ATTENTION_OUT,
     Kept(name="gate and up, fused", inner=2),
     Kept(name="their product", inner=1, for_weights=True),
