@@ -21,6 +21,7 @@ from mimo_launch.parallel.masks import (
     ImageMask,
     causal_mask,
     image_mask,
+    turned_by_place,
     zigzag_positions,
 )
 from mimo_launch.parallel.segments import declared_parameters
@@ -40,10 +41,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A block, its tokens and its grid: `lengths` are images, without them there are sequences."""
+    """A block, its tokens and its grid: `lengths` are images, without them there are sequences.
+
+    `turned`: queries and keys of images turn by the places of patches.
+    """
 
     shape: BlockShape
     lengths: tuple[int, ...] = ()
+    turned: bool = False
     num_tokens: int = 512
     batch: int = 2
     documents: tuple[int, ...] = ()
@@ -64,6 +69,8 @@ ONE_GPU = {
     "vit, equal images": Case(VIT, (128, 128), num_tokens=256),
     "vit, ragged images": Case(VIT, RAGGED, num_tokens=sum(RAGGED)),
     "vit, ragged images and padding": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6),
+    "vit, equal images, turned": Case(VIT, (128, 128), num_tokens=256, turned=True),
+    "vit, ragged images, turned": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6, turned=True),
     "vit, ragged images, recompute": Case(VIT, RAGGED, num_tokens=400, recompute=True),
 }
 TP2 = {"tp": 2, "cp": 1}
@@ -189,7 +196,12 @@ def _mask(case: Case, context: ParallelContext) -> CausalMask | ImageMask:
     if case.lengths:
         size = case.num_tokens // cp.size
         held = range(cp.index * size, (cp.index + 1) * size)
-        return image_mask(list(case.lengths), held, device, alone=cp.size == 1)
+        mask = image_mask(list(case.lengths), held, device, alone=cp.size == 1)
+        if not case.turned:
+            return mask
+        tokens = torch.arange(held.start, held.stop, device=device)
+        places = torch.stack([tokens // 16, tokens % 16], dim=1)
+        return turned_by_place(mask, places, case.shape.head_size, context.compute_dtype)
     seq, documents = case.num_tokens // case.batch, None
     if case.documents:
         each = torch.tensor(case.documents)
