@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from tests.support.specs import box, spec
 from torch.distributed.fsdp import FSDPModule
@@ -407,6 +408,48 @@ def places_of_the_first_cp_rank() -> None:
     compute.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
 
 
+def heard(**settings: Any) -> Spec:
+    """Audio tp 2 with two tokens a row in front of language, several clips in a sample."""
+    model = {"kind": "audio", "stack": 2}
+    return spec(
+        {"audio": box(0, tp=2, model=model), "language": box(2, dp=2)},
+        **{"microbatches": 2, "mbs": 2, "max_images": 3, "max_frames": 16, **settings},
+    )
+
+
+def neighbours_heard() -> None:
+    """The first convolution runs over all clips as if they were one."""
+    correct = compute.pack
+
+    def together(clips: Any, how: Any, context: Any, held: range) -> Any:
+        if not clips:
+            return correct(clips, how, context, held)
+        options = {"dtype": context.compute_dtype, "pinned": False}
+        joined = how.cut(np.concatenate(clips, axis=1), **options)
+        places = torch.cat([how.cut(clip, **options).positions for clip in clips])
+        return correct([replace(joined, positions=places)], how, context, held)
+
+    compute.pack = together
+
+
+def stacked_across_clips() -> None:
+    """Rows begin one token late: the end of a clip is stacked with the beginning of the next."""
+    from mimo_launch.modules.audio import AudioStage
+
+    correct = AudioStage.__init__
+
+    def late(self: Any, context: Any, model: Any, *rest: Any, **options: Any) -> None:
+        correct(self, context, model, *rest, **options)
+
+        def shifted(_: Any, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+            (rows,) = inputs
+            return rows.view(-1, model.hidden).roll(1, dims=0).view(rows.shape)
+
+        self.projector.register_forward_pre_hook(shifted)
+
+    AudioStage.__init__ = late
+
+
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -431,6 +474,8 @@ BUGS: dict[str, Bug] = {
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
     "rows received by the even cut": Bug(receiver_takes_the_even_cut, skewed()),
     "squares row-major": Bug(squares_row_major, shuffled()),
+    "neighbouring clips heard": Bug(neighbours_heard, heard()),
+    "stacked across clips": Bug(stacked_across_clips, heard()),
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),
     "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),

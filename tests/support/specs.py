@@ -75,7 +75,7 @@ def spec(
         default = (
             decoder(grids[name], width, vocab, virtual_stages)
             if name == "language"
-            else ENCODER_MODELS[module.get("model", {}).get("kind", "vit")](grids[name])
+            else ENCODER_MODELS.get(module.get("model", {}).get("kind", "vit"), own)(grids[name])
         )
         modules[name] = {**module, "model": {**default, **module.get("model", {})}}
     grid = grids["language"]
@@ -128,6 +128,15 @@ def decoder(
         "mlp": 4 * grid["tp"],
         "vocab": vocab,
         "vocab_multiple": 4 * grid["tp"],
+    }
+
+
+def own(grid: dict[str, int]) -> dict[str, Any]:
+    """Return what the spec must say of an encoder class of a user's own, less its kind."""
+    return {
+        "layers": grid["pp"],
+        "hidden": 8 * grid["tp"],
+        "input": {"kind": "image", "patch": 1},
     }
 
 
@@ -365,6 +374,14 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         model |= {"tied": draw(seldom), "qkv_bias": draw(st.booleans())}
         model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
         model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
+    elif draw(st.sampled_from(["vit", "audio", "vit"])) == "audio":
+        model |= {
+            "kind": "audio",
+            "mels": draw(st.integers(1, 3)),
+            "projector": draw(st.sampled_from(["mlp", "linear"])),
+            "stack": draw(st.sampled_from([1, 2, 3])),
+            "fixed_length": draw(seldom),
+        }
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
@@ -373,6 +390,7 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
             "positions": draw(st.sampled_from(["sincos", "rope2d"])),
             "temporal_patch": draw(st.sampled_from([1, 2, 1])),
         }
+    if name != "language":
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
 
@@ -396,11 +414,15 @@ def features(made: Spec) -> set[str]:
     found |= {"idle ranks"} if made.idle_ranks is not None else set()
     found |= {"packed documents"} if made.data.max_documents > 1 else set()
     found |= {"several images"} if made.data.max_images > 1 else set()
-    found |= {"pixel shuffle"} if any(e.patches_per_row > 1 for e in layout.encoders) else set()
-    found |= {
-        f"{encoder.model.positions} positions, {encoder.model.projector} projector"
-        for encoder in made.encoders.values()
-    }
+    for encoder in made.encoders.values():
+        model, joined = encoder.model, encoder.model.patches_per_row > 1
+        if model.kind == "vit":
+            found |= {"pixel shuffle"} if joined else set()
+            found |= {f"{model.positions} positions, {model.projector} projector"}
+        else:
+            found |= {model.kind, f"{model.kind}, {model.projector} projector"}
+            found |= {"frame stacking"} if joined else set()
+            found |= {"clips of one length"} if model.fixed_length else set()
     found |= {"tied"} if made.language.model.tied else set()
     found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
     found |= {"positions on three axes"} if made.language.model.mrope else set()
