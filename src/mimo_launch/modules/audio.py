@@ -98,7 +98,7 @@ class AudioStage(nn.Module):
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.stage = context, stage
+        self.context, self.stage, self.mels = context, stage, model.mels
         if stage.is_first:
             self.conv1 = Convolution(context, model.mels, model.hidden)
             self.conv2 = Convolution(context, model.hidden, model.hidden)
@@ -140,7 +140,7 @@ class AudioStage(nn.Module):
             raise ValueError("the first stage of an encoder needs frames")
         mine = own_share(given, self.context)
         places = mine.positions.squeeze(1)
-        frames_nM5 = mine.values.view(len(places), -1, VALUES_PER_BAND)
+        frames_nM5 = mine.values.view(len(places), self.mels, VALUES_PER_BAND)
         # The first convolution at the three places that the second one joins: [n, 3, M, 3].
         windows = frames_nM5.unfold(2, KERNEL, 1).transpose(1, 2)
         joined_n3D = self.context.fused(gelu, self.conv1(windows))
