@@ -6,6 +6,7 @@ Leaves: running them to `runtime`.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -19,13 +20,14 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
 from mimo_launch.modules.audio import AudioStage
 from mimo_launch.modules.language import LanguageStage
+from mimo_launch.modules.own import build_own_stage, plain_values
 from mimo_launch.modules.vision import VisionStage
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.plan.estimate_params import MIN_PARAMETERS_PER_UNIT
-from mimo_launch.spec.model import AudioModel, DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import AudioModel, CustomModel, DecoderModel, Spec, VitModel
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -100,12 +102,17 @@ def build_modules(
         flags: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
             # Weights get memory only once they are sharded: no rank ever holds a whole model.
-            with torch.device("meta"):
+            is_own = isinstance(spec.modules[module.name].model, CustomModel)
+            with nullcontext() if is_own else torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
             _shard(network, grids, module.name, sharding, spec.train.precision)
+            constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
             network.to_empty(device=context.device)
-            init_parameters(module.name, network, spec.train.seed, randomise=randomise)
+            for path, values in constants.items():
+                network.get_buffer(path).copy_(values)
+            given = plain_values(spec, module.name, network)
+            init_parameters(module.name, network, spec.train.seed, randomise=randomise, given=given)
             flags[stage.index] = FiniteFlag(context.device)
             if module.sums_gradients:
                 for unit in fsdp_modules(network):
@@ -130,7 +137,7 @@ def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
 def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Return the layers of one stage with unset weights.
 
-    Raises: TypeError for a model kind in the wrong place, which `layout.checks` has ruled out.
+    Raises: OwnClassError for a class of a user's own that cannot be used.
     """
     module = spec.modules[stage.module]
     recompute = module.recompute == "full"
@@ -149,7 +156,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     if isinstance(module.model, AudioModel):
         width = spec.language.model.hidden
         return AudioStage(context, module.model, stage, language_width=width, recompute=recompute)
-    raise TypeError(f"module {stage.module} has a model of unknown kind {module.model!r}")
+    return build_own_stage(spec, stage, context)
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:

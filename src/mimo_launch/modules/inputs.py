@@ -20,7 +20,7 @@ from mimo_launch.modules.frames import VALUES_PER_BAND, cut_clip
 from mimo_launch.modules.patches import Patches, cut_image
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import ImageMask
-from mimo_launch.spec.model import AudioModel, Model, VitModel
+from mimo_launch.spec.model import AudioModel, CustomModel, ImageInput, Model, VitModel
 
 
 class Cut(Protocol):
@@ -45,6 +45,10 @@ def _of_vit(model: VitModel) -> Reader:
     return Reader(model.channels * model.patch**2, axes, partial(cut_image, model=model))
 
 
+def _of_images(images: ImageInput) -> Reader:
+    return Reader(images.patch_size, 2, partial(cut_image, model=images))
+
+
 def _of_audio(model: AudioModel) -> Reader:
     return Reader(VALUES_PER_BAND * model.mels, 1, cut_clip)
 
@@ -54,6 +58,8 @@ READERS: dict[str, Callable[..., Reader]] = {"vit": _of_vit, "audio": _of_audio}
 
 def reader(model: Model) -> Reader:
     """Return how an encoder reads. Raises: TypeError for a model that is no encoder."""
+    if isinstance(model, CustomModel):
+        return _of_images(model.input)
     if model.kind not in READERS:
         raise TypeError(f"a model of kind {model.kind} reads no arrays")
     return READERS[model.kind](model)
@@ -65,6 +71,7 @@ class EncoderInput:
     rank owns in the end and, on the first stage, the patches themselves. `places` are (y, x) of
     each in its image, [N, 2], on every stage of a model that turns queries and keys by them. Behind
     its patches this rank, or tp rank under sequence parallelism, holds so many `class_tokens`.
+    `images` are height and width, in rows, of each image of the group.
     """  # noqa: D205
 
     mask: ImageMask
@@ -72,6 +79,7 @@ class EncoderInput:
     patches: Patches | None
     places: Tensor | None = None
     class_tokens: int = 0
+    images: tuple[tuple[int, int], ...] = ()
 
 
 def pack(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.spec.model import VitModel
+from mimo_launch.spec.model import ImageInput, VitModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,9 @@ class Patches:
     positions: Tensor
 
 
-def cut_image(array: np.ndarray, *, model: VitModel, dtype: torch.dtype, pinned: bool) -> Patches:
+def cut_image(
+    array: np.ndarray, *, model: VitModel | ImageInput, dtype: torch.dtype, pinned: bool
+) -> Patches:
     """Cut an image, `array` [channels, height, width], into patches of `dtype` on the host.
 
     The patches of a square that becomes one row stand together, in row-major order, and so do the
@@ -47,7 +49,7 @@ def cut_image(array: np.ndarray, *, model: VitModel, dtype: torch.dtype, pinned:
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
     # One pass: put in order, cast and, for a GPU, pinned.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
-    measured = model.positions == "learned"
+    measured = isinstance(model, VitModel) and model.positions == "learned"
     places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
     return Patches(pixels.view(-1, channels * side * side), places)
 

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 # sharded: this rank alone has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
-# sinusoids: a table of positions, see `init`.
-InitKind = Literal["normal", "zeros", "ones", "sinusoids"]
+# sinusoids: a table of positions, see `init`. given: not drawn, see `adopt`.
+InitKind = Literal["normal", "zeros", "ones", "sinusoids", "given"]
+# Where layers that know nothing of segments have theirs (see `adopt`).
+ADOPTED = "adopted_segments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,12 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
     A full name is `module.path.to.layer.segment`, the same on every layout.
     """
     for path, layer in root.named_modules():
-        if not isinstance(layer, SegmentedModule):
-            continue
-        if not layer.names_itself:
+        segmented = isinstance(layer, SegmentedModule)
+        by_attribute = layer.segments if segmented else vars(layer).get(ADOPTED, {})
+        if segmented and not layer.names_itself:
             path = path.rpartition(".")[0]  # noqa: PLW2901
         prefix = ".".join(part for part in (module_name, path) if part)
-        for attribute, segments in layer.segments.items():
+        for attribute, segments in by_attribute.items():
             placed, row = [], 0
             for segment in segments:
                 rows = segment.local_shape[0]

@@ -12,7 +12,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.plan.workload import Workload, patch_work, widths
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Spec, TransformerEncoder
+from mimo_launch.spec.model import CustomModel, Spec, TransformerEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,9 @@ class Flops:
 def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
     """Return the operations of one forward of a stage."""
     model = spec.modules[stage.module].model
+    if isinstance(model, CustomModel):
+        weights = (model.parameters or 0) * stage.num_layers / model.layers
+        return Flops(linear=2.0 * work.tokens * weights)
     size = widths(model)
     per_token = 2 * size.stream * (2 * size.query + 2 * size.key + (size.ups + 1) * size.inner)
     pairs = sum(span**2 for span in work.spans) / (2 if size.causal else 1)

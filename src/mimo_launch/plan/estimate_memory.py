@@ -30,7 +30,7 @@ from mimo_launch.plan.kept import (
 )
 from mimo_launch.plan.workload import Workload, patch_work, widths
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Spec, TransformerEncoder, VitModel
+from mimo_launch.spec.model import CustomModel, DecoderModel, Spec, TransformerEncoder, VitModel
 
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
@@ -145,14 +145,14 @@ class _Activations:
         """Return what a forward needs besides, at its worst place."""
         if self.through_blocks:
             return self.logits()
-        is_vit = isinstance(self.model, TransformerEncoder)
+        is_vit = not isinstance(self.model, DecoderModel)
         return max(self._sum(VIT_FORWARD if is_vit else DECODER_FORWARD), self.logits())
 
     def backward(self) -> int:
         """Return what a backward needs besides, at its worst place."""
         if not self.through_blocks:
             return 0
-        is_vit = isinstance(self.model, TransformerEncoder)
+        is_vit = not isinstance(self.model, DecoderModel)
         block = self._sum(VIT_BACKWARD if is_vit else DECODER_BACKWARD)
         if self.spec.modules[self.module.name].recompute == "full":
             block += self._sum(self._of_block()) - self._sum(RECOMPUTED)
@@ -168,6 +168,8 @@ class _Activations:
         return RECOMPUTED if recompute else self._of_block()
 
     def _of_block(self) -> tuple[Kept, ...]:
+        if isinstance(self.model, CustomModel):
+            return RECOMPUTED  # The inputs of its layers; what they keep is not known.
         kept: tuple[Kept, ...] = (
             VIT_BLOCK if isinstance(self.model, TransformerEncoder) else DECODER_BLOCK
         )
@@ -214,10 +216,12 @@ class _Activations:
         first, last = self.stage.is_first, self.stage.is_last
         model, total = self.model, 0
         patches = self.tokens - self.work.class_tokens
-        if not isinstance(model, TransformerEncoder):
+        if isinstance(model, DecoderModel):
             if last:
                 normed = self.size.stream if self.weights_train else 0
                 total += self.tokens * (normed + self.words) * self.bytes
+            return total
+        if isinstance(model, CustomModel):
             return total
         if first and self.through_blocks:
             split = self.tp if self.module.sequence_parallel else 1

@@ -16,6 +16,7 @@ from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
+    CustomModel,
     DecoderModel,
     Model,
     ModuleSpec,
@@ -111,6 +112,8 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
         products: tuple[tuple[int, ...], ...] = ()
         if stage.is_last and not module.model.tied:
             products = (ends.pop(),)
+    elif isinstance(module.model, CustomModel):
+        block, ends, products = tuple(_own_layer(module.model, module, tp)), [], ()
     else:
         block = tuple(_encoder_block(module.model, module, tp))
         ends = list(_encoder_ends(module.model, stage))
@@ -193,6 +196,12 @@ def _image_embedding(model: VitModel) -> Shapes:
     yield from ((width,),) * (model.patch_bias + model.class_token + 2 * model.pre_norm)
     if model.image is not None and model.positions == "learned":
         yield (model.class_token + model.image[0] * model.image[1], width)
+
+
+def _own_layer(model: CustomModel, module: ModuleSpec, tp: int) -> Shapes:
+    """Yield a layer's share of as many parameters as the spec says that there are."""
+    if model.parameters is not None:
+        yield (_part(-(-model.parameters // model.layers), module, tp),)
 
 
 def _fixed(model: Model, stage: Stage) -> Shapes:

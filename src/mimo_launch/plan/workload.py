@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.shards import held_patches, local_class_tokens
-from mimo_launch.spec.model import AudioModel, DecoderModel, TransformerEncoder, VitModel
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    DecoderModel,
+    Model,
+    TransformerEncoder,
+    VitModel,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +79,10 @@ class Widths:
     causal: bool
 
 
-def widths(model: TransformerEncoder | DecoderModel) -> Widths:
-    """Return the sizes of a model's blocks."""
+def widths(model: Model) -> Widths:
+    """Return the sizes of a model's blocks; of a user's own, only what stands between them."""
+    if isinstance(model, CustomModel):
+        return Widths(stream=model.hidden, query=0, key=0, heads=1, inner=0, ups=1, causal=False)
     if isinstance(model, DecoderModel):
         return Widths(
             stream=model.hidden,

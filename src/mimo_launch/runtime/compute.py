@@ -31,6 +31,7 @@ from mimo_launch.runtime.inputs import (
     group_images,
     image_lengths,
     image_places,
+    image_sizes,
     num_rows,
     owned_rows,
     read_documents,
@@ -38,7 +39,7 @@ from mimo_launch.runtime.inputs import (
     read_text,
 )
 from mimo_launch.schedule.actions import Action
-from mimo_launch.spec.model import DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import DecoderModel, Spec, image_input
 
 
 @dataclass(slots=True)
@@ -151,7 +152,12 @@ class Stages:
             found = image_places(self.layout, step.plan, layout, replica, group, held)
             places = to_device(found, module.context.device)
         return EncoderInput(
-            mask, owned_rows(layout, total, self.rank), patches, places, class_tokens
+            mask,
+            owned_rows(layout, total, self.rank),
+            patches,
+            places,
+            class_tokens,
+            image_sizes(self.layout, step.plan, layout, replica, group),
         )
 
     def _image_mask(
@@ -197,7 +203,7 @@ class Stages:
         if not isinstance(model, DecoderModel) or model.mrope is None:
             return held
         replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)
-        images = [n for n, each in self.spec.encoders.items() if isinstance(each.model, VitModel)]
+        images = [n for n, each in self.spec.encoders.items() if image_input(each.model)]
         ids = read_positions(
             self.layout, step.inputs, replica, microbatch, images, self.grids.device
         )

@@ -164,6 +164,17 @@ def image_places(
     return places
 
 
+def image_sizes(
+    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+) -> tuple[tuple[int, int], ...]:
+    """Return height and width, in rows, of each image that one encoder replica encodes."""
+    return tuple(
+        (span.height, span.width)
+        for sample in encoder_samples(layout, plan, module, replica, group)
+        for span in plan.samples[sample].spans.get(module.name, ())
+    )
+
+
 def num_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int, group: int) -> int:
     """Return how many rows the encoder replica of `rank` makes of one group."""
     replica = module.grid.index("dp", rank)

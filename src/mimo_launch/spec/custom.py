@@ -35,6 +35,11 @@ class ImageInput(Strict):
         return self.shuffle**2
 
     @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Patches of a row below each other, and side by side."""
+        return self.shuffle, self.shuffle
+
+    @property
     def row_side(self) -> int:
         """Side, in pixels, of the square that becomes one row."""
         return self.shuffle * self.patch
@@ -42,6 +47,10 @@ class ImageInput(Strict):
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return (channels, height, width) of an image in pixels."""
         return self.channels, height * self.row_side, width * self.row_side
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of an image (channels, height, width) in pixels."""
+        return shape[1] // self.row_side, shape[2] // self.row_side
 
     @property
     def patch_size(self) -> int:

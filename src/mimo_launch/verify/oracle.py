@@ -16,14 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.modules.build import build_network
+from mimo_launch.modules.own import plain_values, whole_stage
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import initial_values
 from mimo_launch.parallel.segments import declared_parameters
-from mimo_launch.spec.model import AudioModel, DecoderModel, Spec, TransformerEncoder, VitModel
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    DecoderModel,
+    Spec,
+    TransformerEncoder,
+    VitModel,
+    image_input,
+)
 from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.verify.own import OneRankEncoder, keep_activations
 from mimo_launch.verify.rotary import axis_angles, axis_ids, image_angles, text_angles, turned
 
 
@@ -34,13 +43,22 @@ class Oracle:
         """Draw the same initial weights as every layout of the spec."""
         self.spec, self.dataset = spec, build_dataset(spec)
         self.weights: dict[str, Tensor] = {}
+        self.own: dict[str, OneRankEncoder] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
-            whole = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
-            for declared in declared_parameters(name, build_network(spec, whole, context)):
+            whole = whole_stage(spec, name)
+            network = build_network(keep_activations(spec), whole, context)
+            given = plain_values(spec, name, network)
+            if isinstance(module.model, CustomModel):
+                self.own[name] = OneRankEncoder(name, network, module.model, context)
+            for declared in declared_parameters(name, network):
                 for placed in declared.placed:
                     values = initial_values(
-                        placed.name, placed.segment, spec.train.seed, randomise=randomise
+                        placed.name,
+                        placed.segment,
+                        spec.train.seed,
+                        randomise=randomise,
+                        given=given.get(placed.name),
                     )
                     is_projector = placed.name.startswith(f"{name}.projector.")
                     trains = placed.segment.trains and (
@@ -106,6 +124,8 @@ class Oracle:
         if isinstance(model, AudioModel):
             x_ND = self._layers(self._hear(encoder, image), encoder, model, None)
             return self._project(_neighbours(x_ND, model.stack), encoder, model)
+        if encoder in self.own:
+            return self.own[encoder].rows(self.weights, image)
         if not isinstance(model, VitModel):
             raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
         side = model.patch
@@ -195,11 +215,11 @@ class Oracle:
             return text_angles(len(tokens), model.head_size, model.rope_theta)
         sizes = {
             placeholder_id(self.spec, name): [
-                (image.shape[1] // module.model.row_side, image.shape[2] // module.model.row_side)
+                (image.shape[1] // images.row_side, image.shape[2] // images.row_side)
                 for image in self.dataset.images("train", index, name)
             ]
             for name, module in self.spec.encoders.items()
-            if isinstance(module.model, VitModel)
+            if (images := image_input(module.model))
         }
         ids = axis_ids(tokens, documents, sizes)
         return axis_angles(ids, model.mrope, model.head_size, model.rope_theta)

@@ -15,6 +15,7 @@ from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
+    CustomModel,
     DecoderModel,
     LrSchedule,
     ModuleSpec,
@@ -22,6 +23,7 @@ from mimo_launch.spec.model import (
     SyntheticData,
     TransformerEncoder,
     VitModel,
+    image_input,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
 
@@ -46,7 +48,7 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     data = small.data
     if isinstance(data, SyntheticData):
         models = [module.model for module in spec.encoders.values()]
-        data = _shrink_images(data, [m.shuffle for m in models if isinstance(m, VitModel)])
+        data = _shrink_images(data, [m.shuffle for m in map(image_input, models) if m])
         data = _shrink_clips(data, [m for m in models if isinstance(m, AudioModel)])
     small = small.model_copy(
         update={
@@ -111,8 +113,10 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
-    small: TransformerEncoder | DecoderModel
-    if isinstance(model, TransformerEncoder):
+    small: TransformerEncoder | DecoderModel | CustomModel
+    if isinstance(model, CustomModel):
+        small = model  # What depends on what in a user's own class is not known.
+    elif isinstance(model, TransformerEncoder):
         heads = tp * min(2, model.heads // tp)
         hidden = HEAD_SIZE * heads
         update: dict[str, object] = {

@@ -30,7 +30,7 @@ from mimo_launch.layout.tokens import (
     longest_sample,
     placeholder_id,
 )
-from mimo_launch.spec.model import DigitsData, Spec, VitModel
+from mimo_launch.spec.model import DigitsData, ImageInput, Spec, VitModel, image_input
 from mimo_launch.train.data.draws import (
     Draws,
     Purpose,
@@ -117,7 +117,7 @@ class DigitStrips:
                 f"a strip takes {longest_sample(spec)} tokens, seq is {spec.batch.seq}"
             )
         self._data, self._seq = data, spec.batch.seq
-        self._models = {name: _vit(spec, name) for name in spec.encoders}
+        self._models = {name: _images(spec, name) for name in spec.encoders}
         self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
         counts = range(data.min_digits, data.max_digits + 1)
         self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
@@ -214,11 +214,11 @@ class DigitStrips:
         return _Shape(num_digits, position + num_digits + 2, position, spans)
 
 
-def _vit(spec: Spec, encoder: str) -> VitModel:
-    """Model of an encoder that can read a strip; ValueError otherwise."""
-    model = spec.encoders[encoder].model
-    if not isinstance(model, VitModel):
-        raise ValueError(f"{encoder}: {model.kind} cannot read images")
+def _images(spec: Spec, encoder: str) -> VitModel | ImageInput:
+    """How an encoder that can read a strip cuts it; ValueError otherwise."""
+    model = image_input(spec.encoders[encoder].model)
+    if model is None:
+        raise ValueError(f"{encoder}: {spec.encoders[encoder].model.kind} cannot read images")
     if DIGIT_SIDE % model.row_side:
         raise ValueError(f"{encoder}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
     return model

@@ -20,7 +20,14 @@ from mimo_launch.layout.tokens import (
     placeholder_id,
     vocab_size,
 )
-from mimo_launch.spec.model import AudioModel, Spec, SyntheticData, VitModel
+from mimo_launch.spec.model import (
+    AudioModel,
+    ImageInput,
+    Spec,
+    SyntheticData,
+    VitModel,
+    image_input,
+)
 from mimo_launch.train.data.draws import (
     Draws,
     Purpose,
@@ -124,6 +131,8 @@ class SyntheticSamples:
                 is_text[rows] = False
         words = generator(self._content[split], index).random_raw(2 * plan.num_tokens)
         values = below(words[: plan.num_tokens], self._num_text_tokens)
+        for placeholder in sorted(self._placeholders.values()):
+            values += values >= placeholder
         tokens[: plan.num_tokens][is_text[: plan.num_tokens]] = values[is_text[: plan.num_tokens]]
         # The last pair always counts (see `plan`), the others by lot.
         pairs = np.flatnonzero(is_text[:-1] & is_text[1:])
@@ -179,11 +188,12 @@ class SyntheticSamples:
         return height, narrowest + pick(wide, widest - narrowest + 1)
 
 
-def _encoder(spec: Spec, name: str) -> VitModel | AudioModel:
-    """Model of an encoder; ValueError when its smallest input is larger than all of the data."""
-    model = spec.encoders[name].model
-    if not isinstance(model, VitModel | AudioModel):
-        raise ValueError(f"{name}: {model.kind} cannot read synthetic data")
+def _encoder(spec: Spec, name: str) -> VitModel | ImageInput | AudioModel:
+    """What an encoder reads; ValueError when its smallest input is larger than all of the data."""
+    given = spec.encoders[name].model
+    model = given if isinstance(given, AudioModel) else image_input(given)
+    if model is None:
+        raise ValueError(f"{name}: {given.kind} cannot read synthetic data")
     if largest_image(spec, name).rows == 0:
         raise ValueError(
             f"{name}: no image or clip holds the {model.patches_per_row} patches of a row"
