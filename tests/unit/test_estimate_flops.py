@@ -95,6 +95,30 @@ def test_vision_costs_what_torch_counts(projector: str, frames: int) -> None:
     assert back["bmm"] == backward.attention
 
 
+def test_audio_costs_what_torch_counts() -> None:
+    model = {"kind": "audio", "mels": 5, "stack": 2, "fixed_length": True, "frames": 24}
+    made = spec({"audio": box(0, model=model), "language": box(1)}, mbs=2, seq=64)
+    layout = build_layout(made)
+    module = layout["audio"]
+    (stage,) = module.stages
+    work = workload(layout, module, nominal(made))
+    assert (work.spans, work.rows) == ((12, 12), 12)
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    mask = image_mask([12, 12], range(24), torch.device("cpu"), alone=True)
+    patches = Patches(torch.randn(24, 5 * 5), torch.arange(24)[:, None] % 12)
+    ahead, back = counted(lambda: network(None, EncoderInput(mask, (12,), patches)))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
+    # Frames need no gradient, but by the rule a backward is twice its forward.
+    first = 2 * 24 * 3 * (3 * 5) * 8
+    assert back["mm"] == backward.linear + backward.patch - first + backward.projector
+    assert ahead["bmm"] == forward.attention
+    assert back["bmm"] == backward.attention
+
+
 def r1() -> tuple[Spec, Layout]:
     """ViT-H with 4,096 patches a sample in front of 16 layers of Llama-3-8B shape."""
     vision = {"layers": 32, "hidden": 1280, "heads": 16, "mlp": 5120, "patch": 16}

@@ -19,6 +19,10 @@ DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 3
 VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}
 
 
+def hearing(model: dict, **audio) -> Spec:
+    return spec({"audio": box(0, model={"kind": "audio", **model}, **audio), "language": box(4)})
+
+
 def specs() -> dict[str, Spec]:
     """Every size that changes a shape, one spec each."""
 
@@ -45,6 +49,10 @@ def specs() -> dict[str, Spec]:
         "merger, two frames": one(
             {}, {"shuffle": 2, "projector": "merger", "temporal_patch": 2, "positions": "rope2d"}, 2
         ),
+        "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
+        "audio, linear": hearing(
+            {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
+        ),
         "frozen": one({}, {}, 1, frozen=True),
         "full sharding": one({}, {}, 2, sharding="full"),
     }
@@ -70,10 +78,11 @@ def test_weights_are_those_of_the_layers(name: str) -> None:
                 assert sum(w.numel for unit in got.units() for w in unit) == got.numel
 
 
-def test_trained_weights_are_those_that_the_spec_leaves_trainable() -> None:
+@pytest.mark.parametrize("model", [VIT, {"kind": "audio"}], ids=["vit", "audio"])
+def test_trained_weights_are_those_that_the_spec_leaves_trainable(model: dict) -> None:
     for frozen in (False, True, "except_projector"):
-        made = spec({"vision": box(0, frozen=frozen, model=VIT), "language": box(1)})
-        module = build_layout(made)["vision"]
+        made = spec({"encoder": box(0, frozen=frozen, model=model), "language": box(1)})
+        module = build_layout(made)["encoder"]
         (stage,) = module.stages
         network = build.build_network(made, stage, ParallelContext())
         build._freeze(network, frozen)
