@@ -16,6 +16,7 @@ import typer
 from mimo_launch.cli.attempts import Screen, interrupted_by, run_attempts
 from mimo_launch.cli.console import Console
 from mimo_launch.cli.options import device_here
+from mimo_launch.cli.own import own_classes_fail
 
 if TYPE_CHECKING:
     from mimo_launch.cli.origin import Origin
@@ -159,7 +160,7 @@ def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
 
     num_workers = world_size(request.spec)
     request = request.on_host_of(num_workers)
-    ended = _prepare(request, console)
+    ended = own_classes_fail(request.spec, console) or _prepare(request, console)
     if ended is not None:
         return ended
     return _attempts(request, OneHost(num_workers, request.run), console, stop)
@@ -180,7 +181,9 @@ def _on_many_hosts(
         hosts = ManyHosts(place, request.spec, request.device, request.run, stop)
         ended: int | None = 2
         try:
-            ended = _prepare(request, console) if place.node == 0 else None
+            ended = own_classes_fail(request.spec, console)
+            if ended is None and place.node == 0:
+                ended = _prepare(request, console)
             if ended is not None:
                 return ended
             return _attempts(request, hosts, console, stop)

@@ -13,6 +13,7 @@ import typer
 
 from mimo_launch.cli.console import Console, console_of
 from mimo_launch.cli.options import Device, Overrides, Where, device_here
+from mimo_launch.cli.own import own_classes_fail
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -119,6 +120,9 @@ def _prove(
     from mimo_launch.verify.shrink import shrink
 
     import_for_workers()
+    ended = own_classes_fail(spec, console)
+    if ended is not None:
+        raise typer.Exit(ended)
     small = shrink(spec, precision.value)
     illegal = [finding for finding in check(small) if finding.is_error]
     if illegal:

@@ -82,7 +82,8 @@ class RankEstimate:
 class Estimates:
     """What a step is expected to take, on one kind of device.
 
-    `bubble` is the mean over ranks that have work, of the schedule in estimated time.
+    `bubble` is the mean over ranks that have work, of the schedule in estimated time. `not_counted`
+    names modules and what of them is left out, because nothing is known of their layers.
     """
 
     device: str
@@ -93,4 +94,5 @@ class Estimates:
     tflop: float
     tflops_per_gpu: float
     bubble: float
+    not_counted: dict[str, tuple[str, ...]]
     ranks: tuple[RankEstimate, ...]

@@ -21,7 +21,7 @@ from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import channels_of, components_of
 from mimo_launch.schedule.generate import Programs, Role, role_of
 from mimo_launch.schedule.simulate import Simulation, simulate
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import CustomModel, Spec
 
 _MILLI = 1e-3
 
@@ -155,12 +155,21 @@ class Estimator:
             tflop=step_tflop,
             tflops_per_gpu=step_tflop / total / world,
             bubble=sum(n * bubble for n, bubble in busy) / sum(n for n, _ in busy),
+            not_counted=self._not_counted(),
             ranks=tuple(
                 self._row(alike, total, finish[alike], update[alike] + after, tflop[alike])
                 for alike in self.classes
                 if rank is None or rank in alike.ranks
             ),
         )
+
+    def _not_counted(self) -> dict[str, tuple[str, ...]]:
+        """Return what is unknown of classes of a user's own, which no plan imports."""
+        return {
+            name: ("activations",) if model.parameters else ("weights", "work", "activations")
+            for name, module in self.spec.modules.items()
+            if isinstance(model := module.model, CustomModel)
+        }
 
     def _finish(self, alike: RankClass) -> float:
         """Return when a class has its gradients: after its program and the last reduction."""

@@ -2,15 +2,16 @@
 
 Decides: what can be told of a package without running any of it, since `validate` and `plan` never
 import it: where its files are, and which names its source defines.
-Relies on: Python's finders, with the current folder in front, as `python -m` has it.
+Relies on: Python's finders of files, with the current folder first, as `python -m` has it.
 Leaves: importing the class, and whether it builds stages, to `modules.own`.
 """
 
 import ast
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from mimo_launch.diag.diagnostic import Diagnostic
@@ -25,10 +26,10 @@ def class_is_there(spec: Spec, name: str) -> Findings:
     if not isinstance(model, CustomModel):
         return
     module, _, wanted = model.kind.partition(":")
-    parents = module.split(".")
+    parts = module.split(".")
     found: ModuleSpec | None = None
-    for depth in range(1, len(parents) + 1):
-        path = ".".join(parents[:depth])
+    for depth in range(1, len(parts) + 1):
+        path = ".".join(parts[:depth])
         found = _find(path, found)
         if found is None:
             yield _not_found(
@@ -39,37 +40,39 @@ def class_is_there(spec: Spec, name: str) -> Findings:
             )
             return
     names = None if found is None else _names(found)
-    if names is not None and wanted not in names:
+    if found is not None and names is not None and wanted not in names:
         yield _not_found(
             name,
             f"`{module}` defines no `{wanted}`",
-            f"its source is {found.origin if found else module}",
+            f"its source is {found.origin}",
             did_you_mean(wanted, names) or f"the names there are {_listed(names)}",
         )
 
 
-def _find(module: str, parent: ModuleSpec | None) -> ModuleSpec | None:
-    """Return where a module is, as an import of it would; nothing of a package is run.
+def _find(module: str, package: ModuleSpec | None) -> ModuleSpec | None:
+    """Return where a module is, in the package that it is in, if it is in one.
 
-    `importlib.util.find_spec` would import the packages that the module is in.
+    `importlib.util.find_spec` would import that package. A folder without `__init__.py` gives way
+    to a package further on.
     """
-    if parent is None:
-        if module in sys.modules:
-            return getattr(sys.modules[module], "__spec__", None)
-        here = PathFinder.find_spec(module, [os.getcwd()])
-        # A folder without a file `__init__.py` gives way to a package further on.
-        if here is not None and here.origin is not None:
-            return here
-        locations = None
-    else:
-        here, locations = None, parent.submodule_search_locations
-        if locations is None:
-            return None
-    for finder in sys.meta_path:
-        found = finder.find_spec(module, locations)
-        if found is not None:
+    folders = [os.getcwd(), *sys.path] if package is None else package.submodule_search_locations
+    portions: list[str] = []
+    for importer in map(pkgutil.get_importer, folders or []):
+        found = importer.find_spec(module) if importer is not None else None
+        if found is not None and found.loader is not None:
             return found
-    return here
+        portions += found.submodule_search_locations or [] if found is not None else []
+    if package is None:
+        # Those that know other places: of modules built in, and of packages under development.
+        others = (finder.find_spec(module, None) for finder in sys.meta_path)
+        known = next((found for found in others if found is not None and found.loader), None)
+        if known is not None:
+            return known
+    if not portions:
+        return None
+    folder = ModuleSpec(module, None, is_package=True)
+    folder.submodule_search_locations = portions
+    return folder
 
 
 def _names(module: ModuleSpec) -> set[str] | None:

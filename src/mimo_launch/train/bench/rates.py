@@ -171,11 +171,11 @@ def _tokens(
 
 
 def _vit_block(session: RankSession, module: RankModule) -> float | None:
-    """Return the rate on the images of one cp rank, or None if the nominal sample has none."""
+    """Return the rate on the images of one cp rank; None without images, or for another encoder."""
     spec, layout, context = session.spec, session.layout, _alone(module)
     model = spec.modules[module.name].model
     if not isinstance(model, VitModel):
-        raise TypeError(f"encoder {module.name} has a model of unknown kind {model!r}")
+        return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
     sample = nominal_data_plan(spec).samples[0]
     spans = workload(layout, module.layout, sample).spans
