@@ -27,6 +27,7 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # One line per command: `mimo_launch.cli.NAME` has a function NAME with typer annotations; in the
 # order in which `--help` lists them.
 COMMANDS = (
+    "init",
     "validate",
     "plan",
     "train",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mimo_launch.cli.console import Console, console_of
+from mimo_launch.cli.flow import flow
 
 if TYPE_CHECKING:
     from mimo_launch.layout.hugging_face.contents import Contents, Part
@@ -109,30 +110,15 @@ def _fragment(found: "Contents") -> str:
     """Return `modules:` of a spec that starts from a folder, on one rank."""
     lines = ["modules:"] if found.parts else []
     for part in found.parts:
-        lines += [f"  {part.name}:", f"    model: {_flow({'kind': part.kind, **part.keys})}"]
+        lines += [f"  {part.name}:", f"    model: {flow({'kind': part.kind, **part.keys})}"]
         lines.append("    ranks: 0")
         if part.not_computed:
             lines.append(
                 "    # No init_from: weights are not read where a setting is not computed."
             )
         else:
-            lines.append(f"    init_from: {_flow(str(found.folder))}")
+            lines.append(f"    init_from: {flow(str(found.folder))}")
     return "\n".join(lines)
-
-
-def _flow(value: object) -> str:
-    """Return a value as YAML in one line."""
-    import yaml
-
-    from mimo_launch.layout.hugging_face.architectures import text_of
-
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, str):
-        return yaml.safe_dump(value, default_flow_style=True, width=1 << 16).splitlines()[0]
-    return text_of(value)
 
 
 def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: bool) -> None:
@@ -191,10 +177,10 @@ def _run_fragment(found: "Checkpoint") -> str:
     for name, module in found.spec.modules.items():
         model = module.model.model_dump(mode="json", exclude_defaults=True)
         grid = {axis: size for axis, size in module.grid.model_dump().items() if size > 1}
-        lines += [f"  {name}:", f"    model: {_flow({'kind': module.model.kind, **model})}"]
+        lines += [f"  {name}:", f"    model: {flow({'kind': module.model.kind, **model})}"]
         lines.append(f"    ranks: {module.ranks}")
-        lines += [f"    grid: {_flow(grid)}"] if grid else []
-        lines.append(f"    init_from: {_flow(str(found.path))}")
+        lines += [f"    grid: {flow(grid)}"] if grid else []
+        lines.append(f"    init_from: {flow(str(found.path))}")
     return "\n".join(lines)
 
 

@@ -25,7 +25,8 @@ NAMES = {"decoder": "language", "vit": "vision", "audio": "audio"}
 class Part:
     """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
 
-    `not_computed` are settings, as `key: value`, that our model does not have.
+    `not_computed` are settings, as `key: value`, that our model does not have; `placeholder` is the
+    token that stands for its rows, if the folder says one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Part:
     not_computed: tuple[str, ...]
     tensors: int
     parameters: int
+    placeholder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,114 @@
+"""A layout for models on so many GPUs, by one simple rule.
+
+Decides: the rule. All modules share all ranks. The language model gets the smallest tp * pp that
+fits into memory, tp before pp, and dp for the rest; an encoder is data parallel. A step has the
+fewest microbatches that fit, four per pipeline stage at least; encoders work on all of them at once
+if that fits. Activations are recomputed only where nothing fits without.
+Relies on: `layout.checks.entry` for what is legal, `fit` for memory.
+Leaves: anything better to whoever compares layouts with `plan`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mimo_launch.layout.checks import entry
+from mimo_launch.layout.checks.rule import divisors
+from mimo_launch.plan.calibration import Calibration
+from mimo_launch.plan.fit import memory_findings
+from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.model import Spec
+
+MICROBATCHES_PER_STAGE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the rule decides; `encoder_microbatches` None: all of a step at once."""
+
+    num_ranks: int
+    tp: int
+    pp: int
+    microbatches: int
+    encoder_microbatches: int | None
+    recompute: bool
+
+    @property
+    def dp(self) -> int:
+        """Replicas of the language model."""
+        return self.num_ranks // (self.tp * self.pp)
+
+    def applied(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the data of a spec with this layout."""
+        modules = {}
+        for name, module in data["modules"].items():
+            grid = {"dp": self.num_ranks}
+            if name == "language":
+                grid = {"tp": self.tp, "pp": self.pp, "dp": self.dp}
+            ranks = f"0-{self.num_ranks - 1}" if self.num_ranks > 1 else "0"
+            placed = {**module, "ranks": ranks, "grid": grid}
+            modules[name] = placed | ({"recompute": "full"} if self.recompute else {})
+        schedule = {"microbatches": self.microbatches}
+        if self.encoder_microbatches is not None:
+            schedule["encoder_microbatches"] = self.encoder_microbatches
+        return {**data, "modules": modules, "schedule": schedule}
+
+
+class NothingFits(Exception):
+    """No layout of the rule is legal and small enough; the message says which is nearest."""
+
+
+def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
+    """Return the first layout that fits, for the data of a spec without any placement.
+
+    Ranks per host and the memory of a GPU are those of its section `nodes`. Raises: NothingFits;
+    ValueError if the data are no spec, whatever the layout.
+    """
+    said = ""
+    for layout in _layouts(data, num_ranks):
+        spec = spec_from_data(layout.applied(data))
+        findings = [found for found in entry.check(spec) if found.is_error]
+        if not findings and spec.nodes is not None and spec.nodes.memory is not None:
+            findings = list(memory_findings(spec, spec.nodes.memory, Calibration()))
+        if not findings:
+            return layout, spec
+        said = said or findings[0].headline
+    raise NothingFits(said or f"no layout divides {data['batch']['global']} samples")
+
+
+def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[Layout]:
+    """Yield layouts in the order of preference; whether they are legal is not known yet."""
+    has_encoders = len(data["modules"]) > 1
+    for recompute in (False, True):
+        for tp, pp in _splits(data, num_ranks):
+            dp = num_ranks // (tp * pp)
+            if data["batch"]["global"] % dp:
+                continue
+            share = data["batch"]["global"] // dp
+            least = min(share, MICROBATCHES_PER_STAGE * pp if pp > 1 else 1)
+            for microbatches in (each for each in divisors(share) if each >= least):
+                groups: list[int | None] = [None]
+                if has_encoders and microbatches > 1:
+                    groups += divisors(microbatches)[-2::-1]
+                for group in groups:
+                    yield Layout(
+                        num_ranks=num_ranks,
+                        tp=tp,
+                        pp=pp,
+                        microbatches=microbatches,
+                        encoder_microbatches=group,
+                        recompute=recompute,
+                    )
+
+
+def _splits(data: dict[str, Any], num_ranks: int) -> list[tuple[int, int]]:
+    """Return (tp, pp) by their product, then with the larger tp first; tp stays on a host."""
+    per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
+    layers = data["modules"]["language"]["model"]["layers"]
+    found = [
+        (tp, pp)
+        for tp in divisors(num_ranks)
+        for pp in divisors(num_ranks // tp)
+        if per_host % tp == 0 and layers % pp == 0
+    ]
+    return sorted(found, key=lambda split: (split[0] * split[1], -split[0]))

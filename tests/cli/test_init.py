@@ -1,0 +1,120 @@
+"""What `init` writes is valid, and it never replaces a file unasked."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.exports import header_only
+
+from mimo_launch.layout.checks.entry import Checked
+from mimo_launch.plan.fit import load_and_check
+
+Cli = Callable[[str], tuple[int, str, str]]
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "llama"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    header_only(folder / "model.safetensors", {"model.norm.weight": (4096,)})
+    return folder
+
+
+def checked(file: Path) -> Checked:
+    found = load_and_check(file)
+    assert found.diagnostics == ()
+    return found
+
+
+def test_the_digits_without_any_folder(tmp_path: Path, run_cli: Cli) -> None:
+    file = tmp_path / "first.yaml"
+    assert run_cli(f"init {file} --gpus 6") == (
+        0, f"wrote {file}\nnext:\n" + "".join(
+            f"  mimo-launch {command} {file}\n" for command in ("validate", "plan", "train")
+        ), "",
+    )  # fmt: skip
+    spec = checked(file).spec
+    assert spec is not None
+    assert (spec.name, spec.data.kind, list(spec.modules)) == (
+        "first", "digits", ["vision", "language"],
+    )  # fmt: skip
+    assert [module.grid.dp for module in spec.modules.values()] == [6, 6]
+
+
+def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, run_cli: Cli) -> None:
+    tps = []
+    for memory in ("141GB", "80GB", "40GB"):
+        file = tmp_path / f"{memory}.yaml"
+        code, _, err = run_cli(f"init {file} --language {llama} --gpus 8 --gpu-memory {memory}")
+        assert (code, err) == (0, "")
+        spec = checked(file).spec
+        assert spec is not None
+        assert spec.language.init_from == str(llama)
+        assert spec.train.precision == "bf16"
+        tps.append(spec.language.grid.tp * spec.language.grid.pp)
+    assert tps == sorted(tps)
+    assert tps[0] < tps[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--language {llama} --gpu-memory 4GB --gpus 2", "no layout on 2 GPUs fits: rank"),
+        ("--vision {llama}", "holds no vision of ours: its model type is llama"),
+        ("--language {llama}/none", "config.json cannot be read"),
+        ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs fits: "),
+        ("--gpu-memory much --gpus 4", "unit"),
+    ],
+)
+def test_what_cannot_be_written(
+    options: str, says: str, llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    code, out, err = run_cli(f"init {tmp_path}/no.yaml {options.format(llama=llama)}")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "   = help: " in err
+    assert not (tmp_path / "no.yaml").exists()
+
+
+def test_a_file_is_kept_unless_forced(tmp_path: Path, run_cli: Cli) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("precious")
+    code, out, err = run_cli(f"init {file}")
+    assert (code, out, err) == (
+        2, "", f"error: {file} exists\n   = help: --force replaces it; or name another file\n",
+    )  # fmt: skip
+    assert file.read_text() == "precious"
+    assert run_cli(f"init {file} --force")[0] == 0
+    checked(file)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_is_asked(
+    llama: Path, tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [str(llama), "4", "80GB", "", "", ""]
+    monkeypatch.setattr("sys.stdin", Terminal("\n".join([*answers, ""])))
+    file = tmp_path / "asked.yaml"
+    code, out, _ = run_cli(f"init {file}")
+    assert (code, out.strip().splitlines()[0]) == (0, f"wrote {file}")
+    spec = checked(file).spec
+    assert spec is not None
+    assert spec.nodes is not None
+    assert (spec.nodes.gpus, spec.nodes.gpu_memory) == (4, "80GB")
+    assert spec.language.init_from == str(llama)
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    assert run_cli(f"init {tmp_path}/unasked.yaml --yes")[0] == 0
+    assert run_cli(f"init {tmp_path}/left.yaml")[0] == 130
