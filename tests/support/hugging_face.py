@@ -66,7 +66,7 @@ def made(kind: str, layout: str, folder: Path, precision: str = "fp32", **more: 
     modules["language"]["model"] = model
     train = {"steps": 1, "precision": precision}
     found = spec(modules, microbatches=2, mbs=2, seq=16, text_only=1.0, train=train)
-    assert check(found) == ()
+    assert not [item for item in check(found) if item.is_error]
     return found
 
 

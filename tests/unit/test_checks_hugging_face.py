@@ -113,8 +113,8 @@ def test_other_kinds_have_their_own_parts(
     ("config", "words"),
     [
         ({"model_type": "gpt2"}, "`model_type: gpt2`"),
-        ({"model_type": None}, "`model_type: None`"),
-        ({"model_type": ["llama"]}, "`model_type: ['llama']`"),
+        ({"model_type": None}, "`model_type: null`"),
+        ({"model_type": ["llama"]}, '`model_type: ["llama"]`'),
         (CONFIG | {"attention_bias": True}, "`attention_bias: true`"),
         (CONFIG | {"mlp_bias": True}, "`mlp_bias: true`"),
         (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
@@ -167,7 +167,8 @@ def test_an_encoder_does_not_start_from_a_decoder(tmp_path: Path) -> None:
     )
     [item] = check_text(text).diagnostics
     assert item.code == "init-from-not-supported"
-    assert "for a `vit`" in item.headline
+    assert "with `model_type: llama`" in item.headline
+    assert "siglip_vision_model" in item.why
 
 
 def test_the_vocabulary_asked_for_has_room_for_placeholders(tmp_path: Path) -> None:

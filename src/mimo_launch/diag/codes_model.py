@@ -71,6 +71,30 @@ MODEL_CODES = (
         "model: {kind: vit, hidden: 72, heads: 6, positions: rope2d}",
     ),
     Code(
+        "placeholder-outside-vocab",
+        "The placeholder of an encoder is not in the vocabulary.",
+        "A placeholder is the token that stands in a text where a row of the encoder goes, one for "
+        "each row. Its id is below `vocab` of the language model.",
+        "modules:\n  vision: {placeholder: 32000}\n  language: {model: {vocab: 32000}}",
+        "modules:\n  vision: {placeholder: 32000}\n  language: {model: {vocab: 32001}}",
+    ),
+    Code(
+        "placeholder-taken",
+        "Two encoders have the same placeholder.",
+        "A placeholder says which encoder's row goes there, so each encoder has its own. Encoders "
+        "without a `placeholder` own the last ids of the vocabulary, in the order of the spec.",
+        "modules:\n  vision: {placeholder: 32000}\n  audio: {placeholder: 32000}",
+        "modules:\n  vision: {placeholder: 32000}\n  audio: {placeholder: 32001}",
+    ),
+    Code(
+        "placeholder-is-word",
+        "The placeholder of an encoder is a word of the data set.",
+        "Wherever the token stands, a row of the encoder goes. Texts of `kind: digits` are made of "
+        "the first 24 tokens, so their placeholders come after them.",
+        "modules: {vision: {placeholder: 7}}\ndata: {kind: digits}",
+        "modules: {vision: {placeholder: 24}}\ndata: {kind: digits}",
+    ),
+    Code(
         "positions-without-grid",
         "A vision transformer learns positions, and nothing says how many.",
         "Learned positions are a table with one row per patch of an image of one size, `image`. "

@@ -42,8 +42,24 @@ def padded_vocab_size(spec: Spec) -> int:
 
 
 def placeholder_id(spec: Spec, encoder: str) -> int:
-    """Token that stands for a row of `encoder`: the encoders own the last ids, in written order."""
-    return vocab_size(spec) - len(spec.encoders) + list(spec.encoders).index(encoder)
+    """Token that stands for a row of `encoder`: the one given, or one of the last ids.
+
+    Those belong to the encoders without a given one, in written order.
+    """
+    given = spec.encoders[encoder].placeholder
+    if given is not None:
+        return given
+    last = _with_last_ids(spec)
+    return vocab_size(spec) - len(last) + last.index(encoder)
+
+
+def num_last_placeholders(spec: Spec) -> int:
+    """Number of ids at the end of the vocabulary that stand for rows."""
+    return len(_with_last_ids(spec))
+
+
+def _with_last_ids(spec: Spec) -> list[str]:
+    return [name for name, module in spec.encoders.items() if module.placeholder is None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,11 @@ class ModuleSpec(Strict):
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."
     )
+    placeholder: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Of an encoder: the token that stands for one of its rows, as of `<image>` in "
+        "a tokenizer. Encoders without one own the last ids of the vocabulary, in written order.",
+    )
     frozen: bool | Literal["except_projector"] = Field(
         False,
         description="`true`: train nothing in this module, its projector included. "

@@ -65,6 +65,8 @@ def text_of(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "null"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(text_of(each) for each in value)}]"
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return str(value)

@@ -1,28 +1,36 @@
 """Qwen2-VL: a vision transformer for images of any size, and a Qwen2 decoder with three axes.
 
-Decides: what the two parts of its configuration mean, and what their tensors are called.
+Decides: what the two parts of its configuration mean, what their tensors are called, and where they
+are in a folder.
 Relies on: `decoder` for all that the text part shares with Qwen2.
-Leaves: where the parts are in a folder to `registry`.
+Leaves: finding the folder's parts to `registry`.
 
-Source: `transformers` 5.23, models/qwen2_vl; arXiv:2409.12191. Names of the vision part are those
-inside it: the files say `visual.` before them, or `model.visual.`.
+Sources: arXiv:2409.12191; `transformers` 5.23, models/qwen2_vl. Its files begin their names as
+written here first; those of versions from 4.52 to 5 differ.
 """
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from mimo_launch.layout.hugging_face import decoder
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.model import DecoderModel, VitModel
 
+MODEL_TYPE = "qwen2_vl"
 TEXT, VISION = "qwen2_vl_text", "qwen2_vl_vision"
 SECTIONS = (16, 24, 24)
 NORM_EPS = 1e-6
 _TEXT_DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
-
+_VISION_NAMES = (("visual.", ""), ("model.visual.", ""))
+_TEXT_NAMES = (
+    ("model.", "model."),
+    ("model.language_model.", "model."),
+    ("lm_head.", "lm_head."),
+)
+_LANGUAGE = ("embed_tokens", "layers", "norm")
 _ENDS = {
     "norm": "merger.ln_q",
     "projector.up": "merger.mlp.0",
@@ -174,25 +182,59 @@ def _activation(config: Config) -> str:
     return str(config.get("hidden_act", "quick_gelu"))
 
 
-FAMILIES = (
-    Family(
-        model_type=TEXT,
-        kind="decoder",
-        not_computed=text_not_computed,
-        keys=text_keys,
-        place=decoder.place,
-        is_ignored=decoder.is_ignored,
-        fits=text_fits,
-        config=text_config,
-    ),
-    Family(
-        model_type=VISION,
-        kind="vit",
-        not_computed=vision_not_computed,
-        keys=vision_keys,
-        place=vision_place,
-        is_ignored=vision_is_ignored,
-        fits=vision_fits,
-        config=vision_config,
-    ),
+_TEXT_FAMILY = Family(
+    model_type=TEXT,
+    kind="decoder",
+    not_computed=text_not_computed,
+    keys=text_keys,
+    place=decoder.place,
+    is_ignored=decoder.is_ignored,
+    fits=text_fits,
+    config=text_config,
+    architecture="Qwen2VLTextModel",
 )
+_VISION_FAMILY = Family(
+    model_type=VISION,
+    kind="vit",
+    not_computed=vision_not_computed,
+    keys=vision_keys,
+    place=vision_place,
+    is_ignored=vision_is_ignored,
+    fits=vision_fits,
+    config=vision_config,
+    architecture="Qwen2VisionTransformerPretrainedModel",
+)
+FAMILIES: tuple[Family[Any], ...] = (_TEXT_FAMILY, _VISION_FAMILY)
+
+
+def part(config: Config, kind: str) -> Part[Any]:
+    """Return the vision part with its merger, or the decoder. Raises: NoSuchPart."""
+    if kind == "vit":
+        inner = config.get("vision_config") or {}
+        beside = ("model.language_model.", *(f"model.{x}." for x in _LANGUAGE), "lm_head.")
+        return Part(family=_VISION_FAMILY, config=inner, prefixes=_VISION_NAMES, elsewhere=beside)
+    if kind != "decoder":
+        raise NoSuchPart(f"model_type: {MODEL_TYPE}")
+    # Before 4.52 what it says of the text stood beside `vision_config`.
+    inner = config.get("text_config") or config
+    tied = bool(config.get("tie_word_embeddings")) or bool(inner.get("tie_word_embeddings"))
+    return Part(
+        family=_TEXT_FAMILY,
+        config={**inner, "tie_word_embeddings": tied},
+        prefixes=_TEXT_NAMES,
+        elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
+    )
+
+
+def config_of(vision_part: Config, text: DecoderModel, text_part: Config, token: int) -> Config:
+    """Return the configuration of a Qwen2-VL of two modules of ours, from those of its parts.
+
+    `token` is the placeholder of the vision part.
+    """
+    return {
+        "model_type": MODEL_TYPE,
+        "vision_config": {**vision_part, "hidden_size": text.hidden},
+        "text_config": text_part,
+        "image_token_id": token,
+        "tie_word_embeddings": text.tied,
+    }

@@ -1,18 +1,60 @@
-"""Finds the family of a configuration, and of a model of ours.
+"""Finds the parts of a folder, and the family of a model of ours.
 
-Decides: which families there are.
+Decides: which families there are, and which models hold several modules.
 Relies on: one file per architecture.
 Leaves: what they say to them.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from mimo_launch.layout.hugging_face import decoder
+from mimo_launch.layout.hugging_face import decoder, llava, qwen2_vl, vit, whisper
 from mimo_launch.layout.hugging_face.family import Family
-from mimo_launch.layout.hugging_face.folder import Config
+from mimo_launch.layout.hugging_face.folder import Config, short
+from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.model import Model
 
-FAMILIES: dict[str, Family[Any]] = {each.model_type: each for each in decoder.FAMILIES}
+_ALL: tuple[Family[Any], ...] = (
+    *decoder.FAMILIES,
+    *vit.FAMILIES,
+    *qwen2_vl.FAMILIES,
+    whisper.ENCODER,
+)
+FAMILIES = {each.model_type: each for each in _ALL}
+# Models that hold a part of a kind under names of their own, by `model_type`.
+PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
+    vit.SIGLIP: vit.tower,
+    vit.CLIP: vit.tower,
+    "siglip": partial(vit.tower_of_pair, vit.SIGLIP),
+    "clip": partial(vit.tower_of_pair, vit.CLIP),
+    llava.MODEL_TYPE: llava.part,
+    qwen2_vl.MODEL_TYPE: qwen2_vl.part,
+    whisper.WHISPER: whisper.part,
+}
+KINDS = ("vit", "audio", "decoder")
+
+
+def part_of(config: Config, kind: str) -> Part[Any]:
+    """Return what of a folder is a module of a kind. Raises: NoSuchPart; ConfigError."""
+    name = config.get("model_type")
+    if isinstance(name, str) and name in PARTS:
+        return PARTS[name](config, kind)
+    family = family_of(config)
+    if family is None or family.kind != kind:
+        raise NoSuchPart(f"model_type: {name if isinstance(name, str) else short(name)}")
+    return Part(family=family, config=config)
+
+
+def parts_of(config: Config) -> list[Part[Any]]:
+    """Return every module of ours that a folder holds, encoders first. Raises: ConfigError."""
+    found = []
+    for kind in KINDS:
+        try:
+            found.append(part_of(config, kind))
+        except NoSuchPart:
+            continue
+    return found
 
 
 def family_of(config: Config) -> Family[Any] | None:
@@ -27,5 +69,8 @@ def family_for(model: Model) -> Family[Any] | None:
 
 
 def model_types(kind: str) -> list[str]:
-    """Return the `model_type`s that are read for a kind of model."""
-    return [name for name, family in FAMILIES.items() if family.kind == kind]
+    """Return the `model_type`s of folders that hold a module of a kind."""
+    both = (llava.MODEL_TYPE, qwen2_vl.MODEL_TYPE)
+    whole = {"vit": ("siglip", "clip", *both), "decoder": both}
+    names = [name for name, family in FAMILIES.items() if family.kind == kind]
+    return [*names, *whole.get(kind, ())]

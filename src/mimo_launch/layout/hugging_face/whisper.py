@@ -1,11 +1,11 @@
 """The encoder of Whisper.
 
-Decides: what a configuration of Whisper says of its encoder, and what its tensors are called.
+Decides: what a configuration of Whisper says of its encoder, what its tensors are called, and where
+it is in a folder.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config class.
-Leaves: where the encoder is in a folder to `registry`.
+Leaves: comparing with a spec to `checks.hugging_face`, reading tensors to `train.checkpoint`.
 
-Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder:
-the files say `model.encoder.` before them, or `encoder.`.
+Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,16 @@ from typing import Any
 
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, number, short
+from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import AudioModel
 
 WHISPER = "whisper"
+# The decoder, and what models that classify sounds have behind the encoder.
+_BESIDE = (
+    *("decoder.", "model.decoder.", "proj_out."),
+    *("projector.", "classifier.", "layer_weights"),
+)
 _ENDS = {
     "conv1": "conv1",
     "conv2": "conv2",
@@ -103,16 +109,26 @@ def config_of(model: AudioModel) -> Config:
     }
 
 
-FAMILIES = (
-    Family(
-        model_type=WHISPER,
-        kind="audio",
-        not_computed=not_computed,
-        keys=keys,
-        place=place,
-        is_ignored=is_ignored,
-        fits=fits,
-        config=config_of,
-        architecture="WhisperEncoder",
-    ),
+ENCODER = Family(
+    model_type=WHISPER,
+    kind="audio",
+    not_computed=not_computed,
+    keys=keys,
+    place=place,
+    is_ignored=is_ignored,
+    fits=fits,
+    config=config_of,
+    architecture="WhisperEncoder",
 )
+
+
+def part(config: Config, kind: str) -> Part[AudioModel]:
+    """Return the encoder of a folder; the decoder is left out by rule. Raises: NoSuchPart."""
+    if kind != "audio":
+        raise NoSuchPart(f"model_type: {WHISPER}")
+    return Part(
+        family=ENCODER,
+        config=config,
+        prefixes=(("", ""), ("encoder.", ""), ("model.encoder.", "")),
+        elsewhere=_BESIDE,
+    )
