@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,80 @@ def write_shard(path: Path, samples: Iterable[tuple[str, dict[str, Any]]]) -> Pa
         for key, members in samples:
             writer.write({"__key__": key, **members})
     return path
+
+
+def sample(number: int) -> dict[str, Any]:
+    """Members of a sample: none to three images of its own sizes, and a conversation of them."""
+    random = np.random.default_rng(number)
+    members: dict[str, Any] = {}
+    num_images = int(random.integers(0, 4)) if number % 5 else 0
+    for image in range(num_images):
+        height, width = (int(each) for each in random.integers(6, 40, 2))
+        kind = ("PNG", "JPEG", "WEBP")[(number + image) % 3]
+        suffix = kind.lower() if image == 0 else f"{image}.{kind.lower()}"
+        members[suffix] = image_bytes(height, width, number, kind)
+    asked = "<image>" * num_images + f"\nWhat is number {number}?"
+    said = "It is " + " ".join(str(number)) + "."
+    members["json"] = {
+        "conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]
+    }
+    return members
+
+
+def planted(number: int) -> tuple[dict[str, Any], str, bool]:
+    """Members of a bad sample, what is said of it, and whether only decoding shows it."""
+    good = {"json": {"messages": [{"role": "user", "content": "<image>?"}, _ANSWER]}}
+    text = {"json": {"messages": [{"role": "user", "content": "?"}, _ANSWER]}}
+    image = image_bytes(96, 128, number, "JPEG")
+    cases: list[tuple[dict[str, Any], str, bool]] = [
+        ({**good, "jpg": image[: len(image) // 2]}, "truncated", True),
+        ({"jpg": image}, "it has no .json", False),
+        ({**good, "jpg": b"no image at all"}, "its .jpg is no image", False),
+        ({**good, "png": _bomb()}, "10000 x 5000 = 50.0 million pixels", False),
+        (
+            {"json": {"messages": [{"role": "user", "content": "?"}, _answer(" ")]}},
+            "no answer of the assistant",
+            False,
+        ),
+        ({"json": b'["no", "object"]'}, "its .json is a list", False),
+        ({"json": b'{"messages": ['}, "its .json cannot be read", False),
+        ({**text, "jpg": image}, "1 image and 0 markers", False),
+        (good, "0 images and 1 marker", False),
+        ({"json": {"messages": "hello"}}, "`messages` of its JSON is text", False),
+    ]
+    return cases[number % len(cases)]
+
+
+@cache
+def _bomb() -> bytes:
+    """Fifty million pixels in few bytes."""
+    out = io.BytesIO()
+    Image.new("L", (10_000, 5_000)).save(out, format="PNG", compress_level=1)
+    return out.getvalue()
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+_ANSWER = _answer("Yes.")
+
+
+def write_shards(folder: Path, *, samples: int, bad: int, shards: int) -> dict[str, str]:
+    """Write shards of good samples with bad ones among them; return what is said of each bad key.
+
+    Bad samples are spread evenly; keys say what they are: `000007` and `bad-03`.
+    """
+    records: list[tuple[str, dict[str, Any]]] = [(f"{n:06d}", sample(n)) for n in range(samples)]
+    said = {}
+    for number in range(bad):
+        members, why, _ = planted(number)
+        said[f"bad-{number:02d}"] = why
+        records.insert(
+            (2 * number + 1) * samples // (2 * bad) + number, (f"bad-{number:02d}", members)
+        )
+    size = -(-len(records) // shards)
+    for number in range(shards):
+        here = records[number * size : (number + 1) * size]
+        write_shard(folder / f"{number:03d}.tar", here)
+    return said

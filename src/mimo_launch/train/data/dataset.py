@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.layout.data_plan import SamplePlan
-from mimo_launch.spec.model import DigitsData, Spec
+from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.data.digits import DigitStrips
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.synthetic import SyntheticSamples
@@ -78,8 +78,15 @@ def build_dataset(spec: Spec) -> Dataset:
     """Return the data set that `data:` names.
 
     Raises:
-        ValueError: The longest sample exceeds `batch.seq`, or an encoder cannot read the images.
+        ValueError: The longest sample exceeds `batch.seq`, or an encoder cannot read the images;
+            shards hold nothing to train on (see `webdataset.samples`).
+        OSError: Shards cannot be read, or their index written.
     """
     if isinstance(spec.data, DigitsData):
         return DigitStrips(spec, spec.data)
+    if isinstance(spec.data, WebdatasetData):
+        # Only now: tokenizers and decoders are optional packages.
+        from mimo_launch.train.data.webdataset.samples import ShardSamples
+
+        return ShardSamples(spec, spec.data)
     return SyntheticSamples(spec, spec.data)

@@ -7,7 +7,9 @@ Leaves: what an encoder is given of them to `pixels` and `log_mel`.
 """
 
 import io
+import struct
 import warnings
+import zlib
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +25,8 @@ Medium = Literal["image", "audio"]
 
 # EXIF orientations from 5 on swap height and width (JEITA CP-3451, tag 0x0112).
 _ORIENTATION, _FIRST_SWAPPED = 0x0112, 5
+# What decoders of Pillow raise for damaged files beside OSError and ValueError.
+_DAMAGE = (SyntaxError, IndexError, AssertionError, struct.error, zlib.error)
 
 
 def medium_of(suffix: str) -> Medium | None:
@@ -38,24 +42,33 @@ def image_size(data: bytes) -> tuple[int, int]:
 
     Raises: OSError or ValueError if the header cannot be read.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
         # The caller has a limit of its own for the number of pixels, and names the sample.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(data)) as image:
-            swapped = image.getexif().get(_ORIENTATION, 1) >= _FIRST_SWAPPED
+        try:
+            image = Image.open(io.BytesIO(data))
+        except UnidentifiedImageError as error:  # Whose words name an address in memory.
+            raise ValueError("no format that is known") from error
+        with image:
+            # Of a PNG, Pillow would decode everything to look for an orientation behind the pixels.
+            has_exif = image.format != "PNG" or "exif" in image.info
+            swapped = has_exif and image.getexif().get(_ORIENTATION, 1) >= _FIRST_SWAPPED
             return (image.width, image.height) if swapped else (image.height, image.width)
 
 
 def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
     """Return an upright image, RGB or for one channel grey; transparency is dropped.
 
-    Raises: OSError, ValueError or SyntaxError of Pillow for what cannot be decoded.
+    Raises: OSError or ValueError for what cannot be decoded.
     """
     from PIL import ImageOps
 
-    image: Image | None = _handler("pilrgb" if channels == 3 else "pill")(suffix, data)
+    try:
+        image: Image | None = _handler("pilrgb" if channels == 3 else "pill")(suffix, data)
+    except _DAMAGE as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     if image is None:
         raise ValueError(f"the webdataset library decodes no `.{suffix}`")
     return ImageOps.exif_transpose(image)

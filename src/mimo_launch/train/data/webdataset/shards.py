@@ -67,7 +67,9 @@ def samples_of(path: Path) -> Iterator[Member]:
     except tarfile.TarError as error:
         if now is not None:
             yield now
-        raise BrokenShard(str(error)) from error
+        if now is None or not now.fault:
+            raise BrokenShard(str(error)) from error
+        return
     if now is not None:
         yield now
 

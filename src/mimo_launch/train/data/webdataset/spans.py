@@ -9,6 +9,9 @@ Leaves: pixels and frames to `samples`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from mimo_launch.layout.data_plan import ImageSpan
 from mimo_launch.layout.images import ImageRecipe, ImageTooThin, recipe_of
 from mimo_launch.spec.model import AudioModel, EncoderModel, Spec, image_input
@@ -27,6 +30,17 @@ class Intake:
     model: EncoderModel
     medium: Medium
     recipe: ImageRecipe | None
+
+    @property
+    def sizing(self) -> list[object]:
+        """What the number of rows depends on, to tell an index that is out of date."""
+        if isinstance(self.model, AudioModel):
+            model = self.model
+            return [self.encoder, model.frames, model.fixed_length, model.frames_per_row]
+        images, recipe = image_input(self.model), self.recipe
+        if images is None or recipe is None:
+            raise TypeError(f"{self.encoder} takes no images")
+        return [self.encoder, images.row_side, repr(recipe.resize), recipe.pad_square, recipe.crop]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return the height and width in rows of an image or a clip. Raises: BadSample."""
@@ -103,3 +117,11 @@ def place_rows(
                 placed.append(Placed(number, member, span))
                 rows_so_far += span.rows
     return placed
+
+
+def rows_among(num_text: int, spans: Sequence[ImageSpan]) -> npt.NDArray[np.bool_]:
+    """Return which tokens of a sample with `num_text` text tokens are rows, bool [tokens]."""
+    found = np.zeros(num_text + sum(span.rows for span in spans), dtype=np.bool_)
+    for span in spans:
+        found[span.position : span.position + span.rows] = True
+    return found

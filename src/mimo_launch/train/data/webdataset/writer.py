@@ -205,5 +205,18 @@ class Writer:
         return named[0] if named else text.strip() or None
 
 
+def learnt_among(
+    learnt: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return which tokens of a sample are learnt, bool [tokens], from which text tokens are.
+
+    The first token is not: nothing predicts it.
+    """
+    found = np.zeros(len(is_row), dtype=np.bool_)
+    found[~is_row] = learnt
+    found[:1] = False
+    return found
+
+
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"

@@ -1,0 +1,237 @@
+"""The index of shards: made once, kept beside them, and made again when it is out of date.
+
+Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
+that ask for it wait for a lock that goes with its holder.
+Relies on: `build` for samples, `columns` for files; renaming a folder is atomic.
+Leaves: samples of an index to `samples`.
+"""
+
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mimo_launch.layout.shard_files import shard_files
+from mimo_launch.layout.tokenizers import TOKENIZER, chat_source, special_texts
+from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.train.data.draws import Split
+from mimo_launch.train.data.webdataset.build import Looker, ShardIndex, index_shard
+from mimo_launch.train.data.webdataset.columns import (
+    Columns,
+    ColumnWriter,
+    DamagedIndex,
+    open_columns,
+    read_meta,
+    write_bad,
+)
+
+FOLDER = ".mimo-index"
+# Below so many bytes of shards one process is done before others have started.
+_SMALL = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the index of a split is; `why` it is made at all."""
+
+    split: Split
+    why: str
+    done: int
+    shards: int
+    samples: int
+    bad: int
+
+
+Say = Callable[[Progress], None]
+
+
+def open_index(spec: Spec, split: Split, say: Say = lambda progress: None) -> Columns:
+    """Return the index of a split, making it if there is none or if it is out of date.
+
+    Safe in any number of processes at once. `say` hears of the making.
+
+    Raises: OSError if it can be written nowhere; TokenizerError, TemplateRefused, ProcessorError.
+    """
+    if not isinstance(spec.data, WebdatasetData):
+        raise TypeError(f"data of kind {spec.data.kind} have no index")
+    patterns = spec.data.shards if split == "train" else spec.data.eval_shards
+    shards = shard_files(() if patterns is None else patterns)
+    looker = Looker(spec, spec.data)
+    wanted = _identity(looker, shards)
+    folder = index_folder(spec.data, shards, wanted)
+    columns, _ = _usable(folder, wanted)
+    if columns is not None:
+        return columns
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        # Whoever had the lock may have made it.
+        columns, why = _usable(folder, wanted)
+        if columns is None:
+            _make(looker, shards, folder, wanted, Progress(split, why, 0, len(shards), 0, 0), say)
+            columns, why = _usable(folder, wanted)
+        if columns is None:
+            raise OSError(f"the index in {folder} cannot be read: {why}")
+        return columns
+
+
+def index_folder(data: WebdatasetData, shards: Sequence[Path], wanted: dict[str, Any]) -> Path:
+    """Return the folder of the index, whose name says which settings it is for."""
+    names = [wanted[part] for part in ("names", "settings")]
+    name = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
+    if data.index is not None:
+        return Path(data.index) / name
+    beside = shards[0].parent / FOLDER
+    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
+        return beside / name
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "mimo-launch" / "index" / name
+
+
+def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
+    """Return what an index depends on: settings in its name, and files that must not change."""
+    data = looker.data
+    folder = Path(data.tokenizer)
+    stats = [path.stat() for path in shards]
+    tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
+    tokenizer.update(json.dumps([chat_source(folder), special_texts(folder)]).encode())
+    identity = {
+        "names": [str(path.absolute()) for path in shards],
+        "settings": {
+            "tokenizer": str(folder.absolute()),
+            "template": data.template.model_dump(mode="json"),
+            "said": [data.image_marker, data.audio_marker],
+            "markers": dict(looker.writer.markers),
+            "intakes": [each.sizing for each in looker.intakes],
+            "max_image_pixels": data.max_image_pixels,
+        },
+        "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
+        "tokenizer": tokenizer.hexdigest(),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(identity))  # As it is read back.
+    return found
+
+
+def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
+    """Return an index if it is there and fits, or None and why it must be made."""
+    try:
+        meta = read_meta(folder)
+        have = meta["identity"]
+        if have["tokenizer"] != wanted["tokenizer"]:
+            return None, "the tokenizer has changed"
+        for name, old, new in zip(wanted["names"], have["shards"], wanted["shards"], strict=True):
+            if old != new:
+                return None, f"{Path(name).name} has changed"
+        return open_columns(folder, meta), ""
+    except FileNotFoundError:
+        return None, "there is none yet"
+    except (DamagedIndex, KeyError, TypeError, ValueError) as error:
+        return None, f"it is damaged: {error}"
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock of an index; the kernel lets go of it when this process ends, however it does.
+
+    File systems without locks do without: then several processes make the same index, and the first
+    one's is kept.
+    """
+    with path.open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(
+    looker: Looker,
+    shards: Sequence[Path],
+    folder: Path,
+    identity: dict[str, Any],
+    progress: Progress,
+    say: Say,
+) -> None:
+    """Make an index beside its place, and then put it there."""
+    made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    suffixes: list[str] = []
+    samples, bad = 0, []
+    try:
+        writer = ColumnWriter(made)
+        try:
+            say(progress)
+            for done, found in enumerate(_looked_at(looker, shards), start=1):
+                numbers = [_number(each, suffixes) for each in found.suffixes]
+                members = found.columns["member_suffix"]
+                renumbered = np.array(numbers, dtype=members.dtype)[members]
+                writer.append({**found.columns, "member_suffix": renumbered})
+                samples += found.num_samples
+                bad += [asdict(each) for each in found.bad]
+                say(Progress(progress.split, progress.why, done, len(shards), samples, len(bad)))
+            write_bad(made, bad)
+            writer.finish({"identity": identity, "suffixes": suffixes, "num_bad": len(bad)})
+        finally:
+            writer.close()
+        _put(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Give a new index its name; an old one makes room, a newer one of another process stays."""
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(prefix=f"{folder.name}.old-", dir=folder.parent))
+        with suppress(FileNotFoundError):  # Another process did the same.
+            folder.replace(old / folder.name)
+        shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileExistsError, NotADirectoryError):
+        made.rename(folder)
+
+
+def _number(suffix: str, suffixes: list[str]) -> int:
+    """Return the number of a suffix in the index, a new one if it is new."""
+    if suffix not in suffixes:
+        suffixes.append(suffix)
+    return suffixes.index(suffix)
+
+
+# The looker of a process of the pool: made once, a tokenizer takes a while to load.
+_LOOKERS: list[Looker] = []
+
+
+def _start(spec: Spec) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if isinstance(spec.data, WebdatasetData):
+        _LOOKERS.append(Looker(spec, spec.data))
+
+
+def _task(number: int, path: Path) -> ShardIndex:
+    return index_shard(_LOOKERS[0], number, path)
+
+
+def _looked_at(looker: Looker, shards: Sequence[Path]) -> Iterator[ShardIndex]:
+    """Yield the index of each shard in order, made by as many processes as there are processors."""
+    workers = min(len(shards), len(os.sched_getaffinity(0)))
+    small = sum(path.stat().st_size for path in shards) < _SMALL
+    if workers == 1 or small or multiprocessing.current_process().daemon:
+        for number, path in enumerate(shards):
+            yield index_shard(looker, number, path)
+        return
+    # Not forked: this process may have threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_start, initargs=(looker.spec,)
+    ) as pool:
+        try:
+            yield from pool.map(_task, range(len(shards)), shards)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,312 @@
+"""Samples of shards: what the index says of them is what reading them gives."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.shards import (
+    CHATML,
+    clip_bytes,
+    image_bytes,
+    planted,
+    sample,
+    tokenizer_folder,
+    write_shard,
+    write_shards,
+)
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import BadSample, build_dataset
+from mimo_launch.train.data.webdataset.index import Progress, open_index
+from mimo_launch.train.data.webdataset.samples import ShardSamples
+from mimo_launch.train.data.webdataset.splits import NotTrainable
+
+VIT = {"kind": "vit", "patch": 2, "shuffle": 2, "channels": 3}
+
+
+def shard_spec(
+    folder: Path, modules: dict[str, Any] | None = None, seq: int = 512, **data: Any
+) -> Spec:
+    """A spec over the shards of a folder, with a tokenizer made in it."""
+    tokenizer = folder / "tokenizer"
+    if not tokenizer.exists():
+        tokenizer_folder(tokenizer, CHATML)
+    return spec(
+        {"vision": box(model=VIT)} if modules is None else modules,
+        data={
+            "kind": "webdataset",
+            "shards": str(folder / "*.tar"),
+            "tokenizer": str(tokenizer),
+            "template": "chat",
+            "max_rows": 24,
+            **data,
+        },
+        seq=seq,
+    )
+
+
+def with_vocab(made: Spec, vocab: int = 400) -> Spec:
+    language = made.modules["language"]
+    model = language.model.model_copy(update={"vocab": vocab})
+    modules = {**made.modules, "language": language.model_copy(update={"model": model})}
+    return made.model_copy(update={"modules": modules})
+
+
+def opened(made: Spec, heard: list[Progress] | None = None) -> ShardSamples:
+    made = with_vocab(made)
+    return ShardSamples(made, made.data, (lambda p: None) if heard is None else heard.append)
+
+
+def test_every_good_sample_is_there_once_and_every_bad_one_is_named(tmp_path: Path) -> None:
+    said = write_shards(tmp_path, samples=60, bad=20, shards=3)
+    found = opened(shard_spec(tmp_path))
+    keys = [found.name("train", index).split()[1] for index in range(found.num_samples("train"))]
+    decoding = {key for n, key in enumerate(said) if planted(n)[2]}
+    assert sorted(keys) == sorted([f"{n:06d}" for n in range(60)] + list(decoding))
+    named = {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
+    assert named.keys() == said.keys() - decoding
+    assert all(said[key] in why for key, why in named.items())
+    for key in decoding:
+        with pytest.raises(BadSample, match=rf"00\d\.tar {key}: .*{said[key]}"):
+            found.images("train", keys.index(key), "vision")
+
+
+def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=40, bad=0, shards=2)
+    made = with_vocab(shard_spec(tmp_path))
+    found = opened(made)
+    assert found.num_samples("train") == 40
+    pad, several = placeholder_id(made, "vision"), 0
+    for index in range(40):
+        plan = found.plan("train", index)
+        tokens, labels = found.text("train", index)
+        spans = plan.spans.get("vision", ())
+        several += len(spans) > 1
+        rows = np.zeros(512, dtype=bool)
+        for span in spans:
+            rows[span.position : span.position + span.rows] = True
+        assert np.array_equal(tokens == pad, rows)
+        assert int((labels != IGNORE_LABEL).sum()) == plan.num_labels > 0
+        assert not tokens[plan.num_tokens :].any()
+        assert len(tokens[: plan.num_tokens]) == found.lengths("train")[index]
+        here = np.flatnonzero(labels != IGNORE_LABEL)
+        assert np.array_equal(labels[here], tokens[here + 1])
+        images = found.images("train", index, "vision")
+        assert [image.shape for image in images] == [
+            (3, 4 * span.height, 4 * span.width) for span in spans
+        ]
+        assert len(images) == sum(not name.endswith("json") for name in sample(index))
+        assert found.answer("train", index) == ()
+        assert not found.documents("train", index).any()
+    assert several > 5
+    for index in (-1, 40):
+        with pytest.raises(IndexError):
+            found.plan("train", index)
+
+
+def test_images_go_to_every_encoder_of_images_and_clips_to_those_of_clips(tmp_path: Path) -> None:
+    said = [
+        {"from": "human", "value": "<audio> then <image>, <image>"},
+        {"from": "gpt", "value": "Heard and seen."},
+    ]
+    members = {
+        "flac": clip_bytes(16_000, kind="FLAC"),
+        "jpg": image_bytes(20, 30, 1),
+        "10.jpg": image_bytes(8, 8, 2),
+        "9.jpg": image_bytes(16, 8, 3),
+        "json": {"conversations": said},
+    }
+    members["1.jpg"] = members.pop("9.jpg")
+    del members["10.jpg"]
+    write_shard(tmp_path / "a.tar", [("x", members)])
+    audio = {"kind": "audio", "mels": 80, "frames": 200}
+    modules = {
+        "vision": box(model=VIT),
+        "sound": box(model=audio),
+        "other": box(model={**VIT, "patch": 4, "shuffle": 1}),
+    }
+    made = with_vocab(shard_spec(tmp_path, modules))
+    found = opened(made)
+    plan = found.plan("train", 0)
+    (clip,) = plan.spans["sound"]
+    assert (clip.height, clip.width) == (1, 50)
+    first, second = plan.spans["vision"]
+    others = plan.spans["other"]
+    assert clip.position < first.position < others[0].position < second.position
+    assert others[0].position == first.position + first.rows
+    (mel,) = found.images("train", 0, "sound")
+    assert mel.shape == (80, 100)
+    assert [image.shape for image in found.images("train", 0, "vision")] == [
+        (3, 16, 24), (3, 16, 8)
+    ]  # fmt: skip
+    tokens, _ = found.text("train", 0)
+    for name, spans in plan.spans.items():
+        for span in spans:
+            assert set(tokens[span.position : span.position + span.rows]) == {
+                placeholder_id(made, name)
+            }
+
+
+def long_samples(folder: Path) -> None:
+    """Text around one image of 4 x 6 rows; of 8 samples, each is longer than the last."""
+    records = []
+    for number in range(8):
+        asked = "a " * (10 * number) + "<image>?"
+        turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": "a " * 4}]
+        image = image_bytes(16, 24, number)
+        records.append((f"{number}", {"png": image, "json": {"conversations": turns}}))
+    write_shard(folder / "a.tar", records)
+
+
+def test_samples_that_are_too_long_are_left_out_or_cut_or_refused(tmp_path: Path) -> None:
+    long_samples(tmp_path)
+    every = opened(shard_spec(tmp_path))
+    lengths = every.lengths("train").tolist()
+    seq = every.plan("train", 6).spans["vision"][0].position + 5
+    fit = [length for length in lengths if length <= seq]
+    dropped = opened(shard_spec(tmp_path, seq=seq))
+    assert dropped.lengths("train").tolist() == fit
+    assert f"{8 - len(fit)} longer than" in dropped.splits["train"].summary()
+    why = rf"{8 - len(fit)} samples .* the first is a.tar {len(fit)} with {lengths[len(fit)]}"
+    with pytest.raises(NotTrainable, match=why):
+        opened(shard_spec(tmp_path, seq=seq, too_long="error"))
+    cut = opened(shard_spec(tmp_path, seq=seq, too_long="truncate"))
+    ends = cut.lengths("train").tolist()
+    inside = 0
+    for index in range(8):
+        plan, whole = cut.plan("train", index), every.plan("train", index)
+        tokens, labels = cut.text("train", index)
+        all_tokens, all_labels = every.text("train", index)
+        assert plan.num_tokens == ends[index] == min(ends[index], seq)
+        assert np.array_equal(tokens[: ends[index]], all_tokens[: ends[index]])
+        assert np.array_equal(labels[: ends[index] - 1], all_labels[: ends[index] - 1])
+        assert int((labels != IGNORE_LABEL).sum()) == plan.num_labels
+        (span,) = whole.spans["vision"]
+        if span.position + span.rows > seq:
+            inside += span.position < seq
+            assert plan.spans == {}
+            assert ends[index] == min(seq, span.position)
+            assert cut.images("train", index, "vision") == []
+        else:
+            assert plan.spans == whole.spans
+    assert 2 < len(fit) < 6
+    assert inside > 0, "a cut falls inside an image"
+
+
+def test_a_damaged_end_of_a_shard_is_named_and_the_rest_is_used(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.tar", [(f"{n}", sample(5 * n)) for n in range(4)])
+    whole = path.read_bytes()
+    last = whole.rindex(b"3.json")
+    cases = {
+        "the shard ends inside its `.json`": whole[: last + 512 + 10],
+        "no header of a member": whole[:last] + b"?" * 100 + whole[last + 100 :],
+    }
+    for why, damaged in cases.items():
+        path.write_bytes(damaged)
+        found = opened(shard_spec(tmp_path))
+        assert found.num_samples("train") == 3
+        (bad,) = found.splits["train"].index.bad()
+        assert bad["shard"] == "a.tar"
+        assert why in bad["why"]
+
+
+def test_an_index_is_made_once_and_again_when_something_has_changed(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=20, bad=2, shards=2)
+    made = shard_spec(tmp_path)
+
+    def made_again() -> str:
+        heard: list[Progress] = []
+        opened(made, heard)
+        return heard[0].why if heard else ""
+
+    assert made_again() == "there is none yet"
+    assert made_again() == ""
+    folder = open_index(with_vocab(made), "train").folder
+    assert folder.parent == tmp_path / ".mimo-index"
+    first = write_shard(tmp_path / "000.tar", [("x", sample(3))])
+    assert made_again() == "000.tar has changed"
+    first.touch()
+    assert made_again() == "000.tar has changed"
+    tokenizer = tmp_path / "tokenizer" / "chat_template.jinja"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    assert made_again() == "the tokenizer has changed"
+    with (folder / "tokens").open("ab") as file:
+        file.write(b"1234")
+    assert re.match("it is damaged: column tokens has", made_again())
+    (folder / "run_end").unlink()
+    assert made_again() == "it is damaged: column run_end is missing"
+    (folder / "index.json").write_text("{")
+    assert made_again() == "it is damaged: index.json is no JSON"
+    (folder / "index.json").write_text(json.dumps({"version": 0}))
+    assert made_again() == "it is damaged: another version wrote it"
+    assert made_again() == ""
+    assert [each.name for each in folder.parent.iterdir() if each.is_dir()] == [folder.name]
+    # Another length of sequence needs no other index, other sizes of images do.
+    made = shard_spec(tmp_path, seq=256)
+    assert made_again() == ""
+    made = shard_spec(tmp_path, max_rows=12)
+    assert made_again() == "there is none yet"
+
+
+def test_an_index_goes_where_it_is_told_to_or_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(tmp_path, samples=4, bad=0, shards=1)
+    elsewhere = tmp_path / "elsewhere"
+    made = with_vocab(shard_spec(tmp_path, index=str(elsewhere)))
+    assert open_index(made, "train").folder.parent == elsewhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = with_vocab(shard_spec(tmp_path))
+    assert open_index(made, "train").folder.parent == tmp_path / "cache" / "mimo-launch" / "index"
+
+
+def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) -> None:
+    write_shards(tmp_path, samples=30, bad=5, shards=3)
+    made = shard_spec(tmp_path)
+    alone = opened(made).splits["train"].index
+    want = {name: column.copy() for name, column in alone.columns.items()}
+    bad = list(alone.bad())
+    shutil.rmtree(alone.folder)
+    monkeypatch.setattr("mimo_launch.train.data.webdataset.index._SMALL", 0)
+    together = opened(made).splits["train"].index
+    assert list(together.bad()) == bad
+    for name, column in together.columns.items():
+        assert np.array_equal(column, want[name]), name
+
+
+def test_too_many_bad_records_and_no_records_are_refused(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=10, bad=5, shards=1)
+    with pytest.raises(NotTrainable, match=r"are bad, `data.max_bad_samples` allows 3;"):
+        opened(shard_spec(tmp_path, max_bad_samples=3))
+    write_shard(tmp_path / "000.tar", [("x", {"txt": "no conversation"})])
+    with pytest.raises(NotTrainable, match="hold no sample to use: 1 are bad"):
+        opened(shard_spec(tmp_path))
+
+
+def test_a_shard_that_changed_after_indexing_is_bad_not_wrong(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=10, bad=0, shards=1)
+    found = opened(shard_spec(tmp_path))
+    path = tmp_path / "000.tar"
+    path.write_bytes(path.read_bytes()[:4096])
+    with pytest.raises(BadSample, match=r"000.tar 000009: EOFError: the shard ends"):
+        found.text("train", 9)
+
+
+def test_captions_are_read_from_text_members(tmp_path: Path) -> None:
+    records = [("a", {"jpg": image_bytes(8, 8), "txt": "two cats"}), ("b", {"txt": " "})]
+    write_shard(tmp_path / "a.tar", records)
+    made = with_vocab(shard_spec(tmp_path, template="caption"))
+    found = build_dataset(made)
+    assert found.num_samples("train") == 1
+    plan = found.plan("train", 0)
+    tokens, labels = found.text("train", 0)
+    assert plan.spans["vision"][0].position == 0
+    assert plan.num_labels == plan.num_tokens - 4
+    assert labels[3] == tokens[4]
