@@ -1,0 +1,161 @@
+"""A tiny Qwen2-VL of `transformers` with random weights, a spec that starts from it, its inputs."""
+
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from tests.support.hugging_face import ids_of, tokens_of, widen
+from tests.support.specs import Box, box, spec
+from torch import Tensor
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.tokens import placeholder_id
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+
+VOCAB, SIDE, MERGE, FRAMES = 40, 2, 2, 2
+TEXT = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 2, 1]},
+}  # fmt: skip
+VISION = {
+    "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 3,
+    "patch_size": SIDE, "spatial_merge_size": MERGE, "temporal_patch_size": FRAMES,
+}  # fmt: skip
+LANGUAGE_KEYS = {
+    "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": None, "mlp": 48,
+    "vocab": VOCAB, "vocab_multiple": 16, "qkv_bias": True, "norm_eps": 1e-3, "rope_theta": 50.0,
+    "mrope": [1, 2, 1],
+}  # fmt: skip
+VISION_KEYS = {
+    "layers": 2, "hidden": 32, "heads": 4, "mlp": 96, "patch": SIDE, "channels": 3,
+    "shuffle": MERGE, "temporal_patch": FRAMES, "positions": "rope2d", "patch_bias": False,
+    "norm_eps": 1e-6, "activation": "quick_gelu", "projector": "merger",
+}  # fmt: skip
+# Boxes of vision and of language.
+LAYOUTS: dict[str, tuple[Box, Box]] = {
+    "one rank": (box(0), box(0)),
+    "tp2": (box(0, tp=2), box(0, tp=2, sequence_parallel=True)),
+    "tp4": (box(0, tp=4, sequence_parallel=True), box(0, tp=4)),
+    "pp2, apart": (box(0, pp=2), box(2, pp=2)),
+    "cp2, apart": (box(0, cp=2), box(2, cp=2)),
+    "dp4 on cp2 dp2": (box(0, dp=4), box(0, cp=2, dp=2)),
+}
+
+
+def tiny(dtype: torch.dtype = torch.float32, *, tied: bool = False) -> Any:
+    """Return a model in which no weight is a constant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+    config = Qwen2VLConfig(
+        text_config=TEXT,
+        vision_config=VISION,
+        tie_word_embeddings=tied,
+        **{f"{name}_id": VOCAB - 1 - i for i, name in enumerate(_SPECIAL)},
+    )
+    made = Qwen2VLForConditionalGeneration(config).to(dtype).eval()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            weight.copy_(noise * 0.2 + ("norm" in name or "ln_q" in name))
+    return made
+
+
+_SPECIAL = ("image_token", "video_token", "vision_start_token", "vision_end_token")
+
+
+def made(layout: str, folder: Path, precision: str = "fp32", **more: Any) -> Spec:
+    """Return a spec whose two modules start from a folder; images of many sizes, and none."""
+    vision, language = LAYOUTS[layout]
+    language_model = LANGUAGE_KEYS | more.pop("language", {})
+    modules = {
+        "vision": {**vision, "model": VISION_KEYS, "init_from": str(folder)},
+        "language": {**language, "model": language_model, "init_from": str(folder)},
+    }
+    data = {"kind": "synthetic", "max_images": 3, "max_patches": 48, "text_only": 0.3}
+    train = {"steps": 1, "precision": precision, "seed": 9}
+    # Sequences of one length on all layouts, so that they hold the same samples.
+    found = spec(modules, microbatches=2, mbs=2, seq=64, data=data, train=train, **more)
+    assert check(found) == ()
+    return found
+
+
+def wanted_logits(model: Any, made: Spec) -> Tensor:
+    """Return what the model says of the texts and images of the first step, [samples, S, words]."""
+    dataset, ids, tokens = build_dataset(made), ids_of(made), tokens_of(made)
+    images = [image for i in ids for image in dataset.images("train", i, "vision")]
+    spans = [dataset.plan("train", i).spans.get("vision", ()) for i in ids]
+    # It tells images apart by the text between them.
+    assert all(a.position + a.rows < b.position for each in spans for a, b in pairwise(each))
+    assert {len(each) for each in spans} >= {0, 2}
+    assert len({image.shape for image in images}) > 2
+    dtype = model.lm_head.weight.dtype
+    with torch.no_grad():
+        logits: Tensor = model(
+            input_ids=tokens,
+            mm_token_type_ids=(tokens == placeholder_id(made, "vision")).int(),
+            pixel_values=torch.cat([_patches(image) for image in images]).to(dtype),
+            image_grid_thw=torch.tensor([[1, *_grid(image)] for image in images]),
+        ).logits
+    return logits.double()
+
+
+def _grid(image: np.ndarray) -> tuple[int, int]:
+    """Return the height and width of an image in patches."""
+    return image.shape[1] // SIDE, image.shape[2] // SIDE
+
+
+def _patches(image: np.ndarray) -> Tensor:
+    """Return the patches of an image as its processor makes them: merged ones together, twice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+    cut, *_ = Qwen2VLImageProcessorPil.patchify(
+        None, image, patch_size=SIDE, merge_size=MERGE, temporal_patch_size=FRAMES
+    )
+    return torch.from_numpy(cut)
+
+
+def widen_all(model: Any) -> None:
+    """Compute norms, angles and turns in float64: transformers does in float32."""
+    from transformers.models.qwen2_vl import modeling_qwen2_vl as theirs
+
+    def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        rope = self.config.rope_parameters
+        angle = _angles(position_ids, rope["rope_theta"], 2 * len(self.inv_freq))
+        parts = angle.split(rope["mrope_section"], dim=-1)
+        angle = torch.cat([part[i] for i, part in enumerate(parts)], dim=-1).repeat(1, 1, 2)
+        return angle.cos(), angle.sin()
+
+    def places(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angle = _angles(position_ids, self.config.rope_parameters["rope_theta"], 4)
+        angle = angle.flatten(1).repeat(1, 2)
+        return angle.cos(), angle.sin()
+
+    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = cos[:, None], sin[:, None]
+        return q * cos + theirs.rotate_half(q) * sin, k * cos + theirs.rotate_half(k) * sin
+
+    widen(model)
+    model.model.language_model.rotary_emb.forward = MethodType(
+        axes, model.model.language_model.rotary_emb
+    )
+    model.model.visual.rotary_pos_emb.forward = MethodType(
+        places, model.model.visual.rotary_pos_emb
+    )
+    theirs.apply_rotary_pos_emb_vision = turned
+
+
+def _angles(places: Tensor, theta: float, size: int) -> Tensor:
+    """Return place / theta^(2i/size) for each pair i."""
+    return places[..., None] * theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
