@@ -76,8 +76,8 @@ def test_what_is_not_computed_is_named(llama: Path, run_cli: Cli) -> None:
     assert code == 0
     assert "    not computed here: attention_bias: true\n" in out
     assert "    not computed here: rope_type: llama3\n" in out
-    assert "\n    init_from:" not in out
-    assert check_text(REST + out[out.index("modules:") :]).diagnostics == ()
+    # A spec of what is computed instead would look like this model and not be it.
+    assert "modules:" not in out
 
 
 def test_a_model_of_another_type(run_cli: Cli) -> None:

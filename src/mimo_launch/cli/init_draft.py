@@ -12,7 +12,7 @@ from typing import Any
 
 from mimo_launch.cli.flow import flow
 from mimo_launch.layout.checks.entry import check_text
-from mimo_launch.layout.hugging_face.contents import NAMES, Part, read_contents
+from mimo_launch.layout.hugging_face.contents import NAMES, Module, read_contents
 from mimo_launch.layout.hugging_face.folder import ConfigError
 from mimo_launch.layout.hugging_face.headers import FilesError
 from mimo_launch.layout.tokens import longest_sample
@@ -82,7 +82,7 @@ def draft(answers: Answers) -> str:
     return text
 
 
-def _parts(answers: Answers) -> dict[str, tuple[Part, Path]]:
+def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
     """Return the modules of the folders that are named, encoders first. Raises: CannotDraft."""
     found = {}
     for wanted, folder in {"": answers.model, **answers.folders}.items():
@@ -92,7 +92,7 @@ def _parts(answers: Answers) -> dict[str, tuple[Part, Path]]:
             contents = read_contents(folder)
         except (ConfigError, FilesError) as error:
             raise CannotDraft(f"{folder}: {error}", "name a Hugging Face folder") from error
-        here = {part.name: part for part in contents.parts if wanted in ("", part.name)}
+        here = {part.name: part for part in contents.modules if wanted in ("", part.name)}
         if not here:
             raise CannotDraft(
                 f"{folder} holds no {wanted or 'model'} of ours: its model type is "
@@ -112,7 +112,7 @@ def _parts(answers: Answers) -> dict[str, tuple[Part, Path]]:
     return {name: found[name] for name in order if name in found}
 
 
-def _undecided(answers: Answers, parts: Mapping[str, tuple[Part, Path]]) -> dict[str, Any]:
+def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[str, Any]:
     """Return the data of a spec without ranks, grids and schedule. Raises: CannotDraft."""
     modules: dict[str, Any] = {name: {"model": dict(model)} for name, model in DIGITS.items()}
     if parts:
@@ -146,7 +146,7 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Part, Path]]) -> dict
     return data
 
 
-def _module(part: Part, folder: Path) -> dict[str, Any]:
+def _module(part: Module, folder: Path) -> dict[str, Any]:
     module = {"model": {"kind": part.kind, **part.keys}, "init_from": str(folder)}
     return module if part.placeholder is None else module | {"placeholder": part.placeholder}
 
@@ -156,7 +156,7 @@ def _batch(gpus: int) -> int:
     return -(-BATCH // gpus) * gpus
 
 
-def _data(answers: Answers, parts: Mapping[str, tuple[Part, Path]]) -> dict[str, Any]:
+def _data(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[str, Any]:
     if not parts:
         return {"kind": "digits"}
     if answers.data is None:

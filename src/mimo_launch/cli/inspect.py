@@ -15,7 +15,7 @@ from mimo_launch.cli.console import Console, console_of
 from mimo_launch.cli.flow import flow
 
 if TYPE_CHECKING:
-    from mimo_launch.layout.hugging_face.contents import Contents, Part
+    from mimo_launch.layout.hugging_face.contents import Contents, Module
     from mimo_launch.train.checkpoint.finding import Checkpoint
 
 HELP = """
@@ -73,7 +73,7 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
             parameters=found.parameters,
             dtypes=found.dtypes,
             files=found.files,
-            modules=[_as_row(part) for part in found.parts],
+            modules=[_as_row(part) for part in found.modules],
             not_read=found.unread,
             yaml=fragment,
         )
@@ -83,9 +83,10 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
     console.answer(
         f"{found.folder}: {found.model_type}, {found.parameters:,} parameters, {types}, {files}"
     )
-    for part in found.parts:
-        size = f"{part.parameters:,} parameters in {part.tensors} tensors"
-        console.answer(f"  {part.name}: {part.kind} ({part.model_type}), {size}")
+    for part in found.modules:
+        size = f", {part.parameters:,} parameters in {part.tensors} tensors"
+        known = "" if part.not_computed else size
+        console.answer(f"  {part.name}: {part.kind} ({part.model_type}){known}")
         for setting in part.not_computed:
             console.answer(f"    not computed here: {setting}")
     for each in found.unread:
@@ -94,7 +95,7 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         console.answer(f"\n{fragment}")
 
 
-def _as_row(part: "Part") -> dict[str, Any]:
+def _as_row(part: "Module") -> dict[str, Any]:
     return {
         "name": part.name,
         "kind": part.kind,
@@ -103,21 +104,20 @@ def _as_row(part: "Part") -> dict[str, Any]:
         "parameters": part.parameters,
         "tensors": part.tensors,
         "not_computed": part.not_computed,
+        "placeholder": part.placeholder,
     }
 
 
 def _fragment(found: "Contents") -> str:
     """Return `modules:` of a spec that starts from a folder, on one rank."""
-    lines = ["modules:"] if found.parts else []
-    for part in found.parts:
-        lines += [f"  {part.name}:", f"    model: {flow({'kind': part.kind, **part.keys})}"]
-        lines.append("    ranks: 0")
-        if part.not_computed:
-            lines.append(
-                "    # No init_from: weights are not read where a setting is not computed."
-            )
-        else:
-            lines.append(f"    init_from: {flow(str(found.folder))}")
+    computed = [part for part in found.modules if not part.not_computed]
+    lines = ["modules:"] if computed else []
+    for part in computed:
+        keys = {"kind": part.kind, **part.keys}
+        lines += [f"  {part.name}:", f"    model: {flow(keys)}", "    ranks: 0"]
+        if part.placeholder is not None:
+            lines.append(f"    placeholder: {part.placeholder}")
+        lines.append(f"    init_from: {flow(str(found.folder))}")
     return "\n".join(lines)
 
 

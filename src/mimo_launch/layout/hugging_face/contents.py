@@ -12,21 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.layout.hugging_face.architectures import value_of
-from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config, has_weights, read_config
 from mimo_launch.layout.hugging_face.headers import Header, read_headers
-from mimo_launch.layout.hugging_face.registry import family_of
+from mimo_launch.layout.hugging_face.part import Part
+from mimo_launch.layout.hugging_face.registry import parts_of
 from mimo_launch.spec.load import model_from_data
 
+# What a whole model calls the token that stands for a row of an image.
+_TOKENS = ("image_token_index", "image_token_id")
 NAMES = {"decoder": "language", "vit": "vision", "audio": "audio"}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
     """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
 
-    `not_computed` are settings, as `key: value`, that our model does not have; `placeholder` is the
-    token that stands for its rows, if the folder says one.
+    `not_computed` are settings, as `key: value`, that our model does not have; there are no keys
+    and no tensors then. `placeholder` is the token that stands for its rows, if the folder says it.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Contents:
 
     folder: Path
     model_type: str
-    parts: tuple[Part, ...]
+    modules: tuple[Module, ...]
     files: tuple[str, ...]
     dtypes: Mapping[str, int]
     unread: tuple[str, ...]
@@ -66,30 +68,39 @@ def read_contents(folder: Path) -> Contents:
     dtypes = Counter[str]()
     for header in headers.values():
         dtypes[header.dtype] += header.numel
-    family = family_of(config)
     model_type = str(config.get("model_type"))
+    parts = [_described(part, config, headers) for part in parts_of(config)]
     return Contents(
         folder,
         model_type,
-        () if family is None else (_part(family, config, headers),),
+        tuple(parts),
         tuple(sorted({header.file for header in headers.values()})),
         dict(dtypes),
-        (f"model_type: {model_type}",) if family is None else (),
+        () if parts else (f"model_type: {model_type}",),
     )
 
 
-def _part(family: Family[Any], config: Config, headers: Mapping[str, Header]) -> Part:
-    keys = family.keys(config)
-    model = model_from_data({"kind": family.kind, **keys})
-    mine = {name: header for name, header in headers.items() if not family.is_ignored(name, model)}
-    return Part(
-        NAMES[family.kind],
-        family.model_type,
-        family.kind,
-        _needed(family.kind, keys),
-        tuple(family.not_computed(config)),
-        len(mine),
-        sum(header.numel for header in mine.values()),
+def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -> Module:
+    family, not_computed = part.family, part.not_computed()
+    keys = {} if not_computed else part.keys()
+    mine = {}
+    if keys:
+        model = model_from_data({"kind": family.kind, **keys})
+        mine = {
+            name: header
+            for name, header in headers.items()
+            if part.inner_name(name) is not None and not part.is_ignored(name, model)
+        }
+    token = next((config[key] for key in _TOKENS if isinstance(config.get(key), int)), None)
+    return Module(
+        name=NAMES[family.kind],
+        model_type=family.model_type,
+        kind=family.kind,
+        keys=_needed(family.kind, keys) if keys else {},
+        not_computed=not_computed,
+        tensors=len(mine),
+        parameters=sum(header.numel for header in mine.values()),
+        placeholder=token if family.kind == "vit" else None,
     )
 
 
