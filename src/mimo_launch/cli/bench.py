@@ -84,6 +84,7 @@ def bench(
 ) -> None:
     """Time steps of a spec and say where the time goes."""
     from mimo_launch.cli.origin import Origin, checked_spec, node_place
+    from mimo_launch.cli.shards import ready_shards
     from mimo_launch.cli.start import Start, start
     from mimo_launch.launcher.tasks import Benching, Calibrating
     from mimo_launch.plan.calibration import Calibration
@@ -105,6 +106,7 @@ def bench(
     spec, origin = checked_spec(
         file, overrides or (), origin, nproc, console, device=device, constants=constants
     )
+    ready_shards(spec, console, speaks=origin.speaks)
     request = Start(
         spec=spec,
         task=Benching(options) if calibrate is None else Calibrating(options, calibrate),

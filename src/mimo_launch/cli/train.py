@@ -91,6 +91,7 @@ def train(
 ) -> None:
     """Train a spec, one worker per rank."""
     from mimo_launch.cli.origin import Origin, checked_spec, node_place
+    from mimo_launch.cli.shards import ready_shards
     from mimo_launch.cli.start import Start, start
     from mimo_launch.launcher.tasks import Training
 
@@ -100,6 +101,7 @@ def train(
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
     origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
     spec, origin = checked_spec(file, settings, origin, nproc, console, device=device)
+    ready_shards(spec, console, speaks=origin.speaks)
     request = Start(
         spec=spec,
         task=Training(profile),

@@ -6,19 +6,21 @@ Relies on: `build` for samples, `columns` for files; renaming a folder is atomic
 Leaves: samples of an index to `samples`.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -74,11 +76,12 @@ def open_index(spec: Spec, split: Split, say: Say = lambda progress: None) -> Co
     if columns is not None:
         return columns
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder.with_suffix(".lock")):
+    now = Progress(split, "another process makes it", 0, len(shards), 0, 0)
+    with _lock(folder.with_suffix(".lock"), partial(say, now)):
         # Whoever had the lock may have made it.
         columns, why = _usable(folder, wanted)
         if columns is None:
-            _make(looker, shards, folder, wanted, Progress(split, why, 0, len(shards), 0, 0), say)
+            _make(looker, shards, folder, wanted, replace(now, why=why), say)
             columns, why = _usable(folder, wanted)
         if columns is None:
             raise OSError(f"the index in {folder} cannot be read: {why}")
@@ -140,15 +143,20 @@ def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of an index; the kernel lets go of it when this process ends, however it does.
 
-    File systems without locks do without: then several processes make the same index, and the first
-    one's is kept.
+    `wait` is called if another process holds it. File systems without locks do without: then
+    several processes make the same index, and one of theirs is kept.
     """
     with path.open("w") as file:
-        with suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
         yield
 
 
@@ -161,7 +169,8 @@ def _make(
     say: Say,
 ) -> None:
     """Make an index beside its place, and then put it there."""
-    made = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    made = _beside(folder)
+    made.mkdir()
     suffixes: list[str] = []
     samples, bad = 0, []
     try:
@@ -175,7 +184,7 @@ def _make(
                 writer.append({**found.columns, "member_suffix": renumbered})
                 samples += found.num_samples
                 bad += [asdict(each) for each in found.bad]
-                say(Progress(progress.split, progress.why, done, len(shards), samples, len(bad)))
+                say(replace(progress, done=done, samples=samples, bad=len(bad)))
             write_bad(made, bad)
             writer.finish({"identity": identity, "suffixes": suffixes, "num_bad": len(bad)})
         finally:
@@ -188,12 +197,20 @@ def _make(
 def _put(made: Path, folder: Path) -> None:
     """Give a new index its name; an old one makes room, a newer one of another process stays."""
     if folder.exists():
-        old = Path(tempfile.mkdtemp(prefix=f"{folder.name}.old-", dir=folder.parent))
+        old = _beside(folder)
         with suppress(FileNotFoundError):  # Another process did the same.
-            folder.replace(old / folder.name)
-        shutil.rmtree(old, ignore_errors=True)
-    with suppress(FileExistsError, NotADirectoryError):
+            folder.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
+    try:
         made.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
+def _beside(folder: Path) -> Path:
+    """Return a name that no other process takes, for a folder that others may read."""
+    return folder.with_name(f"{folder.name}.{uuid4().hex[:12]}")
 
 
 def _number(suffix: str, suffixes: list[str]) -> int:
