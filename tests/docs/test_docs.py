@@ -1,8 +1,8 @@
 """What the pages show is so: specs plan, and commands print what stands below them.
 
 A fenced `yaml` block with a `version:` key is a whole spec; others are fragments. One with a title
-(```yaml title="spec.yaml") is a file for the commands of its page, which may be wrong on purpose if
-its name begins with `broken`. A `console` block that begins with `$ mimo-launch` and `plan`,
+(```yaml title="spec.yaml", or one of Python) is a file for the commands of its page, and may be wrong
+on purpose if its name begins with `broken`. A `console` block that begins with `$ mimo-launch` and `plan`,
 `validate` or `explain` is run in a folder with these files; `...` stands for lines left out.
 """
 
@@ -49,6 +49,13 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(page, number, found[1], found[2] or "", found[3])
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Write the blocks of a page that have a title, as files."""
+    for block in blocks(page):
+        if block.title:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+
+
 ALL = [block for page in PAGES for block in blocks(page)]
 SPECS = [
     block
@@ -60,7 +67,11 @@ TOPOLOGIES = sorted((ROOT / "topologies").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("block", SPECS, ids=lambda block: block.id)
-def test_a_spec_on_a_page_validates_and_plans(block: Block) -> None:
+def test_a_spec_on_a_page_validates_and_plans(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(block.page, tmp_path)
+    monkeypatch.chdir(tmp_path)
     checked = check_text(block.text, str(block.page))
     if block.title.startswith("broken"):
         assert any(found.is_error for found in checked.diagnostics)
@@ -85,9 +96,7 @@ def test_a_command_prints_what_the_page_shows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "topologies").symlink_to(ROOT / "topologies")
-    for file in blocks(block.page):
-        if file.title:
-            (tmp_path / file.title).write_text(file.text, encoding="utf-8")
+    write_files(block.page, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -124,7 +133,7 @@ def test_the_limits_are_the_same_in_both_places() -> None:
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        ("classes of your own", "modules.language.model.kind=my_package:Decoder"),
+        ("language models of your own", "modules.language.model.kind=my_package:Decoder"),
     ],
 )
 def test_the_limits_are_those_of_validate(words: str, setting: str) -> None:

@@ -1,0 +1,72 @@
+"""The encoders on the page about encoders of one's own train, save, and pass the proof."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.docs.test_docs import ROOT, write_files
+from tests.support.proof import failures, verdicts
+
+from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.spec.model import Spec
+
+PAGE = ROOT / "docs" / "own-modules.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the page, in the current folder."""
+    write_files(PAGE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def read(name: str, *settings: str) -> Spec:
+    checked = load_and_check(name, settings)
+    assert checked.spec is not None, checked.diagnostics
+    return checked.spec
+
+
+def train(*args: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, "-m", "mimo_launch", "train", *args, "--device", "cpu"]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_first_example_learns_and_goes_on_with_another_layout(folder: Path) -> None:
+    saving = ("--set", "checkpoint.every=10")
+    first = train("own.yaml", *saving, "--steps", "20")
+    assert (first.returncode, first.stderr) == (0, "")
+    other = ("modules.vision.grid={dp: 2}", "modules.vision.sharding=full")
+    settings = [
+        word for each in (*other, "modules.vision.recompute=full") for word in ("--set", each)
+    ]
+    more = train("own.yaml", *saving, "--steps", "22", *settings)
+    assert (more.returncode, more.stderr) == (0, "")
+    assert "goes on after step 20" in more.stdout
+    lines = (folder / "runs" / "own" / "metrics.jsonl").read_text().splitlines()
+    losses = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+    assert len(losses) == 22
+    assert max(losses[-4:]) < min(losses[:2]) - 0.8
+
+
+@pytest.mark.parametrize("name", ["own.yaml", "wide.yaml"])
+def test_the_examples_are_proved(folder: Path, name: str) -> None:
+    assert failures(verdicts(read(name))) == []
+
+
+def test_the_gradient_that_the_page_warns_of_is_named(folder: Path) -> None:
+    source = folder / "my_wide_encoder.py"
+    wrong = source.read_text().replace("context.token_grad", '"complete"')
+    (folder / "my_wrong_encoder.py").write_text(wrong)
+    (folder / "wrong.yaml").write_text(
+        (folder / "wide.yaml").read_text().replace("my_wide_encoder", "my_wrong_encoder")
+    )
+    found = failures(verdicts(read("wrong.yaml")))
+    assert any("vision.layers.0.scale.weight: relative error" in each for each in found)
