@@ -27,7 +27,14 @@ from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
 from mimo_launch.plan.estimate_params import MIN_PARAMETERS_PER_UNIT
-from mimo_launch.spec.model import AudioModel, CustomModel, DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    DecoderModel,
+    Spec,
+    TransformerEncoder,
+    VitModel,
+)
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -150,13 +157,30 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
             padded_vocab=padded_vocab_size(spec),
             recompute=recompute,
         )
-    if isinstance(module.model, VitModel):
+    if isinstance(module.model, TransformerEncoder):
         width = spec.language.model.hidden
-        return VisionStage(context, module.model, stage, language_width=width, recompute=recompute)
-    if isinstance(module.model, AudioModel):
-        width = spec.language.model.hidden
-        return AudioStage(context, module.model, stage, language_width=width, recompute=recompute)
+        return encoder_stage(
+            context, module.model, stage, language_width=width, recompute=recompute
+        )
     return build_own_stage(spec, stage, context)
+
+
+def encoder_stage(
+    context: ParallelContext,
+    model: TransformerEncoder,
+    stage: Stage,
+    *,
+    language_width: int,
+    recompute: bool,
+) -> nn.Module:
+    """Return the layers of one stage of an encoder of ours. Raises: TypeError for another model."""
+    if isinstance(model, AudioModel):
+        return AudioStage(context, model, stage, language_width=language_width, recompute=recompute)
+    if isinstance(model, VitModel):
+        return VisionStage(
+            context, model, stage, language_width=language_width, recompute=recompute
+        )
+    raise TypeError(f"no stage is a {model.kind}")
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:

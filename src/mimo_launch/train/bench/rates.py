@@ -17,17 +17,16 @@ from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import LANGUAGE, Stage
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
-from mimo_launch.modules.build import PRECISIONS, RankModule
+from mimo_launch.modules.build import PRECISIONS, RankModule, encoder_stage
 from mimo_launch.modules.inputs import EncoderInput
 from mimo_launch.modules.language import LanguageInput, LanguageStage
-from mimo_launch.modules.vision import VisionStage
 from mimo_launch.parallel.context import SINGLE, ParallelContext
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.parallel.masks import image_mask
 from mimo_launch.plan.estimate_flops import forward_flops
 from mimo_launch.plan.workload import Workload, workload
 from mimo_launch.runtime.clock import Section, StepClock
-from mimo_launch.spec.model import DecoderModel, VitModel
+from mimo_launch.spec.model import DecoderModel, TransformerEncoder
 from mimo_launch.train.session import RankSession
 
 REPEATS, WARM_UP = 10, 3
@@ -171,10 +170,10 @@ def _tokens(
 
 
 def _vit_block(session: RankSession, module: RankModule) -> float | None:
-    """Return the rate on the images of one cp rank; None without images, or for another encoder."""
+    """Return the rate on the images or clips of one cp rank; None without any, or for own kinds."""
     spec, layout, context = session.spec, session.layout, _alone(module)
     model = spec.modules[module.name].model
-    if not isinstance(model, VitModel):
+    if not isinstance(model, TransformerEncoder):
         return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
     sample = nominal_data_plan(spec).samples[0]
@@ -185,7 +184,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     work = Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
     width = spec.language.model.hidden
     network = _random(
-        VisionStage(context, model, stage, language_width=width, recompute=False), context
+        encoder_stage(context, model, stage, language_width=width, recompute=False), context
     )
     mask = image_mask(list(spans), range(work.tokens), context.device, alone=True)
     places = torch.zeros((work.tokens, 2), device=context.device)

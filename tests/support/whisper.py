@@ -1,0 +1,138 @@
+"""A tiny Whisper of `transformers` with random weights, specs that start from it, their tokens."""
+
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tests.support.hugging_face import ids_of, started
+from tests.support.specs import Box, box, spec
+from torch import Tensor, nn
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.owners import encoder_samples
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.events import WeightsLoaded
+from mimo_launch.train.loader import step_inputs
+
+FRAMES, MELS = 40, 5
+SIZES = {
+    "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "num_mel_bins": MELS, "max_source_positions": FRAMES // 2, "vocab_size": 48,
+    "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16,
+    "max_target_positions": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+KEYS = {
+    "kind": "audio", "layers": 2, "hidden": 32, "heads": 4, "mlp": 48, "mels": MELS,
+    "frames": FRAMES,
+}  # fmt: skip
+# Boxes of audio and of language.
+LAYOUTS: dict[str, tuple[Box, Box]] = {
+    "one rank": (box(0), box(0)),
+    "tp2, apart": (box(0, tp=2), box(2)),
+    "tp2": (box(0, tp=2, sequence_parallel=True), box(0, tp=2)),
+    "pp2, apart": (box(0, pp=2), box(2)),
+    "cp2": (box(0, cp=2), box(0, cp=2)),
+    "dp2 cp2, apart": (box(0, dp=2, cp=2), box(4)),
+}
+
+
+def tiny(dtype: torch.dtype = torch.float32, kind: str = "WhisperForConditionalGeneration") -> Any:
+    """Return a model in which no weight is a constant, positions included."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+        from transformers.models.whisper import modeling_whisper
+
+        made = getattr(modeling_whisper, kind)(transformers.WhisperConfig(**SIZES))
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            weight.copy_(noise * 0.2 + ("norm" in name))
+    return made.to(dtype).eval()
+
+
+def encoder_of(model: Any) -> Any:
+    """Return the encoder of any of the models."""
+    return model.get_encoder() if hasattr(model, "get_encoder") else model
+
+
+def made(layout: str, folder: Path, precision: str = "fp32", **model: Any) -> Spec:
+    """Return a spec whose encoder starts from a folder; some samples have several clips or none."""
+    audio, language = LAYOUTS[layout]
+    modules = {
+        "audio": {**audio, "model": {**KEYS, **model}, "init_from": str(folder)},
+        "language": language,
+    }
+    data = {"kind": "synthetic", "max_images": 2, "max_frames": FRAMES, "text_only": 0.3}
+    if model.get("fixed_length"):
+        del data["max_frames"]
+    train = {"steps": 1, "precision": precision, "seed": 3}
+    found = spec(modules, microbatches=2, mbs=2, seq=64, data=data, train=train)
+    assert check(found) == ()
+    return found
+
+
+class Seen(NamedTuple):
+    """Tokens [n, D] behind the last norm of one group on one rank."""
+
+    replica: int
+    group: int
+    shard: tuple[int, int]
+    tokens: Tensor
+
+
+def tokens_on_rank(made: Spec, run: Path) -> tuple[list[Seen], list[WeightsLoaded]]:
+    """Run a step from the weights of `init_from`; return what this rank's encoder computed."""
+    session, events = started(made, run)
+    module, seen = session.modules.get("audio"), list[Seen]()
+    last = None if module is None else module.stages.get(len(module.layout.stages) - 1)
+    if module is not None and last is not None:
+        replica = module.layout.grid.index("dp", session.rank)
+        shard = module.context.cp.index, module.context.tp.index
+
+        def note(_: nn.Module, __: Any, out: Tensor) -> None:
+            seen.append(Seen(replica, len(seen), shard, out.detach().clone()))
+
+        last.get_submodule("norm").register_forward_hook(note)
+    dataset = build_dataset(made)
+    session.gradients(step_inputs(dataset, "train", ids_of(made), 0))
+    session.__exit__(None, None, None)
+    return seen, [event for event in events if isinstance(event, WeightsLoaded)]
+
+
+def heard(model: Any, clip: Tensor) -> Tensor:
+    """Return the tokens of one clip [mels, frames] by a model for clips of that length alone."""
+    encoder, size = encoder_of(model), clip.shape[1] // 2
+    table = encoder.embed_positions
+    encoder.config.max_source_positions = encoder.max_source_positions = size
+    encoder.embed_positions = nn.Embedding.from_pretrained(table.weight[:size])
+    with torch.no_grad():
+        tokens: Tensor = encoder(clip[None].to(table.weight.dtype)).last_hidden_state[0]
+    encoder.config.max_source_positions = encoder.max_source_positions = len(table.weight)
+    encoder.embed_positions = table
+    return tokens
+
+
+def deviations(model: Any, made: Spec, parts: list[list[Seen]]) -> list[float]:
+    """Return, per group and replica with a clip, the largest difference by the largest output."""
+    layout, dataset = build_layout(made), build_dataset(made)
+    module, inputs = layout["audio"], step_inputs(dataset, "train", ids_of(made), 0)
+    shards = sorted((seen for part in parts for seen in part), key=lambda seen: seen.shard)
+    found = []
+    for key in sorted({(seen.replica, seen.group) for seen in shards}):
+        samples = encoder_samples(layout, inputs.plan, module, *key)
+        clips = [clip for sample in samples for clip in inputs.images(sample, "audio")]
+        mine = [seen for seen in shards if (seen.replica, seen.group) == key]
+        if not module.sequence_parallel:
+            mine = [seen for seen in mine if seen.shard[1] == 0]
+        if clips:
+            wanted = torch.cat([heard(model, torch.from_numpy(clip)) for clip in clips])
+            tokens = torch.cat([seen.tokens for seen in mine])[: len(wanted)]
+            assert wanted.std() > 0.1
+            found.append(float((tokens - wanted).abs().max() / wanted.abs().max()))
+    return found
