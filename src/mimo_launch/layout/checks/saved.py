@@ -15,9 +15,11 @@ from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.hugging_face.architectures import text_of, value_of
 from mimo_launch.layout.hugging_face.folder import is_hugging_face
 from mimo_launch.spec.load import model_from_data
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import CustomModel, Spec
 
 MARKER = "checkpoint.json"
+# Of a class of a user's own: what they do to its tensors, the tensors show.
+OWN_KEYS = ("kind", "parameters", "options")
 
 
 def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
@@ -64,7 +66,10 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
         there = model_from_data(saved[name]["model"])
     except (ValueError, LookupError, TypeError):
         return  # Of another release; `train.checkpoint` compares tensors.
+    is_own = isinstance(there, CustomModel) and isinstance(module.model, CustomModel)
     for key in type(there).model_fields:
+        if is_own and key in OWN_KEYS:
+            continue
         here = value_of(module.model, key) if hasattr(module.model, key) else None
         if here != value_of(there, key):
             yield Diagnostic(
