@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from tests.distributed.test_session import two_modules
+from tests.support.planted import turned_patches
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.pending import HostCopy
 from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
@@ -72,6 +74,13 @@ def test_no_step_waits_for_a_number_of_the_device(kind: str) -> None:
     )
     assert run_ranks(reads_of_steps, made, None, world_size=4) == [[]] * 4
     assert all(run_ranks(reads_of_steps, made, peek, world_size=4))
+
+
+def test_places_in_images_are_made_without_waiting() -> None:
+    """As in Qwen2-VL: patches turned by row and column, positions on three axes."""
+    train = {"steps": 3, "precision": "fp32"}
+    made = turned_patches(train=train, optimizer={"kind": "sgd", "lr": 0.1})
+    assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
 
 
 def test_a_copy_to_the_host_is_of_the_moment() -> None:
