@@ -7,7 +7,7 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.cli.report import REQUIREMENT
-from mimo_launch.layout.checks import backends, packages
+from mimo_launch.layout.checks import backends, packages, shards
 from mimo_launch.layout.checks.entry import check, check_text, load_and_check
 
 ROOT = Path(__file__).parents[2]
@@ -95,5 +95,6 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     assert extras["tensorboard"] == [packages.TENSORBOARD]
     assert extras["wandb"] == [packages.WANDB]
+    assert extras["data"] == list(shards.PACKAGES.values())
     assert extras["report"] == [REQUIREMENT]
     assert backends.REQUIREMENT in extras["gpu"]

@@ -11,7 +11,16 @@ from mimo_launch.diag.codes_layout import LAYOUT_CODES
 from mimo_launch.diag.codes_model import MODEL_CODES
 from mimo_launch.diag.codes_run import RUN_CODES
 from mimo_launch.diag.codes_schedule import SCHEDULE_CODES
+from mimo_launch.diag.codes_shards import SHARD_CODES
 from mimo_launch.diag.codes_text import TEXT_CODES
 
-TABLES = (TEXT_CODES, LAYOUT_CODES, SCHEDULE_CODES, MODEL_CODES, AUDIO_CODES, RUN_CODES)
+TABLES = (
+    TEXT_CODES,
+    LAYOUT_CODES,
+    SCHEDULE_CODES,
+    MODEL_CODES,
+    AUDIO_CODES,
+    SHARD_CODES,
+    RUN_CODES,
+)
 CODES: dict[str, Code] = {code.name: code for table in TABLES for code in table}

@@ -1,4 +1,4 @@
-"""Which files the patterns of `shards:` name.
+"""Which files the patterns of `shards:` name, and which suffixes are images and clips.
 
 Decides: braces before globs, order by pattern and then by name.
 Relies on: the file system; `braceexpand`, which the webdataset library uses for the same.
@@ -8,6 +8,9 @@ Leaves: what is in the files to `train.data.webdataset`.
 from collections.abc import Iterable
 from glob import glob, has_magic
 from pathlib import Path
+
+IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"})
+AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "mp3"})
 
 
 def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.layout.layout import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.layout.tokens import longest_sample
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import Spec, WebdatasetData
 
 _DP = ("modules", LANGUAGE, "grid", "dp")
 _GLOBAL = ("batch", "global")
@@ -113,9 +113,11 @@ def seq_holds_samples(spec: Spec) -> Findings:
     longest = longest_sample(spec)
     if spec.batch.seq >= longest:
         return
+    of_shards = isinstance(spec.data, WebdatasetData)
+    what = "a sample with one image or clip" if of_shards else "the longest sample"
     yield Diagnostic(
         code="seq-too-short",
-        headline=f"`seq` {spec.batch.seq} is shorter than the longest sample, {longest} tokens",
+        headline=f"`seq` {spec.batch.seq} is shorter than {what}, {longest} tokens",
         path=("batch", "seq"),
         why="samples are never cut: a row without its place would train nothing",
         help=f"write `seq: {next_multiple(longest, lcm(8, seq_unit(spec)))}`",

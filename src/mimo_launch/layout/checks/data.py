@@ -139,6 +139,8 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
     model = spec.language.model
     if not isinstance(model, DecoderModel) or isinstance(model.vocab, str):
         return
+    if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
+        return
     num_encoders = len(spec.encoders)
     is_digits = isinstance(spec.data, DigitsData)
     words = DIGITS_BASE_VOCAB if is_digits else 2

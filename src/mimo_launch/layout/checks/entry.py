@@ -24,6 +24,7 @@ from mimo_launch.layout.checks import (
     ranks,
     saved,
     schedules,
+    shards,
     widths,
 )
 from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
@@ -37,7 +38,15 @@ _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
 _SCHEDULES = (*_KINDS, "interleaved-microbatches-uneven", "full-sharding-in-bubbles")
-_IMAGES = ("patch-over-digit", "empty-digit-range", "empty-image-range", "shuffle-over-image")
+_PACKAGES = ("missing-package",)
+_SHARDS = ("shards-not-found", "shards-compressed")
+_IMAGES = (
+    "patch-over-digit",
+    "empty-digit-range",
+    "empty-image-range",
+    "shuffle-over-image",
+    "processor-not-supported",
+)
 _CLIPS = ("sound-not-in-data", "frames-over-rows", "row-over-clips")
 
 # Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
@@ -83,6 +92,13 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(audio.digits_are_seen),
     ModuleRule(audio.clips_hold_a_row, needs=("frames-over-rows",)),
     SpecRule(data.vocab_holds_tokens),
+    SpecRule(shards.shard_packages_installed),
+    SpecRule(shards.shards_are_there, needs=_PACKAGES),
+    SpecRule(shards.tokenizer_is_usable),
+    SpecRule(shards.vocab_holds_tokenizer, needs=("tokenizer-not-usable", "no-language-module")),
+    ModuleRule(shards.processor_is_understood),
+    SpecRule(shards.processors_have_encoders),
+    SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS)),
     ModuleRule(placeholders.placeholder_is_free, needs=(*_ROLE, "vocab-too-small")),
     SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_ROLE)),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),

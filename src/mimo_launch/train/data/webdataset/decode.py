@@ -1,6 +1,6 @@
 """Members of a sample as images and sound: their sizes from the header, and their contents.
 
-Decides: which suffixes are images and which are clips, and that an image stands upright.
+Decides: that an image stands upright.
 Relies on: the decoders of the webdataset library and Pillow for images, soundfile for sound; each
 is imported when it is first needed.
 Leaves: what an encoder is given of them to `pixels` and `log_mel`.
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_SUFFIXES
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"})
-AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "mp3"})
 Medium = Literal["image", "audio"]
 
 # EXIF orientations from 5 on swap height and width (JEITA CP-3451, tag 0x0112).

@@ -1,0 +1,154 @@
+"""What `validate` says of shards, tokenizers and processors, before anything is read."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_shard
+
+from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.layout.shard_files import shard_files
+from mimo_launch.layout.tokenizers import num_tokens
+from mimo_launch.layout.tokens import largest_image, longest_sample
+
+TEXT = """
+version: 1
+name: shards
+modules:
+  vision:
+    model: {{kind: vit, layers: 1, hidden: 16, heads: 2, patch: 4, channels: 3, shuffle: 2}}
+    ranks: 0
+  language:
+    model: {{kind: decoder, layers: 1, hidden: 16, heads: 2, vocab: 400}}
+    ranks: 0
+batch: {{global: 2, seq: 128}}
+data: {{kind: webdataset, shards: "{folder}/*.tar", tokenizer: "{folder}/tok", template: chat}}
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A sound spec, with its files."""
+    tokenizer_folder(tmp_path / "tok", PARTS)
+    write_shard(tmp_path / "000.tar", [("x", {"jpg": image_bytes(8, 8), "json": {}})])
+    return TEXT.format(folder=tmp_path)
+
+
+def found(text: str, *settings: str) -> list[Diagnostic]:
+    return list(check_text(text, overrides=settings).diagnostics)
+
+
+def test_a_sound_spec_has_no_findings(text: str) -> None:
+    assert found(text) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        (["data.shards={tmp}/{000..002}.tar"], "shards-not-found", "2 of 3 are not there"),
+        (["data.shards={tmp}/x*.tar"], "shards-not-found", "names no file"),
+        (["data.shards=[{tmp}/000.tar, {tmp}/1.tar]"], "shards-not-found", "1.tar` names no file"),
+        (["data.eval_shards={tmp}/1.tar"], "shards-not-found", "1.tar"),
+        (["data.tokenizer={tmp}"], "tokenizer-not-usable", "cannot be used"),
+        (["data.processors={visoin: {tmp}}"], "processor-not-supported", "no encoder of images"),
+        (["data.processors={vision: {tmp}}"], "processor-not-supported", "does not fit"),
+        (["modules.vision.model.channels=1", "data.processors={vision: {tmp}/clip}"],
+         "processor-not-supported", "does not fit"),
+        (["data.processors={vision: {tmp}/clip}"], "seq-too-short", "shorter than a sample with"),
+        (["modules.language.model.vocab=300"], "vocab-too-small", "tokens of the tokenizer + 1"),
+        (["eval={every: 1}"], "eval-without-shards", "no shards to evaluate on"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(
+    text: str, tmp_path: Path, settings: list[str], code: str, words: str
+) -> None:
+    (tmp_path / "clip").mkdir()
+    processor = {"image_processor_type": "CLIPImageProcessor"}
+    (tmp_path / "clip" / "preprocessor_config.json").write_text(json.dumps(processor))
+    (only,) = found(text, *(each.replace("{tmp}", str(tmp_path)) for each in settings))
+    assert (only.code, words in only.headline) == (code, True), only
+
+
+def test_an_encoder_of_sound_over_images_is_a_warning(text: str) -> None:
+    sound = "  sound: {model: {kind: audio, layers: 1, hidden: 16, heads: 2}, ranks: 0}\n"
+    more = text.replace("  language:", sound + "  language:")
+    (only,) = found(more, "batch.seq=2048")
+    assert only.code == "encoder-without-members"
+    assert not only.is_error
+    assert "its first 2 members end in jpg, json" in only.why
+
+
+def test_a_given_placeholder_needs_no_room_behind_the_tokenizer(text: str, tmp_path: Path) -> None:
+    vocab = num_tokens(tmp_path / "tok")
+    settings = [f"modules.language.model.vocab={vocab}"]
+    assert [each.code for each in found(text, *settings)] == ["vocab-too-small"]
+    assert found(text, *settings, f"modules.vision.placeholder={vocab - 3}") == []
+
+
+@pytest.mark.parametrize("package", ["webdataset", "tokenizers", "PIL", "jinja2"])
+def test_a_missing_package_is_found(
+    text: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    (only,) = found(text)
+    assert only.code == "missing-package"
+    assert "mimo-launch[data]" in only.help
+
+
+def test_plan_knows_sizes_without_looking_at_samples(text: str, tmp_path: Path) -> None:
+    """The default keeps 256 rows at most; a step of average samples fits into the sequence."""
+    spec = check_text(text).spec
+    assert spec is not None
+    assert largest_image(spec, "vision").rows <= 128
+    plan = nominal_data_plan(spec)
+    build_layout(spec)
+    for sample in plan.samples:
+        assert sample.num_tokens <= spec.batch.seq
+        (span,) = sample.spans["vision"][:1]
+        assert 32 <= span.rows <= 64
+        assert 0 < sample.num_labels < sample.num_tokens
+    assert longest_sample(spec) == 2
+    assert not (tmp_path / ".mimo-index").exists()
+
+
+def test_images_of_one_size_are_known(text: str, tmp_path: Path) -> None:
+    processor: dict[str, Any] = {
+        "image_processor_type": "SiglipImageProcessor",
+        "size": {"height": 52, "width": 40},
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    spec = check_text(text, overrides=[f"data.processors={{vision: {tmp_path}}}"]).spec
+    assert spec is not None
+    largest = largest_image(spec, "vision")
+    assert (largest.height, largest.width) == (6, 5)
+    assert longest_sample(spec) == 32
+    (span,) = nominal_data_plan(spec).samples[0].spans["vision"][:1]
+    assert (span.height, span.width) == (6, 5)
+
+
+def test_validate_stays_fast_and_light(text: str, tmp_path: Path) -> None:
+    """No torch, no decoder, no tokenizer library; half a second with Python's own start."""
+    (tmp_path / "spec.yaml").write_text(text)
+    code = (
+        "import sys; from mimo_launch.layout.checks.entry import load_and_check as c;"
+        f"assert c({str(tmp_path / 'spec.yaml')!r}).diagnostics == ();"
+        "bad = {'torch', 'PIL', 'tokenizers', 'webdataset', 'numpy'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert time.perf_counter() - begin < 30, "far above what it takes, for a busy machine"
+
+
+def test_patterns_name_files_in_order_and_once(tmp_path: Path) -> None:
+    for name in ("b.tar", "a.tar", "1.tar"):
+        (tmp_path / name).touch()
+    names = [f"{tmp_path}/b.tar", f"{tmp_path}/*.tar", f"{tmp_path}/{{1..2}}.tar"]
+    assert [path.name for path in shard_files(names)] == ["b.tar", "1.tar", "a.tar", "2.tar"]
