@@ -52,13 +52,11 @@ def _places(lengths: list[int], patches: int, class_tokens: int) -> tuple[Index,
     Shapes: [images, 1 + patches of the largest], the class token first.
     """
     size = patches + class_tokens
-    numbers = np.arange(len(lengths))
-    ends = np.cumsum(lengths, dtype=np.int64)
+    numbers, sizes = np.arange(len(lengths)), np.array(lengths, dtype=np.int64)
+    begin = np.cumsum(sizes) - sizes
     within = np.arange(max(lengths, default=0))
-    shard, place = np.divmod((ends - lengths)[:, None] + within, max(1, patches))
+    shard, place = np.divmod(begin[:, None] + within, max(1, patches))
     of_class = numbers // max(1, class_tokens) * size + patches + numbers % max(1, class_tokens)
     places = np.concatenate([of_class[:, None], shard * size + place], axis=1)
-    valid = np.concatenate(
-        [np.ones((len(lengths), 1), np.bool_), within < np.array(lengths)[:, None]], axis=1
-    )
+    valid = np.concatenate([np.ones((len(lengths), 1), np.bool_), within < sizes[:, None]], axis=1)
     return places, valid
