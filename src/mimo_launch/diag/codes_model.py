@@ -114,8 +114,8 @@ MODEL_CODES = (
         "backend-cannot",
         "The backend of a module cannot do what the module asks for.",
         "Transformer Engine computes in 16 bits, its attention kernels take heads of 8, 16, ... "
-        "256 numbers, and its context parallelism has not passed this program's tests on GPUs. The "
-        "backend `torch` does all of it.",
+        "256 numbers, and with cp it cannot keep packed documents apart. The backend `torch` does "
+        "all of it.",
         "backend: transformer_engine     # in a module\ntrain: {precision: fp32}",
         "backend: transformer_engine     # in a module\ntrain: {precision: bf16}",
     ),

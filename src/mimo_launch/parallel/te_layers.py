@@ -8,8 +8,11 @@ Legend: D width, f features of this rank, K head size.
 """
 
 import importlib
+import importlib.util
+import os
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -164,6 +167,9 @@ def te_layers(context: ParallelContext) -> TeLayers:
 
 def load_transformer_engine() -> ModuleType:
     """Import the package. Raises: BackendError with its own words."""
+    _name_cudnn()
+    # Without its fast kernels it would go on with all scores in memory, and say nothing.
+    os.environ.setdefault("NVTE_UNFUSED_ATTN", "0")
     try:
         # Tensors that the package makes as it is imported are no part of what is being built.
         with torch.device("cpu"):
@@ -174,6 +180,20 @@ def load_transformer_engine() -> ModuleType:
         raise BackendError(
             f"transformer_engine cannot be imported: {type(error).__name__}: {error}"
         ) from error
+
+
+def _name_cudnn() -> None:
+    """Lead the package to torch's own cuDNN, unless the user has named one.
+
+    It looks for a cuDNN of the system first, and the parts of two versions in one process cannot
+    load each other.
+    """
+    if os.environ.keys() & {"CUDNN_HOME", "CUDNN_PATH"}:
+        return
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found and found.submodule_search_locations) or ():
+        if any(Path(folder, "cudnn", "lib").glob("libcudnn.so*")):
+            os.environ["CUDNN_HOME"] = str(Path(folder, "cudnn"))
 
 
 def _default_device() -> str:

@@ -2,8 +2,8 @@
 
 Decides: what Transformer Engine is asked for and cannot do; what is known of it without importing
 it.
-Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256; and
-on the tests in tests/gpu, which its context parallelism has not passed.
+Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and a
+ring that cuts each document into chunks of its own.
 Leaves: whether it works on a host to the workers, who import it.
 """
 
@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.spec.model import AudioModel, CustomModel, DecoderModel, Spec, VitModel
+from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    DecoderModel,
+    Spec,
+    SyntheticData,
+    VitModel,
+)
 
 ENGINE = "transformer_engine"
 # The bounds of an extra in pyproject.toml, which a test compares.
@@ -72,14 +80,22 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "keep the layers of torch for this module",
             Related(path=("modules", name, "model", "kind"), label="an audio encoder"),
         )
-    if module.grid.cp > 1:
+    if module.grid.cp > 1 and name == LANGUAGE and (key := _packs(spec)):
         yield _cannot(
             name,
-            f"attend with cp {module.grid.cp}",
-            "its context parallelism has not passed this program's tests on GPUs",
-            "write `cp: 1`",
-            Related(path=("modules", name, "grid", "cp"), label=f"cp {module.grid.cp}"),
+            f"attend to packed documents with cp {module.grid.cp}",
+            "its ring cuts every document into chunks, and here whole sequences are cut",
+            f"write `cp: 1`, or no `{key}`",
+            Related(path=("data", key), label="packs documents"),
         )
+
+
+def _packs(spec: Spec) -> str:
+    """Return the key that puts several documents into a sample, or nothing."""
+    data = spec.data
+    if isinstance(data, SyntheticData) and data.max_documents > 1:
+        return "max_documents"
+    return "packing" if data.packing else ""
 
 
 def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
