@@ -16,13 +16,16 @@ from mimo_launch.parallel.segments import ADOPTED, Segment, SegmentedModule
 def adopt_parameters(root: nn.Module) -> list[str]:
     """Declare every parameter below `root` that no layer declares, and return their names.
 
-    One that stands at several places (tied weights) is declared at the first.
-
-    Raises: ValueError for a parameter without a dimension, of which FSDP2 has no shards.
+    Raises: ValueError for a parameter without a dimension, of which FSDP2 has no shards, and for
+    one at several places, which would be several once they are given memory.
     """
-    adopted = []
+    adopted: list[str] = []
+    first: dict[int, str] = {}
     for path, layer, attribute, parameter in list(_plain(root)):
         name = f"{path}.{attribute}" if path else attribute
+        if first.setdefault(id(parameter), name) != name:
+            other = first[id(parameter)]
+            raise ValueError(f"`{name}` is tied to `{other}`; keep one parameter and use it twice")
         if parameter.ndim == 0:
             raise ValueError(f"parameter `{name}` has no dimension; give it one, of size 1")
         segment = Segment(
@@ -46,16 +49,14 @@ def adopt_parameters(root: nn.Module) -> list[str]:
 
 
 def _plain(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Yield path, layer, attribute and parameter of what is not declared, once each."""
+    """Yield path, layer, attribute and parameter of what is not declared."""
     declared = {
         f"{path}.{attribute}".strip(".")
         for path, layer in root.named_modules()
         if isinstance(layer, SegmentedModule)
         for attribute in layer.segments
     }
-    seen: set[int] = set()
     for path, layer in root.named_modules():
-        for attribute, parameter in layer.named_parameters(recurse=False):
-            if f"{path}.{attribute}".strip(".") not in declared and id(parameter) not in seen:
-                seen.add(id(parameter))
+        for attribute, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            if f"{path}.{attribute}".strip(".") not in declared:
                 yield path, layer, attribute, parameter
