@@ -5,56 +5,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.exports import load, tensors, trained, with_sections
+from tests.support.exports import (
+    bits,
+    exported,
+    load,
+    save_on_rank,
+    tensors,
+    trained,
+    with_sections,
+)
 from tests.support.hugging_face import (
     VOCAB,
     joined,
     logits_on_rank,
     made,
     save,
-    started,
     tiny,
     tokens_of,
 )
-from torch import Tensor
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.finding import open_checkpoint
-from mimo_launch.train.checkpoint.saver import CheckpointSaver
-from mimo_launch.train.events import CheckpointFailed
-from mimo_launch.train.export.export import Progress, write_export
-from mimo_launch.train.export.plan import DType, Exporter
-from mimo_launch.train.state import RunState
-
-SILENT = Progress(lambda _: None, lambda _: None)
-
-
-def save_on_rank(spec: Spec, run: Path) -> None:
-    """Save what `init_from` names before any step."""
-    import torch.distributed as dist
-
-    session, _ = started(spec, run)
-    saver = CheckpointSaver(session, run, dist.new_group(backend="gloo"))
-    saver.save(RunState())
-    saver.finish()
-    assert not any(isinstance(event, CheckpointFailed) for event in saver.poll())
-    session.__exit__(None, None, None)
-
-
-def exported(
-    run: Path, to: Path, dtype: DType = "auto", max_bytes: int = 10**9
-) -> dict[str, Tensor]:
-    """Export everything; return the tensors of all files."""
-    checkpoint = open_checkpoint(run, None)
-    plans = Exporter(checkpoint, dtype).folders(())
-    write_export(checkpoint, plans, to, max_bytes=max_bytes, force=False, progress=SILENT)
-    return tensors(to)
-
-
-def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    return tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,29 @@
 
 import json
 import warnings
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from tests.support.hugging_face import started
 from torch import Tensor
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint.finding import open_checkpoint
+from mimo_launch.train.checkpoint.saver import CheckpointSaver
+from mimo_launch.train.events import CheckpointFailed
+from mimo_launch.train.export.export import Progress, write_export
+from mimo_launch.train.export.plan import Exporter
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.start import start_run
+from mimo_launch.train.state import RunState
 
 SAVES = {"checkpoint": {"every": 1, "asynchronous": False}}
 
@@ -34,6 +45,31 @@ def train_on_rank(spec: Spec, run: Path) -> None:
     with RankSession(spec) as session:
         state, saver = start_run(session, run, lambda _: None)
         train(session, lambda _: None, Hooks(saver=saver), state)
+
+
+def save_on_rank(spec: Spec, run: Path) -> None:
+    """Save what `init_from` names before any step."""
+    session, _ = started(spec, run)
+    saver = CheckpointSaver(session, run, dist.new_group(backend="gloo"))
+    saver.save(RunState())
+    saver.finish()
+    assert not any(isinstance(event, CheckpointFailed) for event in saver.poll())
+    session.__exit__(None, None, None)
+
+
+def exported(
+    run: Path, to: Path, modules: Sequence[str] = (), *, max_bytes: int = 10**9
+) -> dict[str, Tensor]:
+    """Export modules, or everything; return the tensors of the files at the top."""
+    checkpoint = open_checkpoint(run, None)
+    plans = Exporter(checkpoint).folders(modules)
+    silent = Progress(lambda _: None, lambda _: None)
+    write_export(checkpoint, plans, to, max_bytes=max_bytes, force=False, progress=silent)
+    return tensors(to)
+
+
+def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    return tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def digits_run(folder: Path, **language: Any) -> Path:
@@ -77,7 +113,7 @@ def load(auto: str, folder: Path) -> Any:
         warnings.simplefilter("ignore")
         import transformers
 
-        loader = getattr(transformers, auto)
+        loader = attrgetter(auto)(transformers)
         model, info = loader.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     return model.eval()

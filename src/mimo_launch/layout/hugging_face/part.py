@@ -73,6 +73,12 @@ class Part(Generic[M]):
                 return inner + name.removeprefix(prefix)
         return None
 
+    def file_name(self, inner: str) -> str:
+        """Return what transformers writes today for a name of the family, or of the projector."""
+        found = [pair for pair in self.prefixes if inner.startswith(pair[1])]
+        prefix, stands_for = max(found, key=lambda pair: len(pair[1]))
+        return prefix + inner.removeprefix(stands_for)
+
     def is_ignored(self, name: str, model: M) -> bool:
         """Return whether a tensor of the files is left out by rule."""
         inner = self.inner_name(name)

@@ -1,4 +1,4 @@
-"""Finds the parts of a folder, and the family of a model of ours.
+"""Finds the parts of a folder.
 
 Decides: which families there are, and which models hold several modules.
 Relies on: one file per architecture.
@@ -13,7 +13,6 @@ from mimo_launch.layout.hugging_face import decoder, llava, qwen2_vl, vit, whisp
 from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
-from mimo_launch.spec.model import Model
 
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
@@ -61,11 +60,6 @@ def family_of(config: Config) -> Family[Any] | None:
     """Return the family that a configuration names, None if it is not one of ours."""
     name = config.get("model_type")
     return FAMILIES.get(name) if isinstance(name, str) else None
-
-
-def family_for(model: Model) -> Family[Any] | None:
-    """Return the first family that can say what a model of ours is, for export."""
-    return next((x for x in FAMILIES.values() if x.kind == model.kind and x.fits(model)), None)
 
 
 def model_types(kind: str) -> list[str]:

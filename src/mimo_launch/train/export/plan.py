@@ -6,25 +6,29 @@ Leaves: reading, writing and renaming to `export`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from mimo_launch.layout.hugging_face.architectures import (
-    exported_model,
-    family_that_is,
+    Architecture,
+    Modules,
+    alone,
     obstacles,
-    with_base,
+    together,
 )
-from mimo_launch.layout.hugging_face.family import Family, Place
+from mimo_launch.layout.hugging_face.family import Place
 from mimo_launch.layout.hugging_face.folder import Config
-from mimo_launch.layout.tokens import vocab_size
-from mimo_launch.spec.model import Model, Spec
+from mimo_launch.layout.tokens import placeholder_id, vocab_size
+from mimo_launch.spec.model import DecoderModel, Spec
 from mimo_launch.train.checkpoint.finding import Checkpoint, prefix_of
+from mimo_launch.train.export.configs import whole_config
 from mimo_launch.train.export.sources import Source, source_of
 from mimo_launch.train.export.tensors import FileTensor, file_tensors
+from mimo_launch.train.export.unused import with_unused
 
 DType = Literal["auto", "source", "bf16", "fp16", "fp32", "fp64"]
 TORCH = {
@@ -33,7 +37,6 @@ TORCH = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-PROJECTOR = "projector."
 # Read as it is by whoever uses a model; which of them there are depends on the model.
 TOKENIZER = (
     "tokenizer.json",
@@ -45,10 +48,8 @@ TOKENIZER = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
 )
+PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 GENERATION = "generation_config.json"
 
 
@@ -94,117 +95,140 @@ class Exporter:
         """The spec of the run."""
         return self.checkpoint.spec
 
-    def folders(self, modules: Sequence[str]) -> list[FolderPlan]:
-        """Return the folders to be written: those of `modules`, or of everything if there are none.
+    @cached_property
+    def sources(self) -> dict[str, Source | None]:
+        """Where the weights of each module came from, as far as it is known and still there."""
+        return {name: source_of(self.spec, name) for name in self.spec.modules}
 
-        Raises: CannotExport with every reason.
+    @cached_property
+    def modules(self) -> Modules:
+        """The modules, with a vocabulary of which padding is left out."""
+        spec = self.spec
+        models = {name: module.model for name, module in spec.modules.items()}
+        if isinstance(text := models["language"], DecoderModel):
+            models["language"] = text.model_copy(update={"vocab": vocab_size(spec)})
+        tokens = {name: placeholder_id(spec, name) for name in spec.encoders}
+        return Modules(models=models, tokens=tokens, width=models["language"].hidden)
+
+    def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
+        """Return the folders to be written: one per module of `wanted`; without any, of all.
+
+        That is one folder where transformers has a model of these modules together. Raises:
+        CannotExport with every reason.
         """
+        unknown = [name for name in wanted if name not in self.spec.modules]
+        names = [name for name in wanted or self.spec.modules if name not in unknown]
         reasons = [
             f"there is no module `{name}`; there are {', '.join(self.spec.modules)}"
-            for name in modules
-            if name not in self.spec.modules
+            for name in unknown
         ]
         if self.dtype == "source":
             reasons += [
                 f"the source of `{name}` is not known: its `init_from` leads to no folder here"
-                for name in modules or self.spec.modules
-                if name in self.spec.modules and source_of(self.spec, name) is None
+                for name in names
+                if self.sources[name] is None
             ]
-        if not reasons:
-            names = tuple(modules) or tuple(self.spec.modules)
-            models = {name: self._model(name) for name in names}
-            reasons = [
-                f"`{name}` is {reason}"
-                for name, model in models.items()
-                if family_that_is(model) is None
-                for reason in obstacles(model) or ["of a kind that transformers does not have"]
-            ]
+        whole = None if wanted else together(self.modules)
+        found = {} if whole else {name: alone(self.modules, name) for name in names}
+        for name in (name for name, each in found.items() if each is None):
+            kept = obstacles(self.modules.models[name])
+            reasons += [f"`{name}` is {reason}" for reason in kept or [_UNKNOWN]]
         if reasons:
             raise CannotExport(reasons)
-        if len(self.spec.modules) == 1 and not modules:
-            return [self._folder("language", "")]
-        return [self._folder(name, name) for name in names]
+        if whole:
+            return [self._folder(whole, "")]
+        return [self._folder(each, name) for name, each in found.items() if each]
 
-    def _folder(self, name: str, where: str) -> FolderPlan:
-        """Return the folder of one module. Raises: ValueError if a tensor has no place."""
-        model, source = self._model(name), source_of(self.spec, name)
-        family = family_that_is(model)
-        if family is None:
-            raise ValueError(f"`{name}` is no architecture")
-        segments = self.checkpoint.segments(name)
-        ends = {key: shape for key, shape in segments.items() if key.startswith(PROJECTOR)}
-        dtype_of = self._dtypes(model, family, source)
-        tensors = file_tensors(
-            {key: shape for key, shape in segments.items() if key not in ends},
-            lambda key: family.place(key, model),
-            dtype_of,
-            prefix=prefix_of(name),
-            vocab=vocab_size(self.spec),
-        )
-        plain = file_tensors(ends, Place, dtype_of, prefix=prefix_of(name))
+    def _folder(self, found: Architecture, where: str) -> FolderPlan:
+        """Return the folder of an architecture. Raises: ValueError if a tensor has no place."""
+        tensors, projector, settings = [], [], {}
+        for name in found.parts:
+            model, source = self.modules.models[name], self.sources[name]
+            found, unused = with_unused(found, name, model, source, TORCH.get(self.dtype))
+            tensors += unused
+            mine, ends = self._tensors(found, name)
+            tensors += mine
+            if ends:
+                projector += ends
+                settings = _projector_config(self.modules.models[name], ends)
+        names = {str(each.dtype).removeprefix("torch.") for each in tensors}
+        sizes = {
+            name: sum(x.num_bytes for x in tensors if str(x.dtype).endswith(name)) for name in names
+        }
+        main = max(sorted(sizes), key=lambda name: sizes[name])
         return FolderPlan(
             where,
-            (name,),
-            self._config(family, model, source, tensors),
+            tuple(found.parts),
+            whole_config(found, self.sources, main, self.spec.batch.seq),
             tuple(tensors),
-            tuple(plain),
-            _projector_config(model, ends) if ends else {},
-            tuple(self._copied(name, source)),
+            tuple(projector),
+            settings,
+            tuple(self._copied(found)),
         )
 
-    def _model(self, name: str) -> Model:
-        return exported_model(self.spec, name, vocab_size(self.spec))
+    def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
+        """Return the tensors of a module, and those of a projector that has no place among them."""
+        model, part = self.modules.models[name], found.parts[name]
+        segments = self.checkpoint.segments(name)
+        places = {key: part.place(key, model) for key in segments}
+        ends = {key: shape for key, shape in segments.items() if places[key] is None}
 
-    def _dtypes(
-        self, model: Model, family: Family[Any], source: Source | None
-    ) -> Callable[[str], torch.dtype]:
+        def place(key: str) -> Place:
+            at = places[key]
+            return Place(key) if at is None else replace(at, name=part.file_name(at.name))
+
+        dtype_of = self._dtypes(found, name)
+        made = [
+            file_tensors(
+                {key: shape for key, shape in segments.items() if (key in ends) == is_end},
+                place,
+                dtype_of,
+                prefix=prefix_of(name),
+                vocab=vocab_size(self.spec) if isinstance(model, DecoderModel) else None,
+            )
+            for is_end in (False, True)
+        ]
+        return made[0], made[1]
+
+    def _dtypes(self, found: Architecture, name: str) -> Callable[[str], torch.dtype]:
         """Return what gives the type of a segment."""
+        model, source = self.modules.models[name], self.sources[name]
         if self.dtype in TORCH:
-            return lambda name: TORCH[self.dtype]
+            return lambda key: TORCH[self.dtype]
         if source is None:
-            return lambda name: TORCH[self.spec.train.precision]
-        return lambda name: source.dtype(family.place(name, model).name)
+            return lambda key: TORCH[self.spec.train.precision]
 
-    def _config(
-        self,
-        family: Family[Any],
-        model: Model,
-        source: Source | None,
-        tensors: Sequence[FileTensor],
-    ) -> Config:
-        """Return `config.json`, with what the source says besides."""
-        sizes = [(each.num_bytes, each.dtype) for each in tensors]
-        main = max({dtype for _, dtype in sizes}, key=lambda d: sum(n for n, x in sizes if x == d))
-        config = {
-            **({"architectures": [family.architecture]} if family.architecture else {}),
-            **family.config(model),
-            "dtype": str(main).removeprefix("torch."),
-        }
-        defaults = {}
-        if model.kind == "decoder":
-            defaults = {"max_position_embeddings": self.spec.batch.seq, **_NO_TOKENS}
-        return with_base(config, None if source is None else source.config, defaults)
+        def of_source(key: str) -> torch.dtype:
+            at = source.part.place(key, model)
+            return source.dtype(None if at is None else at.name)
 
-    def _copied(self, name: str, source: Source | None) -> list[Path]:
-        """Return the files that are taken over from where the module came from."""
-        if source is None:
-            return []
-        names = (*TOKENIZER, GENERATION) if name == "language" else TOKENIZER
-        return [path for each in names if (path := source.folder / each).is_file()]
+        return of_source
+
+    def _copied(self, found: Architecture) -> list[Path]:
+        """Return the files that are taken over from where the modules came from."""
+        files: dict[str, Path] = {}
+        for name in found.parts:
+            if (source := self.sources[name]) is None:
+                continue
+            names = (*TOKENIZER, GENERATION) if name == "language" else PROCESSOR
+            if len(found.parts) == 1:
+                names = (*names, *PROCESSOR, *TOKENIZER)
+            for each in names:
+                if (path := source.folder / each).is_file():
+                    files[each] = path
+        return list(files.values())
 
 
-# Without a source no token is known to begin or end a text; transformers would take ids of Llama.
-_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_UNKNOWN = "of a kind that transformers does not have"
 
 
-def _projector_config(model: Any, segments: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def _projector_config(model: Any, tensors: Sequence[FileTensor]) -> dict[str, Any]:
     """Return what `projector.json` says."""
-    first, *_ = (shape for shape in segments.values() if len(shape) > 1)
-    last = [shape for shape in segments.values() if len(shape) > 1][-1]
+    matrices = [each.shape for each in tensors if len(each.shape) > 1]
     return {
         "projector": model.projector,
-        "activation": "gelu" if model.projector == "mlp" else None,
+        "activation": getattr(model, "projector_activation", "gelu"),
         "patches_per_row": model.patches_per_row,
-        "in_features": first[1],
-        "out_features": last[0],
+        "in_features": matrices[0][1],
+        "out_features": matrices[-1][0],
     }

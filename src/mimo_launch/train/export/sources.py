@@ -2,12 +2,15 @@
 
 Decides: that the source of a module is what `init_from` names, through runs that started from runs.
 Relies on: paths as the specs say them, from where the command is started.
-Leaves: what is made of it to `export`.
+Leaves: what is made of it to `plan`.
 """
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,29 +22,49 @@ from mimo_launch.layout.hugging_face.folder import (
     read_config,
 )
 from mimo_launch.layout.hugging_face.headers import FilesError, Header, read_headers
-from mimo_launch.spec.model import Spec
+from mimo_launch.layout.hugging_face.part import Part
+from mimo_launch.layout.hugging_face.registry import part_of
+from mimo_launch.spec.model import Model, Spec
 from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
 
-_TORCH = {
+TORCH = {
     "F64": torch.float64,
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+# What is left out by rule because it follows from the rest, whatever the model.
+_DERIVED = re.compile(r"(inv_freq|position_ids|^lm_head\.weight)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A Hugging Face folder that a module started from."""
+    """The part of a Hugging Face folder that a module started from.
+
+    `config` is that of the whole folder; `tensors` are by the names of the part's family, with the
+    names in the files.
+    """
 
     folder: Path
     config: Config
-    headers: Mapping[str, Header]
+    part: Part[Any]
+    tensors: Mapping[str, tuple[str, Header]]
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the type of a tensor there; of one that is not there, that of the first."""
-        header = self.headers.get(name) or next(iter(self.headers.values()))
-        return _TORCH.get(header.dtype, torch.float32)
+    def dtype(self, inner: str | None) -> torch.dtype:
+        """Return the type of a tensor there; of one that is not there, the most usual."""
+        if inner is not None and inner in self.tensors:
+            return TORCH[self.tensors[inner][1].dtype]
+        usual = Counter(header.dtype for _, header in self.tensors.values()).most_common(1)
+        return TORCH[usual[0][0]]
+
+    def unused(self, model: Model) -> Iterator[tuple[str, str, Header]]:
+        """Yield what a model of ours does not compute with: name in the family, in the files.
+
+        The tower of a LLaVA has layers behind those whose states become rows.
+        """
+        for inner, (name, header) in self.tensors.items():
+            if self.part.is_ignored(name, model) and not _DERIVED.search(inner):
+                yield inner, name, header
 
 
 def source_of(spec: Spec, name: str) -> Source | None:
@@ -53,11 +76,7 @@ def source_of(spec: Spec, name: str) -> Source | None:
             return None
         seen.add(folder)
         if is_hugging_face(folder):
-            try:
-                headers = read_headers(folder) if has_weights(folder) else {}
-                return Source(folder, read_config(folder), headers) if headers else None
-            except (ConfigError, FilesError):
-                return None
+            return _opened(folder, spec.modules[name].model.kind)
         try:
             spec = open_checkpoint(folder, None).spec
         except NoCheckpoint:
@@ -65,3 +84,19 @@ def source_of(spec: Spec, name: str) -> Source | None:
         if name not in spec.modules:
             return None
     return None
+
+
+def _opened(folder: Path, kind: str) -> Source | None:
+    try:
+        if not has_weights(folder):
+            return None
+        config = read_config(folder)
+        part, headers = part_of(config, kind), read_headers(folder)
+    except (ConfigError, FilesError):
+        return None
+    tensors = {
+        inner: (name, header)
+        for name, header in headers.items()
+        if (inner := part.inner_name(name)) is not None and header.dtype in TORCH
+    }
+    return Source(folder, config, part, tensors) if tensors else None

@@ -9,6 +9,7 @@ Leaves: reading and writing to `reading` and `files`.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,12 +36,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """One tensor of a file."""
+    """One tensor of a file: made of parts, or `copied` from another file, by its name there.
+
+    Without either it is one number everywhere, `filled`.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
+    copied: tuple[Path, str] | None = None
+    filled: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -80,7 +86,7 @@ def file_tensors(
         part = Part(prefix + name, saved, shape, at.first_row)
         last = at.first_row + (shape[0] if at.num_rows is None else at.num_rows)
         whole = at.shape or (last, *shape[1:])
-        known = made.get(at.name, FileTensor(at.name, whole, dtype_of(name), ()))
+        known = made.get(at.name, FileTensor(at.name, whole, dtype_of(name)))
         if at.shape is None:
             whole = (max(last, known.shape[0]), *shape[1:])
         made[at.name] = replace(known, shape=whole, parts=(*known.parts, part))

@@ -1,0 +1,146 @@
+"""Whole models and encoders come back from a run as `transformers` wrote them, or trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.support import llava, qwen2_vl, whisper
+from tests.support.exports import (
+    bits,
+    exported,
+    load,
+    save_on_rank,
+    tensors,
+    trained,
+    with_sections,
+)
+from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of
+from torch import Tensor
+
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import Spec
+
+LEARN = {"train": {"steps": 2, "precision": "fp32"}, "optimizer": {"lr": 1e-2}}
+
+
+def saved_untouched(spec: Spec, folder: Path) -> Path:
+    asked = with_sections(spec)
+    run_ranks(save_on_rank, asked, folder / "run", world_size=world_size(asked))
+    return folder / "run"
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert bits(found[name]) == bits(tensor), name
+
+
+def wanted_logits(model: Any, made: Spec) -> Tensor:
+    """Return what a LLaVA says of each sample of the first step, [samples, S, words]."""
+    rows = []
+    for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
+        pixels = llava.images_of(made, sample)
+        with torch.no_grad():
+            out = model(input_ids=tokens[None], pixel_values=pixels if len(pixels) else None)
+        rows.append(out.logits)
+    return torch.cat(rows).double()
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    assert wanted.std() > 0.1
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("tower", "text", "token", "dtype"),
+    [("clip", "llama", 7, torch.bfloat16), ("siglip", "qwen2", 40, torch.float16)],
+)
+def test_an_untouched_llava_comes_out_bit_for_bit(
+    tower: str, text: str, token: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """With the layers of its tower that no row passes, in its types, under the names of today."""
+    save(llava.tiny_llava(tower, text, token, dtype), tmp_path / "model", max_shard_size="30KB")
+    folder = tmp_path / "model"
+    (folder / "preprocessor_config.json").write_text('{"mine": 1}')
+    asked = llava.made_llava(tower, text, "tp2", folder, placeholder=token, precision="fp32")
+    found = exported(saved_untouched(asked, tmp_path), tmp_path / "out")
+    assert_same(found, tensors(folder))
+    config, source = (
+        json.loads((each / "config.json").read_text()) for each in (tmp_path / "out", folder)
+    )
+    assert config["image_token_index"] == source["image_token_index"] == token
+    assert config["vision_feature_layer"] == source["vision_feature_layer"] == -2
+    assert config["vision_config"]["num_hidden_layers"] == 3
+    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_trained_llava_has_the_same_logits(kept: bool, tmp_path: Path) -> None:
+    """Also where its source is gone, so that only what was trained is written."""
+    folder = tmp_path / "model"
+    save(llava.tiny_llava("clip", "llama", 7), folder)
+    asked = llava.made_llava("clip", "llama", "pp2", folder, placeholder=7, precision="fp32")
+    asked = with_sections(asked, **LEARN)
+    run = trained(asked, tmp_path / "run")
+    if not kept:
+        folder.rename(tmp_path / "moved")
+    exported(run, tmp_path / "out")
+    model = load("AutoModelForImageTextToText", tmp_path / "out")
+    assert type(model).__name__ == "LlavaForConditionalGeneration"
+    assert model.config.vision_config.num_hidden_layers == (3 if kept else 2)
+    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    assert_close(joined(asked, parts, llava.VOCAB), wanted_logits(model, asked))
+
+
+def test_an_untouched_qwen2_vl_comes_out_bit_for_bit(tmp_path: Path) -> None:
+    save(qwen2_vl.tiny(torch.bfloat16), tmp_path / "model")
+    asked = qwen2_vl.made("tp2", tmp_path / "model")
+    found = exported(saved_untouched(asked, tmp_path), tmp_path / "out")
+    assert_same(found, tensors(tmp_path / "model"))
+
+
+def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:
+    save(qwen2_vl.tiny(), tmp_path / "model")
+    asked = with_sections(qwen2_vl.made("pp2, apart", tmp_path / "model"), **LEARN | {
+        "train": {"steps": 2, "precision": "fp32", "seed": 9}
+    })  # fmt: skip
+    run = trained(asked, tmp_path / "run")
+    exported(run, tmp_path / "out")
+    model = load("AutoModelForImageTextToText", tmp_path / "out")
+    assert type(model).__name__ == "Qwen2VLForConditionalGeneration"
+    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    assert_close(joined(asked, parts, qwen2_vl.VOCAB), qwen2_vl.wanted_logits(model, asked))
+
+
+@pytest.mark.parametrize("tower", llava.TOWERS)
+def test_a_tower_by_itself(tower: str, tmp_path: Path) -> None:
+    """Bit for bit untouched, and its projector beside it."""
+    folder = tmp_path / "model"
+    save(llava.tiny_tower(tower), folder)
+    asked = llava.made_tower(tower, folder, [4, 4], "fp32", layers=3)
+    run = saved_untouched(asked, tmp_path)
+    exported(run, tmp_path / "out", ("vision",))
+    assert_same(tensors(tmp_path / "out/vision"), tensors(folder))
+    projector = load_file(tmp_path / "out/vision/projector.safetensors")
+    assert {name.split(".")[1] for name in projector} == {"up", "down"}
+    said = json.loads((tmp_path / "out/vision/projector.json").read_text())
+    assert said["projector"] == "mlp"
+    assert projector["projector.up.weight"].shape[1] == said["in_features"] == 32
+    load("AutoModel", tmp_path / "out/vision")
+
+
+def test_an_encoder_of_whisper(tmp_path: Path) -> None:
+    save(whisper.tiny(), tmp_path / "model")
+    run = saved_untouched(whisper.made("tp2", tmp_path / "model"), tmp_path)
+    exported(run, tmp_path / "out", ("audio",))
+    wanted = {
+        name.removeprefix("model.encoder."): tensor
+        for name, tensor in tensors(tmp_path / "model").items()
+        if name.startswith("model.encoder.")
+    }
+    assert_same(tensors(tmp_path / "out/audio"), wanted)
+    load("models.whisper.modeling_whisper.WhisperEncoder", tmp_path / "out/audio")
