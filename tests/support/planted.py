@@ -300,6 +300,29 @@ def documents_see_each_other() -> None:
     compute.read_documents = lambda *args: None
 
 
+def records_see_each_other() -> None:
+    """Records of a pack are taken for one document."""
+    from mimo_launch.train import loader
+
+    loader.joined_documents = lambda records, seq: np.zeros(seq, dtype=np.int64)
+
+
+def labels_shifted_over_the_pack() -> None:
+    """Labels are made of a pack's tokens: the last token of a record predicts the next one's."""
+    from mimo_launch.train import loader
+
+    correct = loader.joined_texts
+
+    def over_borders(records: Any, seq: int) -> Any:
+        records = list(records)
+        tokens, labels = correct(records, seq)
+        for record, _ in records[1:]:
+            labels[record.first - 1] = tokens[record.first]
+        return tokens, labels
+
+    loader.joined_texts = over_borders
+
+
 def slot_of_the_whole_group() -> None:
     """An encoder takes its share of a group microbatch by microbatch over all replicas."""
     correct = inputs.encoder_samples
@@ -471,6 +494,8 @@ BUGS: dict[str, Bug] = {
     "encoder stage skipped": Bug(encoder_stage_skipped, piped()),
     "rows sequence-major": Bug(rows_sequence_major, piped()),
     "documents see each other": Bug(documents_see_each_other, piped(max_documents=4)),
+    "records of a pack see each other": Bug(records_see_each_other, piped(packing=True)),
+    "labels over the end of a record": Bug(labels_shifted_over_the_pack, piped(packing=True)),
     "slot of a whole group": Bug(slot_of_the_whole_group, wide_group()),
     "rows received by the even cut": Bug(receiver_takes_the_even_cut, skewed()),
     "squares row-major": Bug(squares_row_major, shuffled()),

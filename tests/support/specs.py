@@ -58,6 +58,7 @@ def spec(
     max_frames: int = 12,
     max_images: int = 1,
     max_documents: int = 1,
+    packing: bool = False,
     text_only: float = 0.0,
     seed: int = 0,
     **sections: Any,
@@ -97,6 +98,7 @@ def spec(
             "max_frames": max_frames,
             "max_images": max_images,
             "max_documents": max_documents,
+            "packing": packing,
         },
         "train": {"steps": 1, "seed": seed, "precision": "fp64"},
         **sections,
@@ -104,7 +106,7 @@ def spec(
     made = Spec.model_validate(data)
     if seq is None:
         unit = seq_unit(grid, sequence_parallel=modules["language"].get("sequence_parallel", False))
-        data["batch"]["seq"] = -(-longest_sample(made) // unit) * unit
+        data["batch"]["seq"] = -(-longest_sample(made) * (1 + packing) // unit) * unit
         made = Spec.model_validate(data)
     return made
 
@@ -256,6 +258,7 @@ def _layout_specs(
         max_frames=draw(st.integers(3, 6)) * 2,
         max_images=draw(st.sampled_from([1, 1, 2, 3])),
         max_documents=draw(st.sampled_from([1, 1, 2, 4])),
+        packing=draw(st.sampled_from([False, True, False])),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
         seed=draw(st.integers(0, 3)),
         **({} if idle is None else {"idle_ranks": idle}),
@@ -413,6 +416,7 @@ def features(made: Spec) -> set[str]:
     found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
     found |= {"idle ranks"} if made.idle_ranks is not None else set()
     found |= {"packed documents"} if made.data.max_documents > 1 else set()
+    found |= {"packed records"} if made.data.packing else set()
     found |= {"several images"} if made.data.max_images > 1 else set()
     for encoder in made.encoders.values():
         model, joined = encoder.model, encoder.model.patches_per_row > 1

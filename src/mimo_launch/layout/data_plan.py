@@ -8,8 +8,8 @@ A *row* is one embedding vector after the projector; a sample has as many placeh
 encoder as it has rows, in the same order.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,63 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """One sample: its index in the data set, its labels and, per encoder, its images in order."""
+    """One sample: its index in the data set, its labels and, per encoder, its images in order.
+
+    A *pack* is a sample made of several records of the data set, its `parts`: each a sample by
+    itself whose positions count from `first`. The pack's own counts and spans are those of all of
+    them; its index is that of the first.
+    """
 
     id: int
     num_tokens: int
     num_labels: int
     spans: Mapping[str, tuple[ImageSpan, ...]] = field(default_factory=dict)
+    first: int = 0
+    parts: tuple["SamplePlan", ...] = ()
+
+    @property
+    def records(self) -> tuple["SamplePlan", ...]:
+        """The records of the data set that the sample is made of: itself, unless it is a pack."""
+        return self.parts or (self,)
 
     def rows(self, encoder: str) -> int:
         """Rows of this sample that `encoder` produces; 0 when it has no image for it."""
         return sum(span.rows for span in self.spans.get(encoder, ()))
+
+
+def packed(records: Sequence[SamplePlan]) -> SamplePlan:
+    """Return the sample that holds some records, one behind the other."""
+    if len(records) == 1:
+        return records[0]
+    parts, first = [], 0
+    for record in records:
+        parts.append(replace(record, first=first))
+        first += record.num_tokens
+    return _joined(parts)
+
+
+def without_records(sample: SamplePlan, bad: Collection[int]) -> SamplePlan:
+    """Return a sample in which some of its records, by their place in it, leave gaps."""
+    left = [
+        SamplePlan(record.id, 0, 0, first=record.first) if place in bad else record
+        for place, record in enumerate(sample.records)
+    ]
+    return _joined(left) if sample.parts else left[0]
+
+
+def _joined(parts: Sequence[SamplePlan]) -> SamplePlan:
+    spans: dict[str, tuple[ImageSpan, ...]] = {}
+    for part in parts:
+        for encoder, images in part.spans.items():
+            moved = (replace(image, position=image.position + part.first) for image in images)
+            spans[encoder] = (*spans.get(encoder, ()), *moved)
+    return SamplePlan(
+        id=parts[0].id,
+        num_tokens=sum(part.num_tokens for part in parts),
+        num_labels=sum(part.num_labels for part in parts),
+        spans=spans,
+        parts=tuple(parts),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

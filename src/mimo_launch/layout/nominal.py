@@ -6,12 +6,13 @@ Leaves: real steps to the data sets; whoever shows nominal rows says that they a
 
 Every sample has as many images per encoder as the data have at least, of the same size in all
 samples, placed after the first token, one encoder after another. When all samples are text
-(`text_only: 1`) none has an image.
+(`text_only: 1`) none has an image. A pack holds as many such records as fit.
 """
 
+from dataclasses import replace
 from math import isqrt
 
-from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
+from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan, packed
 from mimo_launch.layout.tokens import ImageSize, largest_image, rows_of_all
 from mimo_launch.spec.model import AudioModel, DigitsData, Spec, SyntheticData, WebdatasetData
 
@@ -28,12 +29,11 @@ def nominal_data_plan(spec: Spec) -> DataPlan:
             spans[encoder] = tuple(ImageSpan(p, size.height, size.width) for p in places)
             position = places.stop
     num_tokens, num_labels = _lengths(spec, position - 1)
-    return DataPlan(
-        0,
-        tuple(
-            SamplePlan(index, num_tokens, num_labels, spans) for index in range(spec.batch.global_)
-        ),
-    )
+    # A sequence is taken to hold as many average records as fit.
+    num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
+    sample = packed([SamplePlan(0, num_tokens, num_labels, spans)] * num_records)
+    samples = (replace(sample, id=index) for index in range(spec.batch.global_))
+    return DataPlan(0, tuple(samples))
 
 
 def nominal_digits(data: DigitsData) -> int:

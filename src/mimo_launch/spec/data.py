@@ -20,6 +20,11 @@ class _Samples(Strict):
         description="Samples that cannot be read and are left out, each reported by its id; one "
         "more over the whole run stops it.",
     )
+    packing: bool = Field(
+        False,
+        description="Let records share a sequence: as many as fit in `batch.seq`, in the order of "
+        "training. They do not see each other. `batch.global` then counts sequences.",
+    )
 
 
 class DigitsData(_Samples):

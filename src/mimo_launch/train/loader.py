@@ -1,33 +1,39 @@
 """The samples of a step, read when they are asked for or ahead of the step.
 
-Decides: what stands in the place of a sample that cannot be read: nothing but padding.
+Decides: what stands in the place of a record that cannot be read: nothing but padding.
 Relies on: `data.order` for the ids.
 Leaves: decoding to the data set, agreeing on what cannot be read to `reading`.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from operator import setitem
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from mimo_launch.layout.data_plan import DataPlan, SamplePlan
+from mimo_launch.layout.data_plan import DataPlan, SamplePlan, without_records
 from mimo_launch.layout.owners import Imbalance
 from mimo_launch.layout.reads import Reads
-from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
 from mimo_launch.modules.build import compute_dtype
 from mimo_launch.modules.inputs import reader
 from mimo_launch.modules.patches import Patches
 from mimo_launch.spec.model import EncoderModel, Spec
 from mimo_launch.train.data.dataset import BadSample, Dataset
 from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import make_data_plan
+from mimo_launch.train.data.order import Sample, make_data_plan
+from mimo_launch.train.data.packs import joined_documents, joined_texts
+from mimo_launch.train.events import Reading
 
 # What damage looks like in decoders that know nothing of BadSample. Other errors are bugs.
 BAD = (BadSample, OSError, EOFError, ValueError)
 MAX_REASON = 200
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +46,31 @@ class DatasetInputs:
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
-        return self.dataset.text(self.split, self.plan.samples[sample].id)
+        found = self._answers(self.dataset.text, sample)
+        return joined_texts(found, len(found[0][1][0]))
 
     def documents(self, sample: int) -> np.ndarray:
         """Return the document of each position, int64 [seq]."""
-        return self.dataset.documents(self.split, self.plan.samples[sample].id)
+        found = self._answers(self.dataset.documents, sample)
+        return joined_documents(found, len(found[0][1]))
 
     def images(self, sample: int, encoder: str) -> list[np.ndarray]:
         """Return the images of a sample for one encoder."""
-        return self.dataset.images(self.split, self.plan.samples[sample].id, encoder)
+        found = self._answers(lambda split, id_: self.dataset.images(split, id_, encoder), sample)
+        return [image for _, images in found for image in images]
 
     def answer(self, sample: int) -> tuple[int, ...]:
         """Return the tokens of the true answer, without the end token."""
         return self.dataset.answer(self.split, self.plan.samples[sample].id)
 
+    def _answers(
+        self, ask: Callable[[Split, int], Answer], sample: int
+    ) -> list[tuple[SamplePlan, Answer]]:
+        records = self.plan.samples[sample].records
+        return [(record, ask(self.split, record.id)) for record in records]
 
-def step_inputs(dataset: Dataset, split: Split, ids: tuple[int, ...], step: int) -> DatasetInputs:
+
+def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DatasetInputs:
     """Return the inputs of one step made of the given samples."""
     return DatasetInputs(dataset, split, make_data_plan(dataset, split, ids, step))
 
@@ -64,50 +79,57 @@ def step_inputs(dataset: Dataset, split: Split, ids: tuple[int, ...], step: int)
 class ReadInputs:
     """What one rank has read of a step: the answers of `DatasetInputs`, from memory.
 
-    The samples `left_out` are empty in `plan`: padding, no label, no image, no answer. `imbalance`
-    is that of the encoders with several replicas.
+    Records are numbered through the step; `numbers` has those of each sample. Records `left_out`
+    are empty in `plan`: padding, no label, no image, no answer. `imbalance` is that of the encoders
+    with several replicas.
     """
 
     plan: DataPlan
     seq: int
-    texts: dict[int, tuple[np.ndarray, np.ndarray]]
-    document_rows: dict[int, np.ndarray]
-    pixels: dict[tuple[int, str], list[Patches]]
-    answers: dict[int, tuple[int, ...]]
+    numbers: tuple[range, ...]
+    texts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    document_rows: dict[int, np.ndarray] = field(default_factory=dict)
+    pixels: dict[tuple[int, str], list[Patches]] = field(default_factory=dict)
+    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     left_out: frozenset[int] = frozenset()
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
+    reading: Reading | None = None
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
-        if sample in self.left_out:
-            return np.full(self.seq, PAD), np.full(self.seq, IGNORE_LABEL)
-        return self.texts[sample]
+        return joined_texts(((r, self.texts[n]) for n, r in self._readable(sample)), self.seq)
 
     def documents(self, sample: int) -> np.ndarray:
         """Return the document of each position, int64 [seq]."""
-        if sample in self.left_out:
-            return np.zeros(self.seq, dtype=np.int64)
-        return self.document_rows[sample]
+        found = ((r, self.document_rows[n]) for n, r in self._readable(sample))
+        return joined_documents(found, self.seq)
 
     def images(self, sample: int, encoder: str) -> list[Patches]:
         """Return the images of a sample for one encoder, cut into patches."""
-        return [] if sample in self.left_out else self.pixels[sample, encoder]
+        return [image for n, _ in self._readable(sample) for image in self.pixels[n, encoder]]
 
     def answer(self, sample: int) -> tuple[int, ...]:
         """Return the tokens of the true answer, without the end token."""
-        return () if sample in self.left_out else self.answers[sample]
+        return next((self.answers[n] for n, _ in self._readable(sample)), ())
+
+    def record(self, number: int) -> SamplePlan:
+        """Return a record as the index has it."""
+        position = bisect_right(self.numbers, number, key=lambda numbers: numbers.start) - 1
+        return self.plan.indexed[position].records[number - self.numbers[position].start]
 
     def without(self, bad: Collection[int]) -> "ReadInputs":
-        """Return the step with some samples left out of it, at these positions."""
+        """Return the step with some records left out of it."""
         samples = tuple(
-            SamplePlan(sample.id, num_tokens=0, num_labels=0) if position in bad else sample
-            for position, sample in enumerate(self.plan.samples)
+            without_records(sample, [n - numbers.start for n in numbers if n in bad])
+            for sample, numbers in zip(self.plan.samples, self.numbers, strict=True)
         )
-        return replace(
-            self,
-            plan=replace(self.plan, samples=samples, planned=self.plan.indexed),
-            left_out=frozenset(bad),
-        )
+        plan = replace(self.plan, samples=samples, planned=self.plan.indexed)
+        return replace(self, plan=plan, left_out=frozenset(bad))
+
+    def _readable(self, sample: int) -> list[tuple[int, SamplePlan]]:
+        """Return the records of a sample that can be read, with their numbers."""
+        records = zip(self.numbers[sample], self.plan.samples[sample].records, strict=True)
+        return [(number, record) for number, record in records if number not in self.left_out]
 
 
 def read_step(
@@ -117,21 +139,27 @@ def read_step(
     beat: Callable[[], None],
     *,
     pinned: bool = False,
+    threads: ThreadPoolExecutor | None = None,
 ) -> tuple[ReadInputs, dict[int, str]]:
-    """Read what one rank needs of a step; return it, and by position why a sample is bad.
+    """Read what one rank needs of a step; return it, and by number why a record is bad.
 
     `beat` is called for every record. With `pinned`, patches lie in memory from which a GPU copies.
+    With `threads`, records are read side by side; what they hold is bounded by the step.
     Raises: what a data set raises that is no sign of damage.
     """
-    made = ReadInputs(source.plan, spec.batch.seq, {}, {}, {}, {})
+    ends = list(accumulate((len(s.records) for s in source.plan.samples), initial=0))
+    made = ReadInputs(source.plan, spec.batch.seq, tuple(map(range, ends, ends[1:])))
     reasons: dict[int, str] = {}
-    for position, read, keep in _records(source, reads, spec, made, pinned=pinned):
+    records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
+    if threads is not None:  # All of them start before the first one is waited for.
+        records = [(number, threads.submit(read).result, keep) for number, read, keep in records]
+    for number, read, keep in records:
         beat()
-        if position not in reasons:
+        if number not in reasons:
             try:
                 keep(read())
             except BAD as error:
-                reasons[position] = _reason(error)
+                reasons[number] = _reason(error)
     return made, reasons
 
 
@@ -141,34 +169,42 @@ Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
 def _records(
     source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs, *, pinned: bool
 ) -> Iterator[Record]:
-    """Yield what to read: the position of the sample, how to read it, how to keep it."""
-    for position in reads.texts:
-        yield position, partial(source.text, position), partial(setitem, into.texts, position)
-    for position in reads.documents:
-        keep = partial(setitem, into.document_rows, position)
-        yield position, partial(source.documents, position), keep
-    for position in reads.answers:
-        yield position, partial(source.answer, position), partial(setitem, into.answers, position)
+    """Yield what to read: the number of the record, how to read it, how to keep it."""
+    dataset, split = source.dataset, source.split
+
+    def records(positions: Iterable[int]) -> Iterator[tuple[int, SamplePlan]]:
+        for position in positions:
+            yield from zip(
+                into.numbers[position], source.plan.samples[position].records, strict=True
+            )
+
+    for asked, ask, answers in (
+        (reads.texts, dataset.text, into.texts),
+        (reads.documents, dataset.documents, into.document_rows),
+        (reads.answers, dataset.answer, into.answers),
+    ):
+        for number, record in records(asked):
+            yield number, partial(ask, split, record.id), partial(setitem, answers, number)
     for encoder, positions in reads.images.items():
         model = spec.encoders[encoder].model
         if not isinstance(model, EncoderModel):
             raise TypeError(f"encoder {encoder} has a model of unknown kind {model!r}")
         cut = partial(reader(model).cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
-        for position in positions:
-            read = partial(_read_images, source, position, encoder, model, cut)
-            yield position, read, partial(setitem, into.pixels, (position, encoder))
+        for number, record in records(positions):
+            read = partial(_read_images, source, record, encoder, model, cut)
+            yield number, read, partial(setitem, into.pixels, (number, encoder))
 
 
 def _read_images(
     source: DatasetInputs,
-    position: int,
+    record: SamplePlan,
     encoder: str,
     model: EncoderModel,
     cut: Callable[[np.ndarray], Patches],
 ) -> list[Patches]:
-    """Return the images of a sample. Raises: BadSample if they are not those of the index."""
-    images = source.images(position, encoder)
-    spans = source.plan.samples[position].spans.get(encoder, ())
+    """Return the images of a record. Raises: BadSample if they are not those of the index."""
+    images = source.dataset.images(source.split, record.id, encoder)
+    spans = record.spans.get(encoder, ())
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):

@@ -15,7 +15,7 @@ from mimo_launch.optimizer.totals import StepTotals
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.data.order import Order, global_order
 from mimo_launch.train.evaluate import evaluate
 from mimo_launch.train.events import (
     CheckpointSaved,
@@ -80,7 +80,7 @@ def train(
     """
     spec, hooks, state = session.spec, hooks or Hooks(), state or RunState()
     dataset = build_dataset(spec)
-    order = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    order = global_order(spec, dataset)
     emit(
         RunStarted(
             name=spec.name,
@@ -116,7 +116,7 @@ def _steps(
     session: RankSession,
     steps: StepRunner,
     reader: StepReader,
-    order: GlobalOrder,
+    order: Order,
     emit: Listener,
     hooks: Hooks,
     state: RunState,

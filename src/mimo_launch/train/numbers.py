@@ -142,9 +142,9 @@ def _origin(
     plan: DataPlan,
     positions: Iterable[int],
 ) -> NonFinite:
-    samples = (plan.samples[position] for position in positions)
-    # A sample that could not be read has no tokens, and no part in this.
-    ids = tuple(sample.id for sample in samples if sample.num_tokens)
+    records = (record for position in positions for record in plan.samples[position].records)
+    # A record that could not be read has no tokens, and no part in this.
+    ids = tuple(record.id for record in records if record.num_tokens)
     return NonFinite(step=plan.step + 1, what=what, rank=rank, module=module, samples=ids)
 
 

@@ -13,6 +13,7 @@ waits for no device. What was read ahead counts for nothing until its step comes
 stopped and goes on counts the same bad samples as one that was not.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -32,9 +33,11 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.owners import Imbalance, imbalance
 from mimo_launch.layout.reads import reads_of
 from mimo_launch.runtime.whereabouts import Phase
+from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.data.dataset import Dataset
 from mimo_launch.train.data.draws import Split
-from mimo_launch.train.events import BadSamples, Listener
+from mimo_launch.train.data.order import Sample
+from mimo_launch.train.events import BadSamples, Listener, Reading
 from mimo_launch.train.loader import ReadInputs, read_step, step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import EndOfRun, RunState
@@ -44,11 +47,13 @@ _MOST_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What this rank has read of a step, and how many samples all ranks could not read."""
+    """What this rank has read of a step in how many `seconds`, and how many samples all ranks could
+    not read."""  # noqa: D205, D209
 
     inputs: ReadInputs
     reasons: dict[int, str]
     num_bad: SumOverRanks
+    seconds: float
 
 
 class TooManyBadSamples(EndOfRun):
@@ -73,7 +78,13 @@ class StepReader:
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="reader", initializer=_use, initargs=(session.device,)
         )
-        self._ahead: tuple[tuple[int, ...], int, Future[_Read]] | None = None
+        data = session.spec.data
+        self._decoders: ThreadPoolExecutor | None = None
+        if isinstance(data, WebdatasetData):
+            self._decoders = ThreadPoolExecutor(
+                data.decode_threads, "decoder", initializer=_use, initargs=(session.device,)
+            )
+        self._ahead: tuple[tuple[Sample, ...], int, Future[_Read]] | None = None
 
     def __enter__(self) -> "StepReader":
         return self
@@ -95,34 +106,41 @@ class StepReader:
             if future.exception() is None:
                 with suppress(RuntimeError):  # A peer met an error in a step that nobody will run.
                     future.result().num_bad.wait()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._thread, self._decoders):
+            if threads is not None:
+                threads.shutdown(wait=False, cancel_futures=True)
 
-    def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
+    def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
         """Start to read the next step of training; at most one is read ahead.
 
         Ranks: collective over the world.
         """
         self._ahead = (ids, step, self._start("train", ids, step))
 
-    def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples `ids` of a step (counted from 0), without those that any rank cannot
         read.
 
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples.
         """  # noqa: D205
-        where = self._session.where
+        where, begin = self._session.where, time.perf_counter()
         if split == "train":
             where.enter(Phase.READING, step + 1)
         read = self._taken(split, ids, step).result()
         if split == "train":
             where.enter(Phase.AGREEING)
         bad = agree(read.reasons, read.num_bad, self._group)
+        inputs = read.inputs
+        if self._decoders is not None:
+            waited = time.perf_counter() - begin
+            inputs = replace(inputs, reading=Reading(waited_s=waited, read_s=read.seconds))
         if not bad:
-            return read.inputs
-        self._report(split, step, {ids[position]: why for position, why in bad.items()}, len(bad))
-        return read.inputs.without(bad)
+            return inputs
+        named = {inputs.record(number).id: why for number, why in bad.items()}
+        self._report(split, step, named, len(bad))
+        return inputs.without(bad)
 
-    def _taken(self, split: Split, ids: tuple[int, ...], step: int) -> "Future[_Read]":
+    def _taken(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_Read]":
         """Return the reading of a step that has been read ahead, or start it now."""
         if split == "train" and self._ahead is not None:
             (*asked, future), self._ahead = self._ahead, None
@@ -134,20 +152,24 @@ class StepReader:
             self._ahead[-1].result()
         return self._start(split, ids, step)
 
-    def _start(self, split: Split, ids: tuple[int, ...], step: int) -> "Future[_Read]":
+    def _start(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_Read]":
         return self._thread.submit(self._read, split, ids, step)
 
-    def _read(self, split: Split, ids: tuple[int, ...], step: int) -> _Read:
+    def _read(self, split: Split, ids: tuple[Sample, ...], step: int) -> _Read:
         """Read a step and start to agree on it, in the thread."""
+        begin = time.perf_counter()
         # Its progress counts only while the main thread waits for it.
         phase = Phase.READING if split == "train" else Phase.EVALUATING
         beat: Callable[[], None] = partial(self._session.where.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
         session, pinned = self._session, self._session.device.type == "cuda"
         reads = reads_of(session.layout, source.plan, session.rank, decode=split in self._decodes)
-        inputs, reasons = read_step(source, reads, session.spec, beat, pinned=pinned)
+        inputs, reasons = read_step(
+            source, reads, session.spec, beat, pinned=pinned, threads=self._decoders
+        )
         inputs = replace(inputs, imbalance=_imbalances(session.layout, source.plan))
-        return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group))
+        seconds = time.perf_counter() - begin
+        return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":
@@ -179,16 +201,16 @@ def _imbalances(layout: Layout, plan: DataPlan) -> dict[str, Imbalance]:
 
 
 def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:
-    """Return by position every sample of a step that some rank cannot read, with a reason.
+    """Return by number every record of a step that some rank cannot read, with a reason.
 
     `reasons` are those of this rank, `num_bad` the sum of their numbers over `group`, already on
     its way. Where ranks differ in the reason, the lowest rank's counts.
 
     Ranks: collective over `group`. Traffic: one number, which gloo reduces several times faster
-    than even a few bytes per rank; positions and reasons only if any rank has some.
+    than even a few bytes per rank; records and reasons only if any rank has some.
     """
     if not num_bad.wait():
         return {}
     found = gather_objects(reasons, group)
-    merged = {position: why for rank in reversed(found) for position, why in rank.items()}
+    merged = {number: why for rank in reversed(found) for number, why in rank.items()}
     return dict(sorted(merged.items()))

@@ -14,8 +14,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(slots=True)
 class RunState:
-    """Counts since the start of the run: steps done, samples taken from the order, and what of
-    them was skipped or could not be read."""  # noqa: D205, D209
+    """Counts since the start of the run: steps done, the place in the order of samples (how many
+    were taken; see `data.order` for packs), and what was skipped or could not be read."""  # noqa: D205, D209
 
     step: int = 0
     samples: int = 0

@@ -23,8 +23,8 @@ from mimo_launch.optimizer.totals import PendingTotals, StepTotals
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import GlobalOrder
-from mimo_launch.train.events import Listener, StepFinished
+from mimo_launch.train.data.order import Order, Sample
+from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.numbers import NumberWatch, PendingEvidence, find_origin, note_evidence
 from mimo_launch.train.profile import Profile
@@ -40,10 +40,10 @@ def steps_late(device: torch.device) -> int:
 class StepSource(Protocol):
     """Reads the steps of a run; see `reading.StepReader`."""
 
-    def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples `ids` of a step, which is counted from 0."""
 
-    def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
+    def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
         """Be told of the next step of training."""
 
 
@@ -57,6 +57,7 @@ class _Started:
     plan: DataPlan
     left_out: int
     imbalance: dict[str, Imbalance]
+    reading: Reading | None
     begin: Moment
     end: Moment
     totals: PendingTotals
@@ -75,7 +76,7 @@ class StepRunner:
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
 
-    def start(self, state: RunState, order: GlobalOrder, flags: tuple[int, ...]) -> None:
+    def start(self, state: RunState, order: Order, flags: tuple[int, ...]) -> None:
         """Start the next step; `flags` come back summed over all ranks.
 
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples; whatever
@@ -89,8 +90,9 @@ class StepRunner:
         except EndOfRun:
             self.settle(state)
             raise
+        after = order.after(state.samples)
         if state.step + 1 < session.spec.train.steps:
-            self._reader.read_ahead(order.take(state.samples + len(ids)), state.step + 1)
+            self._reader.read_ahead(order.take(after), state.step + 1)
         if self._profile is not None:
             self._profile.begin(state.step)
         totals = session.gradients(inputs, flags)
@@ -105,6 +107,7 @@ class StepRunner:
                 plan=inputs.plan,
                 left_out=len(inputs.left_out),
                 imbalance=inputs.imbalance,
+                reading=inputs.reading,
                 begin=begin,
                 end=Moment(session.device),
                 totals=totals,
@@ -112,7 +115,7 @@ class StepRunner:
             )
         )
         state.step += 1
-        state.samples += len(ids)
+        state.samples = after
 
     def settle(self, state: RunState, *, all_steps: bool = True) -> list[StepTotals]:
         """Read the numbers of started steps, judge them and say what happened.
@@ -178,5 +181,6 @@ def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: boo
         skipped=skipped,
         bad_samples=started.left_out,
         imbalance=started.imbalance,
+        reading=started.reading,
         zero_grads=totals.zeros,
     )

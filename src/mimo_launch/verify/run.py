@@ -22,7 +22,7 @@ from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.data.order import global_order, records_of, steps_of
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.compare import (
@@ -99,10 +99,12 @@ def verify_on(
 def right_steps(spec: Spec) -> list[RightStep]:
     """Run the steps of a proof as the oracle does."""
     oracle = Oracle(spec, randomise=True)
-    order = GlobalOrder(oracle.dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    order = global_order(spec, oracle.dataset)
     steps = []
-    for step in range(spec.train.steps):
-        loss, grads = oracle.loss_and_gradients(order.ids(step))
+    for ids in steps_of(order, spec.train.steps):
+        # Records by themselves: the oracle knows nothing of packs.
+        records = [record for sample in ids for record in records_of(sample)]
+        loss, grads = oracle.loss_and_gradients(records)
         oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
         weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
         steps.append(RightStep(loss, grads, weights))
@@ -116,12 +118,12 @@ def rank_outcomes(
     if prepare is not None:
         prepare()
     dataset = build_dataset(spec)
-    order = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    order = global_order(spec, dataset)
     outcomes = []
     device = device_for(kind, dist.get_rank())
     with RankSession(spec, device=device, randomise=True) as session:
-        for step in range(spec.train.steps):
-            totals = session.gradients(step_inputs(dataset, "train", order.ids(step), step))
+        for step, ids in enumerate(steps_of(order, spec.train.steps)):
+            totals = session.gradients(step_inputs(dataset, "train", ids, step))
             gradients = _pieces(session, gradients=True)
             session.update(step, totals)
             weights = _pieces(session, gradients=False)

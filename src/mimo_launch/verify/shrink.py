@@ -198,6 +198,9 @@ def _global_batch(spec: Spec) -> int:
 
 
 def _sequence(spec: Spec) -> int:
-    """Return the shortest sequence that holds every sample and splits over tp and cp."""
-    step = seq_unit(spec)
-    return -(-longest_sample(spec) // step) * step
+    """Return the shortest sequence that holds every sample and splits over tp and cp.
+
+    Where records are packed, one that holds several of them.
+    """
+    step, least = seq_unit(spec), longest_sample(spec) * (3 if spec.data.packing else 1)
+    return -(-least // step) * step

@@ -30,7 +30,7 @@ from mimo_launch.train.bench.rotation import Rotation
 from mimo_launch.train.bench.shares import step_seconds
 from mimo_launch.train.bench.summary import Measured, aligned, rank_results, speed_of
 from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.data.order import Order, global_order
 from mimo_launch.train.events import Listener
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.reading import StepReader
@@ -61,9 +61,7 @@ def measure(
     Ranks: collective over the world. Raises: what `train` raises.
     """
     state, dataset = RunState(), build_dataset(session.spec)
-    order = GlobalOrder(
-        dataset.num_samples("train"), session.spec.batch.global_, session.spec.train.seed
-    )
+    order = global_order(session.spec, dataset)
     with StepReader(session, dataset, state, emit) as reader:
         samples = Rotation(reader, order, session.where)
     runner = StepRunner(session, samples, emit, None)
@@ -100,7 +98,7 @@ class _Loop:
     session: RankSession
     runner: StepRunner
     state: RunState
-    order: GlobalOrder
+    order: Order
     hooks: Hooks
 
     def run(self, steps: int) -> int:

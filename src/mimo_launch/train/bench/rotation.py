@@ -10,7 +10,7 @@ from dataclasses import replace
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train.data.order import Order, Sample, steps_of
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.reading import StepReader
 
@@ -22,15 +22,16 @@ NUM_STEPS = 4
 class Rotation:
     """Answers like a `StepReader`, from memory."""
 
-    def __init__(self, reader: StepReader, order: GlobalOrder, where: Whereabouts) -> None:
+    def __init__(self, reader: StepReader, order: Order, where: Whereabouts) -> None:
         """Read the first steps of a run; `where` is told of each that is used.
 
         Ranks: collective over the world.
         """
         self._where = where
-        self._steps = [reader.read("train", order.ids(step), step) for step in range(NUM_STEPS)]
+        first = enumerate(steps_of(order, NUM_STEPS))
+        self._steps = [reader.read("train", ids, step) for step, ids in first]
 
-    def read(self, split: Split, ids: tuple[int, ...], step: int) -> ReadInputs:
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples of a step; its number is the one asked for."""
         self._where.enter(Phase.READING, step + 1)
         return replace(self._steps[step % NUM_STEPS], plan=self.plan(step))
@@ -39,5 +40,5 @@ class Rotation:
         """Return what the samples of a step look like."""
         return replace(self._steps[step % NUM_STEPS].plan, step=step)
 
-    def read_ahead(self, ids: tuple[int, ...], step: int) -> None:
+    def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
         """Do nothing: all has been read."""

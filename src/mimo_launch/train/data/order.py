@@ -1,19 +1,59 @@
 """Which samples a step takes: one global order, the same for every layout.
 
 Decides: the order of an epoch, how steps walk through epochs, and the samples of an evaluation.
-Relies on: a data set that answers for any index in any order.
+Relies on: a data set that answers for any index in any order; `packing` for what shares a sequence.
 Leaves: sharing a step's samples among replicas to the layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.data_plan import DataPlan, packed
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import Dataset
 from mimo_launch.train.data.draws import Purpose, Split, generator, order_of, split_key
+from mimo_launch.train.data.packing import best_fit
+
+# A sample of a step: the id of a record, or of all records of a pack.
+Sample = int | tuple[int, ...]
+# Records of an epoch that are packed at once. A pack is full to some tokens by then.
+CHUNK = 4096
+
+
+class Order(Protocol):
+    """The samples of training, one step after another.
+
+    A place in the order is a number that starts at 0, and the whole state of it.
+    """
+
+    def take(self, first: int) -> tuple[Sample, ...]:
+        """Return the samples of the step that starts at a place."""
+
+    def after(self, first: int) -> int:
+        """Return the place of the step after the one that starts at `first`."""
+
+
+def global_order(spec: Spec, dataset: Dataset) -> Order:
+    """Return the order of training that a spec asks for."""
+    records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    if not spec.data.packing:
+        return records
+    return PackedOrder(
+        records, lambda index: dataset.plan("train", index).num_tokens, spec.batch.seq
+    )
+
+
+def steps_of(order: Order, num_steps: int) -> list[tuple[Sample, ...]]:
+    """Return the samples of the first steps of a run."""
+    found, place = [], 0
+    for _ in range(num_steps):
+        found.append(order.take(place))
+        place = order.after(place)
+    return found
 
 
 class GlobalOrder:
@@ -37,10 +77,10 @@ class GlobalOrder:
         """
         if num_samples < 1 or global_batch < 1:
             raise ValueError(f"cannot take steps of {global_batch} out of {num_samples} samples")
-        self._num_samples, self._global_batch = num_samples, global_batch
+        self.num_samples, self.global_batch = num_samples, global_batch
         self._key = split_key(seed, "train", Purpose.ORDER)
         # Two epochs meet in a step; more than a few would keep long permutations for nothing.
-        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+        self.epoch = lru_cache(maxsize=2)(self._make_epoch)
 
     def ids(self, step: int) -> tuple[int, ...]:
         """Ids of the samples of a step (counted from 0) of a run with one batch size throughout.
@@ -48,7 +88,7 @@ class GlobalOrder:
         Raises:
             ValueError: `step` is negative.
         """
-        return self.take(step * self._global_batch)
+        return self.take(step * self.global_batch)
 
     def take(self, first: int) -> tuple[int, ...]:
         """Ids of the samples of the step that starts when `first` samples have been taken.
@@ -58,17 +98,86 @@ class GlobalOrder:
         """
         if first < 0:
             raise ValueError(f"there is no sample {first}")
-        end = first + self._global_batch
+        end = first + self.global_batch
         ids: list[int] = []
         while first < end:
-            epoch, offset = divmod(first, self._num_samples)
-            taken = self._epoch(epoch)[offset : offset + end - first]
+            epoch, offset = divmod(first, self.num_samples)
+            taken = self.epoch(epoch)[offset : offset + end - first]
             ids += taken.tolist()
             first += len(taken)
         return tuple(ids)
 
+    def after(self, first: int) -> int:
+        """Number of samples taken when that step is done."""
+        return first + self.global_batch
+
+    def shuffled(self, epoch: int, num: int, stream: int) -> npt.NDArray[np.int64]:
+        """A random order of `num` things of an epoch; `stream` (> 0) tells several apart."""
+        return order_of(generator(self._key, epoch, stream).random_raw(num))
+
     def _make_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        return order_of(generator(self._key, epoch).random_raw(self._num_samples))
+        return order_of(generator(self._key, epoch).random_raw(self.num_samples))
+
+
+class PackedOrder:
+    """Packs of records in the order of training: those of a `GlobalOrder`, chunk by chunk.
+
+    Each `CHUNK` records of an epoch are packed by themselves, and their packs shuffled: a pack is a
+    pure function of (seed, epoch, lengths), every record is in one pack of an epoch, and a place is
+    found by packing one chunk. A place is the number of records before the chunk, plus the packs
+    taken of it, which are never more than its records; so it is at most a chunk away from the same
+    number without packing.
+    """
+
+    def __init__(
+        self, records: GlobalOrder, length: Callable[[int], int], seq: int, chunk: int = CHUNK
+    ) -> None:
+        """Set up the order.
+
+        Args:
+            records: The order of records; its `global_batch` counts packs here.
+            length: Tokens of a record.
+            seq: Most tokens of a pack.
+            chunk: Records that are packed at once.
+        """
+        self._records, self._length, self._seq, self._size = records, length, seq, chunk
+        # The step that runs and the one after it may lie in two epochs' chunks.
+        self._packs = lru_cache(maxsize=4)(self._make_packs)
+
+    def take(self, first: int) -> tuple[Sample, ...]:
+        """Records of each pack of the step that starts at a place.
+
+        Raises:
+            ValueError: `first` is negative, or a record is longer than a sequence.
+        """
+        return self._walk(first)[0]
+
+    def after(self, first: int) -> int:
+        """Place of the step after the one that starts at `first`."""
+        return self._walk(first)[1]
+
+    def _walk(self, place: int) -> tuple[tuple[Sample, ...], int]:
+        if place < 0:
+            raise ValueError(f"there is no sample {place}")
+        found: list[Sample] = []
+        while len(found) < self._records.global_batch:
+            epoch, inside = divmod(place, self._records.num_samples)
+            chunk, taken = divmod(inside, self._size)
+            packs = self._packs(epoch, chunk)
+            more = packs[taken : taken + self._records.global_batch - len(found)]
+            found += more
+            place += len(more)
+            if taken + len(more) >= len(packs):
+                end = min((chunk + 1) * self._size, self._records.num_samples)
+                place = epoch * self._records.num_samples + end
+        return tuple(found), place
+
+    def _make_packs(self, epoch: int, chunk: int) -> list[tuple[int, ...]]:
+        first = chunk * self._size
+        ids = self._records.epoch(epoch)[first : first + self._size].tolist()
+        packs = best_fit([self._length(index) for index in ids], self._seq)
+        order = self._records.shuffled(epoch, len(packs), 1 + chunk)
+        return [tuple(ids[place] for place in packs[number]) for number in order]
 
 
 def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tuple[int, ...], ...]:
@@ -97,10 +206,18 @@ def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tupl
     )
 
 
-def make_data_plan(dataset: Dataset, split: Split, ids: Sequence[int], step: int) -> DataPlan:
+def records_of(sample: Sample) -> tuple[int, ...]:
+    """Ids of the records of a sample."""
+    return (sample,) if isinstance(sample, int) else sample
+
+
+def make_data_plan(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DataPlan:
     """Plan of the samples `ids`, in this order; equal on all ranks and cheap on each.
 
     Raises:
         IndexError: An id is not in the split.
     """
-    return DataPlan(step, tuple(dataset.plan(split, index) for index in ids))
+    return DataPlan(
+        step,
+        tuple(packed([dataset.plan(split, i) for i in records_of(sample)]) for sample in ids),
+    )
