@@ -2,8 +2,8 @@
 
 Decides: what Transformer Engine is asked for and cannot do; what is known of it without importing
 it.
-Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and a
-ring that cuts each document into chunks of its own.
+Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and
+a ring that cuts each document into chunks of its own.
 Leaves: whether it works on a host to the workers, who import it.
 """
 
