@@ -27,6 +27,15 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Seconds that a step waited for its samples, and that this rank took to read its share of them
+    beside the step before."""  # noqa: D205, D209
+
+    waited_s: float
+    read_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
     """One optimizer step.
 
@@ -34,8 +43,8 @@ class StepFinished:
     step, image rows included and padding left out; `tokens_per_s` is of the time from the start of
     the step, or from the end of the one before where the host does not wait for it, to the end of
     its update; `bad_samples` could not be read and were left out of the step; `imbalance` is that
-    of encoders with several replicas; `zero_grads` counts gradients that are exactly zero, where
-    asked for.
+    of encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
+    gradients that are exactly zero, where asked for.
     """
 
     step: int
@@ -49,6 +58,7 @@ class StepFinished:
     skipped: bool
     bad_samples: int = 0
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
+    reading: Reading | None = None
     zero_grads: dict[str, int] | None = None
 
 
@@ -223,7 +233,7 @@ def as_record(event: Event) -> dict[str, Any]:
     """Return an event as one JSON-able object; a number that is not finite becomes null."""
     record: dict[str, Any] = _finite(asdict(event))
     if isinstance(event, StepFinished):
-        unknown = (key for key in ("imbalance", "zero_grads") if not record[key])
+        unknown = (key for key in ("imbalance", "reading", "zero_grads") if not record[key])
         for key in tuple(unknown):
             del record[key]
     return record

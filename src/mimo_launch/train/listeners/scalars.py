@@ -7,7 +7,7 @@ Relies on: `events`.
 Leaves: sending them to the listeners.
 """
 
-from mimo_launch.train.events import CheckpointSaved, EvalFinished, Event, StepFinished
+from mimo_launch.train.events import CheckpointSaved, EvalFinished, Event, Reading, StepFinished
 
 
 def scalars(event: Event) -> dict[str, float]:
@@ -39,5 +39,10 @@ def _of_step(event: StepFinished) -> dict[str, float]:
         **{f"lr/{name}": rate for name, rate in event.lrs.items()},
         **{f"imbalance/{name}": each.after for name, each in event.imbalance.items()},
         **{f"imbalance_before/{name}": each.before for name, each in event.imbalance.items()},
+        **({} if event.reading is None else _of_reading(event.reading)),
         **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
     }
+
+
+def _of_reading(reading: Reading) -> dict[str, float]:
+    return {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
