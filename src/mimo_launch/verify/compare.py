@@ -8,7 +8,7 @@ Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module
 1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: a tensor
 smaller than that is judged by noise. More than 5 % of a module's tensors judged by the floor is a
 failure, except key biases of encoders, whose exact gradient is zero (a softmax does not see a shift
-of all scores; in the decoder rotary embeddings come between).
+of all scores) unless rotary embeddings come between, as in the decoder and some encoders.
 """
 
 from collections.abc import Iterable, Mapping

@@ -163,7 +163,9 @@ def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
         heads = kv_heads
     hidden = HEAD_SIZE * heads
     head_dim = None if model.head_dim is None else HEAD_SIZE + 2
-    side = (head_dim or HEAD_SIZE) // 6
+    # One pair turns with time, so that height and width have fast ones, in which bugs show.
+    pairs = (head_dim or HEAD_SIZE) // 2
+    height = (pairs - 1) // 2
     vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
     return model.model_copy(
         update={
@@ -172,7 +174,7 @@ def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
             "kv_heads": kv_heads,
             "hidden": hidden,
             "head_dim": head_dim,
-            "mrope": model.mrope and ((head_dim or HEAD_SIZE) // 2 - 2 * side, side, side),
+            "mrope": model.mrope and (1, height, pairs - 1 - height),
             "mlp": 2 * tp * HEAD_SIZE,
             "vocab": vocab,
             "vocab_multiple": 16,
