@@ -135,6 +135,9 @@ class LiveProgress(_Progress):
                 extra.append(f"most patches {most.before:.2f} -> {most.after:.2f} of mean")
             norm = f"grad norm {event.grad_norms[name]:.3g}"
             table.add_row(name, norm, rate, "  ".join(extra))
+        if event.reading is not None:
+            waited = f"{event.reading.waited_s:.2f} s"
+            table.add_row("waited for data", waited, "read in", f"{event.reading.read_s:.2f} s")
         if self._skipped or self._bad_samples:
             table.add_row("skipped", str(self._skipped), "bad samples", str(self._bad_samples))
         return table
