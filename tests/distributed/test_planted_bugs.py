@@ -4,6 +4,7 @@ import pytest
 from tests.support.planted import (
     BUGS,
     Bug,
+    class_tokens,
     colocated,
     disjoint,
     mixed_text,
@@ -33,6 +34,7 @@ CLEAN = {
     "wide group": wide_group,
     "shuffled": shuffled,
     "skewed": skewed,
+    "class tokens": class_tokens,
     "three axes": three_axes,
     "turned patches": turned_patches,
 }

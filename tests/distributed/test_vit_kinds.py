@@ -7,13 +7,15 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 
 SIGLIP: dict[str, Any] = {
-    "positions": "learned", "image": [3, 4], "activation": "gelu_tanh", "norm_eps": 0.1,
-    "projector_activation": "quick_gelu", "patch": 2, "channels": 3,
+    "layers": 2, "positions": "learned", "image": [3, 4], "activation": "gelu_tanh",
+    "norm_eps": 0.1, "projector_activation": "quick_gelu", "patch": 2, "channels": 3,
 }  # fmt: skip
 CLIP: dict[str, Any] = {
-    "positions": "learned", "image": [3, 4], "activation": "quick_gelu", "norm_eps": 0.01,
-    "class_token": True, "pre_norm": True, "patch_bias": False, "final_norm": False,
+    "layers": 2, "positions": "learned", "image": [3, 4], "activation": "quick_gelu",
+    "norm_eps": 0.01, "class_token": True, "pre_norm": True, "patch_bias": False,
+    "final_norm": False,
 }  # fmt: skip
+# Two layers: what a class token has seen reaches patches in the second one only.
 # Images of random sizes, most of them not that of the table; some samples have none.
 DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mbs": 2}
 

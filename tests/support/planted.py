@@ -419,6 +419,73 @@ def turned_patches(**settings: Any) -> Spec:
     )
 
 
+def class_tokens(**settings: Any) -> Spec:
+    """Vision tp 2 cp 2 under sequence parallelism as in CLIP; images of any size."""
+    model = {
+        "layers": 2, "positions": "learned", "image": [2, 3], "class_token": True,
+        "pre_norm": True, "final_norm": False, "activation": "quick_gelu",
+    }  # fmt: skip
+    vision = box(0, tp=2, cp=2, sequence_parallel=True, model=model)
+    return spec(
+        {"vision": vision, "language": box(4)},
+        **{"microbatches": 2, "mbs": 2, "max_images": 3, "max_patches": 12, **settings},
+    )
+
+
+def class_tokens_become_rows() -> None:
+    """Class tokens stand in front of the patches of a shard, where rows are taken from."""
+    from mimo_launch.modules.vision import VisionStage
+
+    correct = VisionStage._embed
+
+    def in_front(self: Any, packed: Any) -> Any:
+        tokens = correct(self, packed)
+        return tokens.roll(packed.class_tokens, dims=0)
+
+    VisionStage._embed = in_front
+
+
+def images_share_a_class_token() -> None:
+    """All images attend to the class token of the first one."""
+    from mimo_launch.parallel import class_tokens as module
+
+    correct = module._places
+
+    def shared(*args: Any) -> Any:
+        places, valid = correct(*args)
+        places[:, 0] = places[:1, 0]
+        return places, valid
+
+    module._places = shared
+
+
+def position_of_the_class_token_forgotten() -> None:
+    """Patches read learned positions from row 0 on, which is that of the class token."""
+    from mimo_launch.modules.embedding import LearnedPositions
+
+    correct = LearnedPositions.forward
+
+    def from_zero(self: Any, places: Any) -> Any:
+        self.first = 0
+        return correct(self, places)
+
+    LearnedPositions.forward = from_zero
+
+
+def positions_of_another_image() -> None:
+    """Learned positions are interpolated for the height and width of the largest image."""
+    from mimo_launch.modules.embedding import LearnedPositions
+
+    correct = LearnedPositions.forward
+
+    def of_largest(self: Any, places: Any) -> Any:
+        largest = places.clone()
+        largest[:, 2:] = places[:, 2:].amax(dim=0)
+        return correct(self, largest)
+
+    LearnedPositions.forward = of_largest
+
+
 def rows_and_columns_swapped() -> None:
     """Patches are turned by their column where their row is meant, and the reverse."""
     correct = compute.image_places
@@ -501,6 +568,12 @@ BUGS: dict[str, Bug] = {
     "squares row-major": Bug(squares_row_major, shuffled()),
     "neighbouring clips heard": Bug(neighbours_heard, heard()),
     "stacked across clips": Bug(stacked_across_clips, heard()),
+    "class tokens become rows": Bug(class_tokens_become_rows, class_tokens()),
+    "images share a class token": Bug(images_share_a_class_token, class_tokens()),
+    "position of the class token forgotten": Bug(
+        position_of_the_class_token_forgotten, class_tokens()
+    ),
+    "positions of another image": Bug(positions_of_another_image, class_tokens()),
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),
     "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),

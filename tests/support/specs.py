@@ -390,12 +390,30 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
             "channels": draw(st.integers(1, 2)),
             "projector": draw(st.sampled_from(["mlp", "linear", "merger"])),
             "shuffle": draw(st.sampled_from([1, 2, 1])),
-            "positions": draw(st.sampled_from(["sincos", "rope2d"])),
             "temporal_patch": draw(st.sampled_from([1, 2, 1])),
+            **draw(_tower()),
         }
     if name != "language":
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
+
+
+@st.composite
+def _tower(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw what stands before, inside and behind the blocks of a vision transformer."""
+    positions = draw(st.sampled_from(["sincos", "rope2d", "learned"]))
+    seldom, activations = st.sampled_from([False, False, True]), ["gelu", "gelu_tanh", "quick_gelu"]
+    return {
+        "positions": positions,
+        "image": [2, draw(st.integers(1, 3))] if positions == "learned" else None,
+        "class_token": positions != "rope2d" and draw(st.booleans()),
+        "patch_bias": draw(st.booleans()),
+        "pre_norm": draw(seldom),
+        "final_norm": not draw(seldom),
+        "norm_eps": draw(st.sampled_from([1e-5, 1e-2])),
+        "activation": draw(st.sampled_from(activations)),
+        "projector_activation": draw(st.sampled_from(activations)),
+    }
 
 
 def _shuffle(module: Box) -> int:
@@ -423,6 +441,8 @@ def features(made: Spec) -> set[str]:
         if model.kind == "vit":
             found |= {"pixel shuffle"} if joined else set()
             found |= {f"{model.positions} positions, {model.projector} projector"}
+            found |= {"class token"} if model.class_token else set()
+            found |= {"no final norm"} if not model.final_norm else set()
         else:
             found |= {model.kind, f"{model.kind}, {model.projector} projector"}
             found |= {"frame stacking"} if joined else set()

@@ -49,6 +49,19 @@ def specs() -> dict[str, Spec]:
         "merger, two frames": one(
             {}, {"shuffle": 2, "projector": "merger", "temporal_patch": 2, "positions": "rope2d"}, 2
         ),
+        "learned positions": one({}, {"positions": "learned", "image": [3, 4]}, 2),
+        "as CLIP in LLaVA": one(
+            {},
+            {
+                "positions": "learned",
+                "image": [3, 4],
+                "class_token": True,
+                "pre_norm": True,
+                "patch_bias": False,
+                "final_norm": False,
+            },
+            2,
+        ),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
