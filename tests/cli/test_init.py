@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.exports import header_only
+from tests.support.exports import header_only, llava_folder
 
 from mimo_launch.layout.checks.entry import Checked
 from mimo_launch.plan.fit import load_and_check
@@ -63,6 +63,20 @@ def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, ru
         tps.append(spec.language.grid.tp * spec.language.grid.pp)
     assert tps == sorted(tps)
     assert tps[0] < tps[-1]
+
+
+def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: Cli) -> None:
+    folder, file = llava_folder(tmp_path / "llava"), tmp_path / "llava.yaml"
+    options = "--gpus 16 --gpus-per-node 8 --gpu-memory 80GB --global-batch 64 --seq 512"
+    assert run_cli(f"init {file} --model {folder} {options}")[0] == 0
+    spec = checked(file).spec
+    assert spec is not None
+    assert {name: module.ranks for name, module in spec.modules.items()} == {
+        "vision": "0-15", "language": "0-15",
+    }  # fmt: skip
+    assert (spec.modules["vision"].placeholder, spec.modules["vision"].grid.dp) == (98, 16)
+    assert (spec.batch.global_, spec.batch.seq) == (64, 512)
+    assert spec.data.kind == "synthetic"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.exports import digits_run, header_only
+from tests.support.exports import digits_run, header_only, llava_folder
 
 from mimo_launch.layout.checks.entry import check_text
 
@@ -67,6 +67,22 @@ def test_the_same_as_json(llama: Path, run_cli: Cli) -> None:
     [module] = found["modules"]
     assert module["model"]["rope_theta"] == 1234567.0
     assert check_text(REST + found["yaml"]).diagnostics == ()
+
+
+def test_every_module_of_a_whole_model(tmp_path: Path, run_cli: Cli) -> None:
+    folder = llava_folder(tmp_path / "llava")
+    code, out, err = run_cli(f"inspect {folder}")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:3] == [
+        f"{folder}: llava, 15,904 parameters, bf16, 1 file",
+        "  vision: vit (clip_vision_model), 6,272 parameters in 2 tensors",
+        "  language: decoder (llama), 9,504 parameters in 1 tensors",
+    ]
+    # The third layer stands behind the states that a LLaVA takes.
+    assert "{kind: vit, layers: 2, " in out
+    assert "    placeholder: 98\n" in out
+    text = REST.replace("text_only: 1", "image: [4, 4]")
+    assert check_text(text + out[out.index("modules:") :]).diagnostics == ()
 
 
 def test_what_is_not_computed_is_named(llama: Path, run_cli: Cli) -> None:

@@ -91,6 +91,34 @@ def digits_run(folder: Path, **language: Any) -> Path:
     return trained(Spec.model_validate(spec), folder / "saved")
 
 
+def llava_folder(folder: Path) -> Path:
+    """Make the folder of a LLaVA whose files hold no tensors."""
+    folder.mkdir(parents=True)
+    tower = {
+        "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
+    }  # fmt: skip
+    text = {
+        "model_type": "llama", "hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99,
+    }  # fmt: skip
+    config = {
+        "model_type": "llava", "vision_config": tower, "text_config": text,
+        "image_token_index": 98, "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {
+        "language_model.lm_head.weight": (99, 96),
+        "vision_tower.vision_model.encoder.layers.1.mlp.fc1.bias": (128,),
+        # Behind the states that become rows.
+        "vision_tower.vision_model.encoder.layers.2.mlp.fc1.bias": (128,),
+        "multi_modal_projector.linear_1.weight": (96, 64),
+    }
+    header_only(folder / "model.safetensors", shapes)
+    return folder
+
+
 def header_only(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> None:
     """Write a safetensors file without its tensors, for those who read no more than the header."""
     header = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from mimo_launch.cli.flow import flow
 from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.layout.hugging_face import vit
 from mimo_launch.layout.hugging_face.contents import NAMES, Module, read_contents
 from mimo_launch.layout.hugging_face.folder import ConfigError
 from mimo_launch.layout.hugging_face.headers import FilesError
@@ -147,7 +148,10 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
 
 
 def _module(part: Module, folder: Path) -> dict[str, Any]:
-    module = {"model": {"kind": part.kind, **part.keys}, "init_from": str(folder)}
+    model = {"kind": part.kind, **part.keys}
+    if part.model_type in (vit.SIGLIP, vit.CLIP):
+        model["final_norm"] = False  # As in a LLaVA, which `export` then makes of it.
+    module = {"model": model, "init_from": str(folder)}
     return module if part.placeholder is None else module | {"placeholder": part.placeholder}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.layout.hugging_face import vit
 from mimo_launch.layout.hugging_face.architectures import value_of
 from mimo_launch.layout.hugging_face.folder import Config, has_weights, read_config
 from mimo_launch.layout.hugging_face.headers import Header, read_headers
@@ -83,6 +84,8 @@ def read_contents(folder: Path) -> Contents:
 def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -> Module:
     family, not_computed = part.family, part.not_computed()
     keys = {} if not_computed else part.keys()
+    if keys and family.model_type == vit.CLIP:
+        keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
     mine = {}
     if keys:
         model = model_from_data({"kind": family.kind, **keys})
