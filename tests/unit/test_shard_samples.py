@@ -94,7 +94,7 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
         assert np.array_equal(tokens == pad, rows)
         assert int((labels != IGNORE_LABEL).sum()) == plan.num_labels > 0
         assert not tokens[plan.num_tokens :].any()
-        assert len(tokens[: plan.num_tokens]) == found.lengths("train")[index]
+        assert len(tokens[: plan.num_tokens]) == found.length("train", index)
         here = np.flatnonzero(labels != IGNORE_LABEL)
         assert np.array_equal(labels[here], tokens[here + 1])
         images = found.images("train", index, "vision")
@@ -153,6 +153,10 @@ def test_images_go_to_every_encoder_of_images_and_clips_to_those_of_clips(tmp_pa
             }
 
 
+def lengths_of(found: ShardSamples) -> list[int]:
+    return [found.length("train", index) for index in range(found.num_samples("train"))]
+
+
 def long_samples(folder: Path) -> None:
     """Text around one image of 4 x 6 rows; of 8 samples, each is longer than the last."""
     records = []
@@ -167,17 +171,17 @@ def long_samples(folder: Path) -> None:
 def test_samples_that_are_too_long_are_left_out_or_cut_or_refused(tmp_path: Path) -> None:
     long_samples(tmp_path)
     every = opened(shard_spec(tmp_path))
-    lengths = every.lengths("train").tolist()
+    lengths = lengths_of(every)
     seq = every.plan("train", 6).spans["vision"][0].position + 5
     fit = [length for length in lengths if length <= seq]
     dropped = opened(shard_spec(tmp_path, seq=seq))
-    assert dropped.lengths("train").tolist() == fit
+    assert lengths_of(dropped) == fit
     assert f"{8 - len(fit)} longer than" in dropped.splits["train"].summary()
     why = rf"{8 - len(fit)} samples .* the first is a.tar {len(fit)} with {lengths[len(fit)]}"
     with pytest.raises(NotTrainable, match=why):
         opened(shard_spec(tmp_path, seq=seq, too_long="error"))
     cut = opened(shard_spec(tmp_path, seq=seq, too_long="truncate"))
-    ends = cut.lengths("train").tolist()
+    ends = lengths_of(cut)
     inside = 0
     for index in range(8):
         plan, whole = cut.plan("train", index), every.plan("train", index)

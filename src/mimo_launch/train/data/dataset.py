@@ -44,6 +44,10 @@ class Dataset(Protocol):
         """Lengths and places of a sample, cheap and without reading a pixel."""
         ...
 
+    def length(self, split: Split, index: int) -> int:
+        """Tokens of a sample, `num_tokens` of its plan: packing asks for it alone."""
+        ...
+
     def text(self, split: Split, index: int) -> tuple[Tokens, Tokens]:
         """Tokens and labels of a sample.
 

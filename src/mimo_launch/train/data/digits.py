@@ -150,6 +150,10 @@ class DigitStrips:
         _, shape = self._look_up(split, index)
         return SamplePlan(index, shape.num_tokens, shape.num_digits + 1, shape.spans)
 
+    def length(self, split: Split, index: int) -> int:
+        """Tokens of a sample."""
+        return self._look_up(split, index)[1].num_tokens
+
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens and labels int64 [seq]; labels stand from ASK to the last digit."""
         _, shape = self._look_up(split, index)

@@ -6,7 +6,7 @@ Leaves: sharing a step's samples among replicas to the layout.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -42,9 +42,7 @@ def global_order(spec: Spec, dataset: Dataset) -> Order:
     records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     if not spec.data.packing:
         return records
-    return PackedOrder(
-        records, lambda index: dataset.plan("train", index).num_tokens, spec.batch.seq
-    )
+    return PackedOrder(records, partial(dataset.length, "train"), spec.batch.seq)
 
 
 def steps_of(order: Order, num_steps: int) -> list[tuple[Sample, ...]]:

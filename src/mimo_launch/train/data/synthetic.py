@@ -117,6 +117,10 @@ class SyntheticSamples:
         pairs = num_text - 1 - len(set(befores) - {0})
         return SamplePlan(index, num_text + rows, max(1, pairs * 3 // 5), spans)
 
+    def length(self, split: Split, index: int) -> int:
+        """Tokens of a sample."""
+        return self.plan(split, index).num_tokens
+
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens and labels int64 [seq]; three in five text tokens that follow text are labels."""
         plan = self.plan(split, index)

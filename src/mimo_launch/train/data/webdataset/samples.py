@@ -52,9 +52,11 @@ class ShardSamples:
         """Number of good samples that fit in a sequence, or are cut to fit."""
         return self.splits[split].num_samples
 
-    def lengths(self, split: Split) -> npt.NDArray[np.unsignedinteger]:
-        """Return the tokens of every sample, rows included, [samples]; no record is read."""
-        return self.splits[split].lengths
+    def length(self, split: Split, index: int) -> int:
+        """Tokens of a sample, rows included."""
+        found = self.splits[split]
+        found.row(index)
+        return int(found.lengths[index])
 
     def name(self, split: Split, index: int) -> str:
         """Return shard and key of a sample."""
