@@ -142,11 +142,12 @@ class Writer:
                 f"the chat template writes {_count(len(found), 'marker')} for "
                 f"{len(record.media())}: its text has a token that stands for images"
             )
-        ids, is_learnt = np.array(tokens, dtype=np.int64), np.array(learnt, dtype=np.bool_)
-        is_medium = np.isin(ids, list(self._ids))
-        places = np.flatnonzero(is_medium) - np.arange(len(found))
-        media = tuple(zip(places.tolist(), found, strict=True))
-        return Written(ids[~is_medium], is_learnt[~is_medium], media)
+        places = [place for place, token in enumerate(tokens) if token in self._ids]
+        is_text = np.ones(len(tokens), dtype=np.bool_)
+        is_text[places] = False
+        media = tuple((place - i, found[i]) for i, place in enumerate(places))
+        ids = np.array(tokens, dtype=np.int64)
+        return Written(ids[is_text], np.array(learnt)[is_text], media)
 
     def _encode(
         self, text: str, learn: list[tuple[int, int]], *, ends: bool = False
