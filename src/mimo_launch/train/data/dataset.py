@@ -58,11 +58,11 @@ class Dataset(Protocol):
         ...
 
     def images(self, split: Split, index: int, encoder: str) -> list[Pixels]:
-        """Images of a sample for one encoder, in the order of its spans.
+        """Images or clips of a sample for one encoder, in the order of its spans.
 
         Returns:
-            float32 arrays [channels, height_px, width_px], about zero mean; empty for a sample
-            without an image.
+            float32 arrays in the `input_shape` of the model, about zero mean: [channels, height_px,
+            width_px] or [mels, frames]; empty for a sample without an image.
         """
         ...
 
