@@ -8,7 +8,7 @@ import pytest
 
 from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.layout.hugging_face import qwen2_vl
-from mimo_launch.layout.hugging_face.registry import family_for, part_of
+from mimo_launch.layout.hugging_face.registry import part_of
 from mimo_launch.spec.model import DecoderModel, VitModel
 
 TEXT = """version: 1
@@ -113,7 +113,16 @@ def test_a_model_of_ours_says_what_its_configuration_is_read_as() -> None:
         part = part_of(CONFIG, kind)
         made = VitModel if kind == "vit" else DecoderModel
         model = made(kind=kind, **part.keys())
-        family = family_for(model)
-        assert family is part.family
+        family = part.family
+        assert family.fits(model)
         assert family.keys(family.config(model)) == part.keys()
     assert qwen2_vl.config_of({}, model, {}, 49)["image_token_id"] == 49
+
+
+@pytest.mark.parametrize(
+    "name", ["patch.bias", "positions.weight", "projector.linear.weight", "layers.0.x.weight"]
+)
+def test_names_that_it_does_not_have_are_refused(name: str) -> None:
+    model = VitModel(kind="vit", **part_of(CONFIG, "vit").keys())
+    with pytest.raises(KeyError):
+        qwen2_vl.vision_place(name, model)

@@ -17,6 +17,7 @@ from mimo_launch.layout.hugging_face import decoder
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
+from mimo_launch.layout.hugging_face.vit import ACTIVATIONS
 from mimo_launch.spec.model import DecoderModel, VitModel
 
 MODEL_TYPE = "qwen2_vl"
@@ -43,7 +44,6 @@ _BLOCK = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-_ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FREQUENCIES = re.compile(r"rotary_pos_emb\.inv_freq$")
 
 
@@ -108,7 +108,7 @@ def vision_keys(config: Config) -> dict[str, Any]:
         "pre_norm": False,
         "final_norm": True,
         "norm_eps": NORM_EPS,
-        "activation": _ACTIVATIONS[_activation(config)],
+        "activation": ACTIVATIONS[_activation(config)],
         "projector": "merger",
         "projector_activation": "gelu",
     }
@@ -116,7 +116,7 @@ def vision_keys(config: Config) -> dict[str, Any]:
 
 def vision_not_computed(config: Config) -> Iterator[str]:
     """Yield, as `key: value`, what the vision part asks for and our ViT does not do."""
-    if _activation(config) not in _ACTIVATIONS:
+    if _activation(config) not in ACTIVATIONS:
         yield f"hidden_act: {short(config['hidden_act'])}"
     if differs(config, "quantization_config", None):
         yield f"quantization_config: {short(config['quantization_config'])}"
@@ -132,13 +132,13 @@ def vision_place(name: str, model: VitModel) -> Place:
     Raises: KeyError for a name that such a ViT does not have.
     """
     layer, _, kind = name.rpartition(".")
-    if layer == "patch":
-        if kind != "weight":
-            raise KeyError(name)
+    if name == "patch.weight":
         sides = (model.temporal_patch, model.patch, model.patch)
         return Place("patch_embed.proj.weight", shape=(model.hidden, model.channels, *sides))
     if layer in _ENDS:
         return Place(f"{_ENDS[layer]}.{kind}")
+    if not layer.startswith("layers."):
+        raise KeyError(name)
     _, index, part = layer.split(".", 2)
     if part.removeprefix("attention.") in ("q", "k", "v"):
         first = "qkv".index(part[-1]) * model.hidden
@@ -162,7 +162,7 @@ def vision_fits(model: VitModel) -> bool:
 
 def vision_config(model: VitModel) -> Config:
     """Return the vision part of a configuration; `hidden_size` is the language width, not ours."""
-    ours = {name: theirs for theirs, name in _ACTIVATIONS.items()}
+    ours = {name: theirs for theirs, name in ACTIVATIONS.items()}
     return {
         "model_type": VISION,
         "depth": model.layers,
