@@ -76,7 +76,7 @@ def test_every_module_of_a_whole_model(tmp_path: Path, run_cli: Cli) -> None:
     assert out.splitlines()[:3] == [
         f"{folder}: llava, 15,904 parameters, bf16, 1 file",
         "  vision: vit (clip_vision_model), 6,272 parameters in 2 tensors",
-        "  language: decoder (llama), 9,504 parameters in 1 tensors",
+        "  language: decoder (llama), 9,504 parameters in 1 tensor",
     ]
     # The third layer stands behind the states that a LLaVA takes.
     assert "{kind: vit, layers: 2, " in out

@@ -84,7 +84,7 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         f"{found.folder}: {found.model_type}, {found.parameters:,} parameters, {types}, {files}"
     )
     for part in found.modules:
-        size = f", {part.parameters:,} parameters in {part.tensors} tensors"
+        size = f", {part.parameters:,} parameters in {_tensors(part.tensors)}"
         known = "" if part.not_computed else size
         console.answer(f"  {part.name}: {part.kind} ({part.model_type}){known}")
         for setting in part.not_computed:
@@ -117,7 +117,8 @@ def _fragment(found: "Contents") -> str:
         lines += [f"  {part.name}:", f"    model: {flow(keys)}", "    ranks: 0"]
         if part.placeholder is not None:
             lines.append(f"    placeholder: {part.placeholder}")
-        lines.append(f"    init_from: {flow(str(found.folder))}")
+        if found.files:
+            lines.append(f"    init_from: {flow(str(found.folder))}")
     return "\n".join(lines)
 
 
@@ -166,9 +167,13 @@ def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: b
         console.answer(f"  other checkpoints: {', '.join(others)}")
     for name, module in spec.modules.items():
         grid = sizes_text(module.grid.model_dump())
-        parts = f"{numbers[name]:,} parameters in {len(sizes[name])} tensors"
+        parts = f"{numbers[name]:,} parameters in {_tensors(len(sizes[name]))}"
         console.answer(f"  {name}: {module.model.kind}, {parts}, ranks {module.ranks}, {grid}")
     console.answer(f"\n{fragment}")
+
+
+def _tensors(number: int) -> str:
+    return f"{number} tensor" + "s" * (number != 1)
 
 
 def _run_fragment(found: "Checkpoint") -> str:

@@ -23,7 +23,7 @@ from mimo_launch.layout.hugging_face.architectures import (
 from mimo_launch.layout.hugging_face.family import Place
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.tokens import placeholder_id, vocab_size
-from mimo_launch.spec.model import DecoderModel, Spec
+from mimo_launch.spec.model import DecoderModel, Spec, WebdatasetData
 from mimo_launch.train.checkpoint.finding import Checkpoint, prefix_of
 from mimo_launch.train.export.configs import whole_config
 from mimo_launch.train.export.sources import Source, source_of
@@ -205,16 +205,22 @@ class Exporter:
         return of_source
 
     def _copied(self, found: Architecture) -> list[Path]:
-        """Return the files that are taken over from where the modules came from."""
+        """Return the files that are taken over, from the data's own folders first."""
         files: dict[str, Path] = {}
         for name in found.parts:
-            if (source := self.sources[name]) is None:
-                continue
-            names = (*TOKENIZER, GENERATION) if name == "language" else PROCESSOR
-            if len(found.parts) == 1:
-                names = (*names, *PROCESSOR, *TOKENIZER)
+            source, data = self.sources[name], self.spec.data
+            folders = [] if source is None else [source.folder]
+            names: tuple[str, ...] = PROCESSOR
+            if name == "language":
+                names = (*TOKENIZER, GENERATION)
+            elif len(found.parts) == 1:
+                names = (*PROCESSOR, *TOKENIZER)
+            if isinstance(data, WebdatasetData):
+                own = data.tokenizer if name == "language" else data.processors.get(name)
+                folders = [Path(own), *folders] if own else folders
             for each in names:
-                if (path := source.folder / each).is_file():
+                known = (folder / each for folder in folders if (folder / each).is_file())
+                if (path := next(known, None)) is not None:
                     files[each] = path
         return list(files.values())
 

@@ -1,0 +1,120 @@
+"""Files of an export: whole tensors, in files that are no larger than asked, all or nothing."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mimo_launch.layout.hugging_face.family import Place
+from mimo_launch.layout.hugging_face.headers import read_headers
+from mimo_launch.train.export import files
+from mimo_launch.train.export.files import write_tensors
+from mimo_launch.train.export.folder import NOTE, InTheWay, new_folder
+from mimo_launch.train.export.tensors import FileTensor, file_tensors
+
+SEGMENTS = {
+    "q.weight": (4, 6), "k.weight": (2, 6), "v.weight": (2, 6), "patch.weight": (3, 8),
+    "embedding.weight": (10, 6),
+}  # fmt: skip
+FUSED = {"q": (0, 4), "k": (4, 2), "v": (6, 2)}
+
+
+def place(name: str) -> Place:
+    layer = name.partition(".")[0]
+    if layer in FUSED:
+        first, rows = FUSED[layer]
+        return Place("qkv.weight", first, rows)
+    return Place(name, shape=(3, 2, 2, 2) if layer == "patch" else None)
+
+
+def planned(**changed: tuple[int, ...]) -> list[FileTensor]:
+    segments = {**SEGMENTS, **{name.replace("_", "."): shape for name, shape in changed.items()}}
+    return file_tensors(segments, place, lambda _: torch.float32, prefix="weights/m.", vocab=7)
+
+
+def test_fused_reshaped_and_padded_segments_fill_the_tensors_of_a_file() -> None:
+    made = {each.name: each for each in planned()}
+    shapes = {name: each.shape for name, each in made.items()}
+    assert shapes == {
+        "qkv.weight": (8, 6), "patch.weight": (3, 2, 2, 2), "embedding.weight": (7, 6),
+    }  # fmt: skip
+    for each in made.values():
+        tensor = torch.full(each.shape, torch.nan)
+        for number, chunk in enumerate(each.chunks(tensor)):
+            assert chunk.name.startswith("weights/m.")
+            assert all(size <= n for size, n in zip(chunk.tensor.shape, chunk.shape, strict=True))
+            chunk.tensor.fill_(number)
+        assert not tensor.isnan().any()
+    tensor = torch.empty(8, 6)
+    for number, chunk in enumerate(made["qkv.weight"].chunks(tensor)):
+        chunk.tensor.fill_(number)
+    assert tensor[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_a_tensor_that_is_not_filled_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"qkv\.weight .* is not filled"):
+        planned(k_weight=(1, 6))
+
+
+@pytest.mark.parametrize("max_bytes", [1, 200, 10**6])
+@pytest.mark.parametrize("batch", [1, 10**6])
+def test_files_are_cut_and_indexed(
+    max_bytes: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BATCH", batch)
+    made = [
+        FileTensor(f"t{i}", shape, dtype)
+        for i, (shape, dtype) in enumerate(
+            [((3, 5), torch.float32), ((7,), torch.bfloat16), ((2, 9), torch.float64)]
+        )
+    ]
+    values = {each.name: torch.randn(each.shape).to(each.dtype) for each in made}
+    written: list[int] = []
+
+    def read(asked: Sequence[FileTensor]) -> list[Tensor]:
+        assert len(asked) == 1 or sum(each.num_bytes for each in asked) <= batch
+        return [values[each.name] for each in asked]
+
+    write_tensors(tmp_path, made, max_bytes, read, written.append)
+    assert sum(written) == sum(each.num_bytes for each in made)
+    headers = read_headers(tmp_path)
+    assert headers.keys() == values.keys()
+    for name, header in headers.items():
+        with safe_open(tmp_path / header.file, framework="pt") as opened:
+            assert torch.equal(opened.get_tensor(name), values[name])
+    names = {path.name for path in tmp_path.glob("*.safetensors")}
+    assert len(names) == {1: 3, 200: 2, 10**6: 1}[max_bytes]
+    if len(names) > 1:
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        assert set(index["weight_map"].values()) == names
+        assert index["metadata"]["total_size"] == sum(written)
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_goes_wrong_leaves_the_earlier_export(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    with new_folder(target, force=False) as folder:
+        (folder / NOTE).write_text("first")
+        assert not target.exists()
+
+    def fail() -> None:
+        with new_folder(target, force=True) as folder:
+            (folder / NOTE).write_text("second")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (target / NOTE).read_text() == "first"
+    with pytest.raises(InTheWay, match="--force"), new_folder(target, force=False):
+        pass
+    with new_folder(target, force=True) as folder:
+        (folder / NOTE).write_text("second")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (target / NOTE).read_text() == "second"
