@@ -394,6 +394,8 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
             **draw(_tower()),
         }
     if name != "language":
+        # Of three encoders each has its own.
+        made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
 

@@ -65,8 +65,8 @@ MODEL_CODES = (
     Code(
         "head-not-multiple-of-4",
         "The heads of a vision transformer with 2-D rotary positions do not split into four.",
-        "`positions: rope2d` turns the numbers of a head in pairs, half of the pairs by the row of a "
-        "patch and half by its column, so a head has a multiple of 4 numbers.",
+        "`positions: rope2d` turns the numbers of a head in pairs, half of the pairs by the row "
+        "of a patch and half by its column, so a head has a multiple of 4 numbers.",
         "model: {kind: vit, hidden: 60, heads: 6, positions: rope2d}",
         "model: {kind: vit, hidden: 72, heads: 6, positions: rope2d}",
     ),
@@ -89,8 +89,8 @@ MODEL_CODES = (
     Code(
         "placeholder-is-word",
         "The placeholder of an encoder is a word of the data set.",
-        "Wherever the token stands, a row of the encoder goes. Texts of `kind: digits` are made of "
-        "the first 24 tokens, so their placeholders come after them.",
+        "Wherever the token stands, a row of the encoder goes. Token 0 pads sequences, and texts "
+        "of `kind: digits` are made of the first 24 tokens, so their placeholders come after them.",
         "modules: {vision: {placeholder: 7}}\ndata: {kind: digits}",
         "modules: {vision: {placeholder: 24}}\ndata: {kind: digits}",
     ),

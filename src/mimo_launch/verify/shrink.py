@@ -55,7 +55,8 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     if isinstance(data, SyntheticData):
         models = [module.model for module in spec.encoders.values()]
         data = _shrink_images(data, [m.shuffle for m in map(image_input, models) if m])
-        data = _shrink_clips(data, [m for m in models if isinstance(m, AudioModel)])
+        data = _shrink_clips(data, [m for m in map(clip_input, models) if m])
+    modules = _shrink_placeholders(modules, among_words=isinstance(data, SyntheticData))
     small = small.model_copy(
         update={
             "modules": modules,
@@ -148,6 +149,21 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
             "backend": "torch",
         }
     )
+
+
+def _shrink_placeholders(
+    modules: dict[str, ModuleSpec], *, among_words: bool
+) -> dict[str, ModuleSpec]:
+    """Return modules whose given placeholders are in a small vocabulary, among words if need be.
+
+    Otherwise they are the last ids, like those that nobody gave.
+    """
+    given = [name for name, module in modules.items() if module.placeholder is not None]
+    ids = {name: number if among_words else None for number, name in enumerate(given, 2)}
+    return {
+        name: module.model_copy(update={"placeholder": ids.get(name)})
+        for name, module in modules.items()
+    }
 
 
 def _clip_frames(model: AudioModel) -> int:

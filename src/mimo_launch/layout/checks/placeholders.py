@@ -8,12 +8,12 @@ Leaves: what a tokenizer calls them to the data.
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.layout import LANGUAGE
-from mimo_launch.layout.tokens import DIGITS_BASE_VOCAB, placeholder_id, vocab_size
+from mimo_launch.layout.tokens import DIGITS_BASE_VOCAB, PAD, placeholder_id, vocab_size
 from mimo_launch.spec.model import DigitsData, Spec
 
 
 def placeholder_is_free(spec: Spec, name: str) -> Findings:
-    """A given placeholder is in the vocabulary, no other encoder's, and no word of the digits."""
+    """A given placeholder is in the vocabulary, no other encoder's, and no word."""
     given, path = spec.modules[name].placeholder, ("modules", name, "placeholder")
     if given is None:
         return
@@ -38,42 +38,42 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             related=(Related(path=vocab, label=f"{size} tokens, from 0 on"),),
         )
         return
+    others = list(spec.encoders)
+    before = others[: others.index(name)]
+    # Of two that were given the second one is to blame.
     taken = {
         placeholder_id(spec, other): other
-        for other in spec.encoders
-        if other != name
-        and (
-            list(spec.encoders).index(other) < list(spec.encoders).index(name)
-            or spec.encoders[other].placeholder is None
-        )
+        for other in others
+        if other in before or spec.encoders[other].placeholder is None
     }
-    free = next(
-        (x for x in reversed(range(size)) if x not in {*taken, given} and not _is_word(spec, x)), 0
-    )
+    used = {*taken, given}
+    free = next((x for x in reversed(range(size)) if x not in used and not _role(spec, x)), 0)
     if given in taken:
+        by_default = spec.encoders[taken[given]].placeholder is None
         yield Diagnostic(
             code="placeholder-taken",
             headline=f"`{name}`: placeholder {given} is that of `{taken[given]}`, too",
             path=path,
             why="a token stands for rows of one encoder"
-            + (
-                "; those without a `placeholder` own the last ids"
-                if spec.encoders[taken[given]].placeholder is None
-                else ""
-            ),
+            + ("; those without a `placeholder` own the last ids" if by_default else ""),
             help=f"write `placeholder: {free}`",
             related=(Related(path=("modules", taken[given]), label="the other encoder"),),
         )
-    elif _is_word(spec, given):
+    elif role := _role(spec, given):
         yield Diagnostic(
             code="placeholder-is-word",
-            headline=f"`{name}`: placeholder {given} is a word of the digits",
+            headline=f"`{name}`: placeholder {given} {role}",
             path=path,
-            why=f"texts of `kind: digits` are made of the tokens below {DIGITS_BASE_VOCAB}",
+            why="wherever the token stands, a row of the encoder goes",
             help=f"write `placeholder: {free}`, or delete the line",
             related=(Related(path=("data", "kind"), label="these texts"),),
         )
 
 
-def _is_word(spec: Spec, token: int) -> bool:
-    return isinstance(spec.data, DigitsData) and token < DIGITS_BASE_VOCAB
+def _role(spec: Spec, token: int) -> str:
+    """Return what else a token is, empty if it is free."""
+    if token == PAD:
+        return "pads sequences"
+    if isinstance(spec.data, DigitsData) and token < DIGITS_BASE_VOCAB:
+        return "is a word of the digits"
+    return ""
