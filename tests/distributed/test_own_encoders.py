@@ -59,6 +59,13 @@ def around() -> Spec:
     )
 
 
+def of_sound() -> Spec:
+    """Plain torch, dp 2, over log-mel clips; two tokens a row."""
+    clips = {"kind": "audio", "mels": 3, "frames": 24, "stack": 2}
+    vision = own("Mixer", dp=2, model={"input": clips})
+    return spec({"vision": vision, "language": box(2)}, microbatches=2, mbs=2, text_only=0.3)
+
+
 def projector_only() -> Spec:
     """Plain torch, pp 2, of which only the projector trains."""
     return spec(
@@ -69,7 +76,7 @@ def projector_only() -> Spec:
     )
 
 
-@pytest.mark.parametrize("made", [staged, cut, around, projector_only])
+@pytest.mark.parametrize("made", [staged, cut, around, of_sound, projector_only])
 def test_a_layout_computes_what_the_class_computes_on_one_rank(made: Any) -> None:
     """Parallelism: as each spec says."""
     found = verdicts(made())

@@ -14,7 +14,7 @@ from math import isqrt
 
 from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan, packed
 from mimo_launch.layout.tokens import ImageSize, largest_image, rows_of_all
-from mimo_launch.spec.model import AudioModel, DigitsData, Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.model import DigitsData, Spec, SyntheticData, WebdatasetData, clip_input
 
 
 def nominal_data_plan(spec: Spec) -> DataPlan:
@@ -49,8 +49,8 @@ def nominal_image(spec: Spec, encoder: str) -> ImageSize:
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
     if isinstance(spec.data, WebdatasetData):
         return _nominal_of_shards(spec, encoder, largest)
-    model = spec.encoders[encoder].model
-    given = model.fixed_length if isinstance(model, AudioModel) else spec.data.image
+    clips = clip_input(spec.encoders[encoder].model)
+    given = clips.fixed_length if clips else spec.data.image
     return largest if given else ImageSize(1, max(1, largest.width // 2))
 
 

@@ -11,11 +11,11 @@ from math import isqrt
 
 from mimo_launch.layout.images import Smart, recipe_of
 from mimo_launch.spec.model import (
-    AudioModel,
     DecoderModel,
     DigitsData,
     Spec,
     WebdatasetData,
+    clip_input,
     image_input,
 )
 
@@ -84,9 +84,9 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
         return ImageSize(side, side * data.max_digits)
     if isinstance(data, WebdatasetData):
         return _largest_of_shards(spec, encoder)
-    if isinstance(model, AudioModel):
-        longest = model.frames if model.fixed_length else min(model.frames, data.max_frames)
-        return ImageSize(1, longest // model.frames_per_row)
+    if clips := clip_input(model):
+        longest = clips.frames if clips.fixed_length else min(clips.frames, data.max_frames)
+        return ImageSize(1, longest // clips.frames_per_row)
     shuffle = images.shuffle if (images := image_input(model)) else 1
     if data.image is not None:
         height, width = data.image
@@ -110,8 +110,8 @@ def longest_sample(spec: Spec) -> int:
 def rows_of_all(spec: Spec, encoder: str) -> int | None:
     """Return the rows of every image or clip of shards, None if they differ."""
     model = spec.encoders[encoder].model
-    if isinstance(model, AudioModel):
-        return model.frames // model.frames_per_row if model.fixed_length else None
+    if clips := clip_input(model):
+        return clips.max_rows if clips.fixed_length else None
     images = image_input(model)
     if images is None or (size := recipe_of(spec, encoder).only_size) is None:
         return None
@@ -124,8 +124,8 @@ def _largest_of_shards(spec: Spec, encoder: str) -> ImageSize:
     A sample with more rows than `batch.seq` is left out.
     """
     model = spec.encoders[encoder].model
-    if isinstance(model, AudioModel):
-        return ImageSize(1, min(model.frames // model.frames_per_row, spec.batch.seq))
+    if clips := clip_input(model):
+        return ImageSize(1, min(clips.max_rows, spec.batch.seq))
     if (images := image_input(model)) is None:
         return ImageSize(1, 1)
     recipe, side = recipe_of(spec, encoder), images.row_side

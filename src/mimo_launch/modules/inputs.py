@@ -20,7 +20,7 @@ from mimo_launch.modules.frames import VALUES_PER_BAND, cut_clip
 from mimo_launch.modules.patches import Patches, cut_image
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import ImageMask
-from mimo_launch.spec.model import AudioModel, CustomModel, ImageInput, Model, VitModel
+from mimo_launch.spec.model import Clips, CustomModel, ImageInput, Model, VitModel
 
 
 class Cut(Protocol):
@@ -49,7 +49,7 @@ def _of_images(images: ImageInput) -> Reader:
     return Reader(images.patch_size, 2, partial(cut_image, model=images))
 
 
-def _of_audio(model: AudioModel) -> Reader:
+def _of_audio(model: Clips) -> Reader:
     return Reader(VALUES_PER_BAND * model.mels, 1, cut_clip)
 
 
@@ -59,7 +59,8 @@ READERS: dict[str, Callable[..., Reader]] = {"vit": _of_vit, "audio": _of_audio}
 def reader(model: Model) -> Reader:
     """Return how an encoder reads. Raises: TypeError for a model that is no encoder."""
     if isinstance(model, CustomModel):
-        return _of_images(model.input)
+        read = model.input
+        return _of_images(read) if isinstance(read, ImageInput) else _of_audio(read)
     if model.kind not in READERS:
         raise TypeError(f"a model of kind {model.kind} reads no arrays")
     return READERS[model.kind](model)

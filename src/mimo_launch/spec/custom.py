@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.kinds import EncoderModel, VitModel
+from mimo_launch.spec.kinds import Clips, EncoderModel, VitModel
 from mimo_launch.spec.wording import close_matches
 
 CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -58,6 +58,21 @@ class ImageInput(Strict):
         return self.channels * self.patch**2
 
 
+class AudioInput(Clips):
+    """Log-mel clips; a patch is the five frames around two, each band's together."""
+
+    kind: Literal["audio"]
+
+    @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Patches of a row below each other, and side by side."""
+        return 1, self.stack
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of a clip (mels, frames)."""
+        return 1, shape[1] // self.frames_per_row
+
+
 class CustomModel(EncoderModel):
     """An encoder of your own: `kind` names a class that builds its stages (docs/own-modules.md)."""
 
@@ -75,7 +90,7 @@ class CustomModel(EncoderModel):
     heads: PositiveInt | None = Field(
         None, description="Number of attention heads, to be checked against tp, if it has any."
     )
-    input: ImageInput = Field(
+    input: Annotated[ImageInput | AudioInput, Field(discriminator="kind")] = Field(
         description="What it reads, and how many rows come of it.",
         examples=["{kind: image, patch: 4}"],
     )
@@ -100,9 +115,14 @@ class CustomModel(EncoderModel):
 
 def image_input(model: Strict) -> VitModel | ImageInput | None:
     """Return what says how a model cuts images; None if it reads none."""
-    if isinstance(model, CustomModel):
-        return model.input
-    return model if isinstance(model, VitModel) else None
+    read = model.input if isinstance(model, CustomModel) else model
+    return read if isinstance(read, VitModel | ImageInput) else None
+
+
+def clip_input(model: Strict) -> Clips | None:
+    """Return what says how a model cuts clips; None if it reads none."""
+    read = model.input if isinstance(model, CustomModel) else model
+    return read if isinstance(read, Clips) else None
 
 
 def nearest_class_path(value: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.base import Strict
@@ -46,6 +46,11 @@ def kind_of(model: type[Strict]) -> str | None:
     """Return the `kind` that selects a variant of a section; None if it stands for many."""
     choices = get_args(model.model_fields["kind"].annotation)
     return str(choices[0]) if choices else None
+
+
+def may_be_kind_alone(field: FieldInfo) -> bool:
+    """Return whether a section may be written as its kind alone, when that is all it says."""
+    return any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
 def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:

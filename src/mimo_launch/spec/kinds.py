@@ -147,14 +147,12 @@ class VitModel(TransformerEncoder):
         return self.channels, height * self.row_side, width * self.row_side
 
 
-class AudioModel(TransformerEncoder):
-    """The encoder of Whisper (arXiv:2212.04356) over log-mel clips of any length up to a limit.
+class Clips(Strict):
+    """How log-mel clips of any length, up to a limit, become rows.
 
-    A patch, as the other encoders say, is what becomes one token: two frames of a clip, which the
-    second convolution joins.
+    A patch, as encoders of images say, is what becomes one token: two frames of a clip.
     """
 
-    kind: Literal["audio"]
     mels: PositiveInt = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
     frames: PositiveInt = Field(
         3000,
@@ -189,6 +187,12 @@ class AudioModel(TransformerEncoder):
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return (mels, frames) of a clip; it is `width` rows long and one high."""
         return self.mels, height * width * self.frames_per_row
+
+
+class AudioModel(Clips, TransformerEncoder):
+    """The encoder of Whisper (arXiv:2212.04356), whose second convolution joins two frames."""
+
+    kind: Literal["audio"]
 
 
 class DecoderModel(Strict):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mimo_launch.spec.base import AXES, MissingPartError, Ranks, Strict, rank_range
-from mimo_launch.spec.custom import CustomModel, ImageInput, image_input
+from mimo_launch.spec.custom import AudioInput, CustomModel, ImageInput, clip_input, image_input
 from mimo_launch.spec.data import (
     CaptionTemplate,
     ChatTemplate,
@@ -21,6 +21,7 @@ from mimo_launch.spec.data import (
 )
 from mimo_launch.spec.kinds import (
     AudioModel,
+    Clips,
     DecoderModel,
     EncoderModel,
     Grid,
@@ -45,12 +46,14 @@ from mimo_launch.spec.sections import (
 __all__ = [
     "AXES",
     "MODULE_NAME",
+    "AudioInput",
     "AudioModel",
     "Balance",
     "BatchSpec",
     "CaptionTemplate",
     "ChatTemplate",
     "CheckpointSpec",
+    "Clips",
     "CustomModel",
     "Data",
     "DecoderModel",
@@ -78,6 +81,7 @@ __all__ = [
     "VitModel",
     "WandbSpec",
     "WebdatasetData",
+    "clip_input",
     "image_input",
     "rank_range",
 ]

@@ -20,6 +20,7 @@ from mimo_launch.spec.fields import (
     field_schema,
     kind_of,
     leaf_adapter,
+    may_be_kind_alone,
     models_in,
     section_per_name,
 )
@@ -87,6 +88,8 @@ class _Reader:
             return None
         if len(models) == 1:
             return self.section(models[0], value, path)
+        if isinstance(value, str) and may_be_kind_alone(field):
+            value = {"kind": value}
         return self._variant(models, value, path)
 
     def _not_a_section(self, path: YamlPath, value: Any) -> None:
@@ -106,8 +109,6 @@ class _Reader:
 
     def _variant(self, models: list[type[Strict]], value: Any, path: YamlPath) -> Any:
         """Return the variant that `kind` names, or UNREADABLE when that cannot be told."""
-        if isinstance(value, str):  # A section that says no more than its kind.
-            value = {"kind": value}
         if not isinstance(value, dict):
             self._not_a_section(path, value)
             return UNREADABLE

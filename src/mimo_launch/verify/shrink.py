@@ -15,6 +15,7 @@ from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
+    Clips,
     CustomModel,
     DecoderModel,
     LrSchedule,
@@ -24,6 +25,7 @@ from mimo_launch.spec.model import (
     TransformerEncoder,
     VitModel,
     WebdatasetData,
+    clip_input,
     image_input,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
@@ -98,7 +100,7 @@ def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
     return data.model_copy(update=update)
 
 
-def _shrink_clips(data: SyntheticData, models: list[AudioModel]) -> SyntheticData:
+def _shrink_clips(data: SyntheticData, models: list[Clips]) -> SyntheticData:
     """Return data whose clips are a few rows long for the encoder that makes the longest rows."""
     row = max((model.frames_per_row for model in models), default=FRAMES_PER_TOKEN)
     # A clip of one token has nothing to attend to either.

@@ -8,9 +8,10 @@ Leaves: heads and widths, which all models have, to `widths`.
 from collections.abc import Iterator
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.layout.checks.data import input_path
 from mimo_launch.layout.checks.rule import Findings, next_multiple
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import AudioModel, DigitsData, Spec, SyntheticData
+from mimo_launch.spec.model import AudioModel, DigitsData, Spec, SyntheticData, clip_input
 
 
 def hidden_holds_sinusoids(spec: Spec, name: str) -> Findings:
@@ -29,26 +30,26 @@ def hidden_holds_sinusoids(spec: Spec, name: str) -> Findings:
 
 def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
     """The longest clip is cut into whole rows."""
-    model = spec.modules[name].model
-    if not isinstance(model, AudioModel) or model.frames % model.frames_per_row == 0:
+    model = clip_input(spec.modules[name].model)
+    if model is None or model.frames % model.frames_per_row == 0:
         return
     row = model.frames_per_row
     fits = max(row, model.frames // row * row)
     yield Diagnostic(
         code="frames-over-rows",
         headline=f"`{name}`: {model.frames} frames are not whole rows of {row}",
-        path=("modules", name, "model", "frames"),
+        path=(*input_path(spec, name), "frames"),
         why=f"{FRAMES_PER_TOKEN} frames become a token, and `stack` {model.stack} of them a row",
         help=f"write `frames: {fits}`, or another `stack`",
-        related=(Related(path=("modules", name, "model", "stack"), label=f"stack {model.stack}"),)
+        related=(Related(path=(*input_path(spec, name), "stack"), label=f"stack {model.stack}"),)
         * ("stack" in model.model_fields_set),
     )
 
 
 def clips_hold_a_row(spec: Spec, name: str) -> Findings:
     """Some synthetic clip is long enough for a row."""
-    model, data = spec.modules[name].model, spec.data
-    if not isinstance(model, AudioModel) or not isinstance(data, SyntheticData):
+    model, data = clip_input(spec.modules[name].model), spec.data
+    if model is None or not isinstance(data, SyntheticData):
         return
     if model.fixed_length or data.max_frames >= model.frames_per_row:
         return
@@ -56,7 +57,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
         code="row-over-clips",
         headline=f"`{name}`: no clip of at most {data.max_frames} frames has a row of "
         f"{model.frames_per_row}",
-        path=("modules", name, "model", "stack"),
+        path=(*input_path(spec, name), "stack"),
         why="a clip is cut into whole rows",
         help=f"write `max_frames: {model.frames_per_row}` under `data`, or a smaller `stack`",
         related=(Related(path=("data", "max_frames"), label="the longest clip"),)
@@ -66,8 +67,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
 
 def digits_are_seen(spec: Spec, name: str) -> Findings:
     """Handwritten digits make no sound."""
-    model = spec.modules[name].model
-    if not isinstance(model, AudioModel) or not isinstance(spec.data, DigitsData):
+    if clip_input(spec.modules[name].model) is None or not isinstance(spec.data, DigitsData):
         return
     yield Diagnostic(
         code="sound-not-in-data",
@@ -99,5 +99,5 @@ def frame_limits_used(spec: Spec) -> Findings:
 def _vary(spec: Spec) -> Iterator[bool]:
     """Yield, for each audio encoder, whether its clips have different lengths."""
     for module in spec.encoders.values():
-        if isinstance(module.model, AudioModel):
-            yield not module.model.fixed_length
+        if clips := clip_input(module.model):
+            yield not clips.fixed_length

@@ -17,11 +17,11 @@ from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_SUFFIXES, shard
 from mimo_launch.layout.tokenizers import TokenizerError, chat_source, num_tokens
 from mimo_launch.layout.tokens import num_last_placeholders
 from mimo_launch.spec.model import (
-    AudioModel,
     ChatTemplate,
     DecoderModel,
     Spec,
     WebdatasetData,
+    clip_input,
     image_input,
 )
 
@@ -206,7 +206,7 @@ def members_for_encoders(spec: Spec) -> Findings:
     found = {name.rpartition(".")[2] for name in names}
     ends = ", ".join(sorted(found)) or "nothing"
     for name, module in spec.encoders.items():
-        sound = isinstance(module.model, AudioModel)
+        sound = clip_input(module.model) is not None
         if not found & (AUDIO_SUFFIXES if sound else IMAGE_SUFFIXES):
             what = "clips" if sound else "images"
             yield Diagnostic(

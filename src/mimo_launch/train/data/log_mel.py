@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.model import AudioModel
+from mimo_launch.spec.model import Clips
 
 RATE = 16_000
 WINDOW, HOP = 400, 160
@@ -24,7 +24,7 @@ TOP_HERTZ = 8_000.0
 FLOOR, RANGE = 1e-10, 8.0
 
 
-def num_frames(model: AudioModel, num_samples: int, rate: int) -> int:
+def num_frames(model: Clips, num_samples: int, rate: int) -> int:
     """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
 
     `num_samples` at `rate` Hz, as the header of a file has them.

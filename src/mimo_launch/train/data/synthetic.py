@@ -21,11 +21,12 @@ from mimo_launch.layout.tokens import (
     vocab_size,
 )
 from mimo_launch.spec.model import (
-    AudioModel,
+    Clips,
     ImageInput,
     Spec,
     SyntheticData,
     VitModel,
+    clip_input,
     image_input,
 )
 from mimo_launch.train.data.draws import (
@@ -178,7 +179,7 @@ class SyntheticSamples:
     def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:
         """Height and width in rows, drawn within the limits of the data unless a size is given."""
         model, data = self._models[encoder], self._data
-        if isinstance(model, AudioModel):
+        if isinstance(model, Clips):
             longest = largest_image(self._spec, encoder).width
             least = ceil(data.min_frames / model.frames_per_row)
             shortest = longest if model.fixed_length else min(least, longest)
@@ -192,10 +193,10 @@ class SyntheticSamples:
         return height, narrowest + pick(wide, widest - narrowest + 1)
 
 
-def _encoder(spec: Spec, name: str) -> VitModel | ImageInput | AudioModel:
+def _encoder(spec: Spec, name: str) -> VitModel | ImageInput | Clips:
     """What an encoder reads; ValueError when its smallest input is larger than all of the data."""
     given = spec.encoders[name].model
-    model = given if isinstance(given, AudioModel) else image_input(given)
+    model = clip_input(given) or image_input(given)
     if model is None:
         raise ValueError(f"{name}: {given.kind} cannot read synthetic data")
     if largest_image(spec, name).rows == 0:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mimo_launch.layout.data_plan import ImageSpan, SamplePlan
 from mimo_launch.layout.tokens import IGNORE_LABEL, PAD, placeholder_id
-from mimo_launch.spec.model import AudioModel, Spec, WebdatasetData, image_input
+from mimo_launch.spec.model import Spec, WebdatasetData, clip_input, image_input
 from mimo_launch.train.data.dataset import BadSample
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.webdataset.build import Looker
@@ -136,10 +136,10 @@ class ShardSamples:
         suffix = [each for each in members if medium_of(each) == intake.medium][member]
         data = found.read(row, members[suffix])
         shape = intake.model.input_shape(span.height, span.width)
-        if isinstance(intake.model, AudioModel):
+        if clips := clip_input(intake.model):
             from mimo_launch.train.data.log_mel import log_mel
 
-            return log_mel(*decode_clip(data), intake.model.mels, frames=shape[-1])
+            return log_mel(*decode_clip(data), clips.mels, frames=shape[-1])
         images = image_input(intake.model)
         if images is None or intake.recipe is None:
             raise TypeError(f"{intake.encoder} takes no images")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mimo_launch.layout.data_plan import ImageSpan
 from mimo_launch.layout.images import ImageRecipe, ImageTooThin, recipe_of
-from mimo_launch.spec.model import AudioModel, EncoderModel, Spec, image_input
+from mimo_launch.spec.model import EncoderModel, Spec, clip_input, image_input
 from mimo_launch.train.data.dataset import BadSample
 from mimo_launch.train.data.webdataset.decode import Medium
 
@@ -34,9 +34,8 @@ class Intake:
     @property
     def sizing(self) -> list[object]:
         """What the number of rows depends on, to tell an index that is out of date."""
-        if isinstance(self.model, AudioModel):
-            model = self.model
-            return [self.encoder, model.frames, model.fixed_length, model.frames_per_row]
+        if clips := clip_input(self.model):
+            return [self.encoder, clips.frames, clips.fixed_length, clips.frames_per_row]
         images, recipe = image_input(self.model), self.recipe
         if images is None or recipe is None:
             raise TypeError(f"{self.encoder} takes no images")
@@ -62,11 +61,12 @@ class Intake:
         # Only for sound: it imports torch, which an index of images can do without.
         from mimo_launch.train.data.log_mel import num_frames
 
-        if not isinstance(self.model, AudioModel):
+        clips = clip_input(self.model)
+        if clips is None:
             raise TypeError(f"{self.encoder} takes no clips")
         if min(samples, rate) < 1:
             raise BadSample("a clip of no samples")
-        return num_frames(self.model, samples, rate) // self.model.frames_per_row
+        return num_frames(clips, samples, rate) // clips.frames_per_row
 
 
 def intakes_of(spec: Spec) -> tuple[Intake, ...]:
@@ -74,7 +74,7 @@ def intakes_of(spec: Spec) -> tuple[Intake, ...]:
     found: list[Intake] = []
     for name, module in spec.encoders.items():
         model = module.model
-        if isinstance(model, AudioModel):
+        if isinstance(model, EncoderModel) and clip_input(model):
             found.append(Intake(name, model, "audio", None))
         elif isinstance(model, EncoderModel):
             found.append(Intake(name, model, "image", recipe_of(spec, name)))
