@@ -15,7 +15,6 @@ from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
-    Clips,
     CustomModel,
     DecoderModel,
     LrSchedule,
@@ -25,7 +24,6 @@ from mimo_launch.spec.model import (
     TransformerEncoder,
     VitModel,
     WebdatasetData,
-    clip_input,
     image_input,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
@@ -57,7 +55,7 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     if isinstance(data, SyntheticData):
         models = [module.model for module in spec.encoders.values()]
         data = _shrink_images(data, [m.shuffle for m in map(image_input, models) if m])
-        data = _shrink_clips(data, [m for m in map(clip_input, models) if m])
+        data = _shrink_clips(data, [m for m in models if isinstance(m, AudioModel)])
     modules = _shrink_placeholders(modules, among_words=isinstance(data, SyntheticData))
     small = small.model_copy(
         update={
@@ -100,7 +98,7 @@ def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
     return data.model_copy(update=update)
 
 
-def _shrink_clips(data: SyntheticData, models: list[Clips]) -> SyntheticData:
+def _shrink_clips(data: SyntheticData, models: list[AudioModel]) -> SyntheticData:
     """Return data whose clips are a few rows long for the encoder that makes the longest rows."""
     row = max((model.frames_per_row for model in models), default=FRAMES_PER_TOKEN)
     # A clip of one token has nothing to attend to either.
