@@ -11,6 +11,8 @@ from tests.docs.test_docs import ROOT, write_files
 from tests.support.proof import failures, verdicts
 
 from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.modules.own import build_own_stage, whole_stage
+from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.spec.model import Spec
 
 PAGE = ROOT / "docs" / "own-modules.md"
@@ -54,6 +56,13 @@ def test_the_first_example_learns_and_goes_on_with_another_layout(folder: Path) 
     losses = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
     assert len(losses) == 22
     assert max(losses[-4:]) < min(losses[:2]) - 0.8
+
+
+def test_the_number_of_parameters_is_right(folder: Path) -> None:
+    spec = read("wide.yaml")
+    network = build_own_stage(spec, whole_stage(spec, "vision"), ParallelContext())
+    assert sum(each.numel() for each in network.parameters()) == 25024
+    assert "parameters: 25024" in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["own.yaml", "wide.yaml"])

@@ -27,7 +27,7 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
     """Yield memory and work of each class of ranks."""
     for module, left_out in estimates.not_counted.items():
         hint = "" if "weights" not in left_out else "; `parameters` in its model would count more"
-        yield f"Not counted are {', '.join(left_out)} of the layers of {module}{hint}"
+        yield f"Not counted of the layers of {module}: {', '.join(left_out)}{hint}"
     # Fitting ranks to memory is what people come for, so it stands first.
     limit = estimates.gpu_memory
     of = f" of {bytes_text(limit)}" if limit else ""
