@@ -23,6 +23,7 @@ from torch import Tensor
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.export.plan import CannotExport
 
 LEARN = {"train": {"steps": 2, "precision": "fp32"}, "optimizer": {"lr": 1e-2}}
 
@@ -101,6 +102,22 @@ def test_an_untouched_qwen2_vl_comes_out_bit_for_bit(tmp_path: Path) -> None:
     asked = qwen2_vl.made("tp2", tmp_path / "model")
     found = exported(saved_untouched(asked, tmp_path), tmp_path / "out")
     assert_same(found, tensors(tmp_path / "model"))
+
+
+def test_the_vision_part_of_a_qwen2_vl_by_itself(tmp_path: Path) -> None:
+    save(qwen2_vl.tiny(), tmp_path / "model")
+    run = saved_untouched(qwen2_vl.made("one rank", tmp_path / "model"), tmp_path)
+    exported(run, tmp_path / "out", ("vision",))
+    wanted = {
+        name.removeprefix("visual."): tensor
+        for name, tensor in tensors(tmp_path / "model").items()
+        if name.startswith("visual.")
+    }
+    assert_same(tensors(tmp_path / "out/vision"), wanted)
+    auto = "models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel"
+    load(auto, tmp_path / "out/vision")
+    with pytest.raises(CannotExport, match="no qwen3 with"):
+        exported(run, tmp_path / "no", ("language",))
 
 
 def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:

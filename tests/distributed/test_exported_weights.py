@@ -26,6 +26,8 @@ from tests.support.hugging_face import (
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.model import Spec
 
 
 @pytest.mark.parametrize(
@@ -76,3 +78,26 @@ def test_a_trained_model_has_the_same_logits_in_transformers(tmp_path: Path) -> 
     logits = joined(asked, parts, VOCAB + 1)
     assert wanted.std() > 0.1
     assert float((logits - wanted).abs().max() / wanted.abs().max()) < 1e-5
+
+
+def test_types_and_tokens_are_known_through_runs_that_started_from_runs(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    save(tiny("llama", torch.bfloat16), source)
+    (source / "tokenizer.json").write_text("{}")
+    asked = with_sections(made("llama", "one rank", source))
+    run_ranks(save_on_rank, asked, tmp_path / "stage1", world_size=1)
+    data = dump_spec(asked)
+    data["modules"]["language"]["init_from"] = None
+    second = Spec.model_validate({**data, "init_from": str(tmp_path / "stage1")})
+    run_ranks(save_on_rank, second, tmp_path / "stage2", world_size=1)
+    found = exported(tmp_path / "stage2", tmp_path / "out")
+    wanted = tensors(source)
+    assert {name: bits(each) for name, each in found.items()} == {
+        name: bits(each) for name, each in wanted.items()
+    }
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    # Once the source is gone, types are those of the training.
+    source.rename(tmp_path / "moved")
+    found = exported(tmp_path / "stage2", tmp_path / "late")
+    assert {each.dtype for each in found.values()} == {torch.float32}
+    assert not (tmp_path / "late" / "tokenizer.json").exists()

@@ -185,6 +185,8 @@ def _run_fragment(found: "Checkpoint") -> str:
         lines += [f"  {name}:", f"    model: {flow({'kind': module.model.kind, **model})}"]
         lines.append(f"    ranks: {module.ranks}")
         lines += [f"    grid: {flow(grid)}"] if grid else []
+        if module.placeholder is not None:
+            lines.append(f"    placeholder: {module.placeholder}")
         lines.append(f"    init_from: {flow(str(found.path))}")
     return "\n".join(lines)
 
