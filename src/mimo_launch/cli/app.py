@@ -33,6 +33,7 @@ COMMANDS = (
     "train",
     "verify",
     "bench",
+    "data",
     "report",
     "export",
     "inspect",

@@ -1,0 +1,1 @@
+"""What a data set is like, as training would read it."""

@@ -1,0 +1,114 @@
+"""`mimo-launch data` from the outside."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.shards import sample, tokenizer_folder, write_shard
+
+Cli = Callable[[str], tuple[int, str, str]]
+SPEC = "../../topologies/quickstart.yaml"
+
+
+def test_it_says_what_digits_are_like(run_cli: Cli) -> None:
+    code, out, err = run_cli(f"data {SPEC} --records 500 --steps 1")
+    assert (code, err) == (0, "")
+    assert out.startswith("quickstart: data of kind digits, 500 of 20,000 records looked at\n")
+    heads = [line.partition(" ")[0] for line in out.splitlines() if line and line[0] != " "]
+    assert heads == [
+        "quickstart:", "tokens", "lengths", "vision", "sequences", "balance",
+        "read", "speed", "sample", "sample",
+    ]  # fmt: skip
+    assert "all of them could be" in out
+    assert "<bos> <vision 2 x " in out
+    assert "<eos>]]" in out
+
+
+def test_json_has_the_same_numbers(run_cli: Cli) -> None:
+    code, out, _ = run_cli(f"data {SPEC} --records 500 --steps 1 --show 1 --json")
+    found = json.loads(out)
+    assert code == 0
+    assert list(found) == [
+        "version", "name", "kind", "seq", "global_batch", "facts", "left_out", "read", "shown",
+    ]  # fmt: skip
+    assert found["facts"]["surveyed"] == 500
+    assert found["left_out"] is None
+    assert found["read"]["speed"]["tokens_per_s"] > 0
+    assert found["read"]["speed"]["wanted"] is None
+    [shown] = found["shown"]
+    assert shown["records"][0]["images"] in ({"vision": 0}, {"vision": 1})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code", "words"), [("1", 0, "keeps up with 1"), ("1e15", 1, "TOO SLOW for")]
+)
+def test_the_exit_code_says_whether_reading_keeps_up(
+    run_cli: Cli, wanted: str, code: int, words: str
+) -> None:
+    found, out, _ = run_cli(
+        f"data {SPEC} --records 10 --steps 1 --show 0 --tokens-per-second {wanted}"
+    )
+    assert (found, words in out, "sample 0" in out) == (code, True, False)
+
+
+def test_a_spec_with_mistakes_is_not_read(run_cli: Cli) -> None:
+    code, out, err = run_cli("data ten_mistakes.yaml")
+    assert (code, out) == (2, "")
+    assert "error[" in err
+
+
+def shard_spec(folder: Path, **data: Any) -> Path:
+    """A spec over one shard, written to a file."""
+    tokenizer_folder(folder / "tokenizer")
+    write_shard(folder / "a.tar", ((f"{number:03}", sample(number)) for number in range(30)))
+    vision = {"kind": "vit", "layers": 1, "hidden": 16, "heads": 2, "patch": 2, "shuffle": 2}
+    language = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 400}
+    made = {
+        "version": 1,
+        "name": "shards",
+        "modules": {
+            "vision": {"model": {**vision, "channels": 3}, "ranks": "0"},
+            "language": {"model": language, "ranks": "0"},
+        },
+        "batch": {"global": 4, "seq": 256},
+        "data": {
+            "kind": "webdataset",
+            "shards": str(folder / "a.tar"),
+            "tokenizer": str(folder / "tokenizer"),
+            "template": "chat",
+            "max_rows": 24,
+            **data,
+        },
+    }
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+def test_shards_are_read_and_shown_on_a_page(run_cli: Cli, tmp_path: Path) -> None:
+    path, html = shard_spec(tmp_path, packing=True), tmp_path / "samples.html"
+    code, out, err = run_cli(f"data {path} --html {html}")
+    assert code == 0
+    assert "data of kind webdataset, 30 records looked at" in out
+    assert "bad        0 records\n" in out
+    assert "packed into each (data.packing: true), would be" in out
+    assert "What is number" in out
+    assert f"wrote {html}" in err
+    page = html.read_text()
+    assert "data:image/png;base64," in page
+    assert "<script" not in page
+    assert "http" not in page
+
+
+def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) -> None:
+    path = shard_spec(tmp_path)
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{% for %}")
+    code, _, err = run_cli(f"data {path}")
+    assert code == 2
+    assert "error" in err
+    code, _, err = run_cli(f"data {SPEC} --records 10 --steps 1 --html {tmp_path}/no/page.html")
+    assert code == 1
+    assert "No such file or directory" in err
