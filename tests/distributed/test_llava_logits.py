@@ -71,6 +71,24 @@ def test_logits_are_those_of_transformers_in_float64(tower: str, tmp_path: Path)
     assert deviation(joined(asked, [part], VOCAB), wanted) < 1e-9
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"activation": "gelu"}, {"norm_eps": 1e-4}, {"projector_activation": "gelu_tanh"}],
+    ids=lambda each: next(iter(each)),
+)
+def test_the_bound_sees_a_wrong_setting(changed: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_llava("clip", "llama", 7)
+    save(model, tmp_path / "model")
+    folder = tmp_path / "model"
+    asked = made_llava("clip", "llama", "one rank", folder, placeholder=7, precision="fp32")
+    vision = asked.modules["vision"]
+    wrong = vision.model_copy(update={"model": vision.model.model_copy(update=changed)})
+    asked = asked.model_copy(update={"modules": asked.modules | {"vision": wrong}})
+    [part] = run_ranks(logits_on_rank, asked, tmp_path, world_size=1)
+    wanted = wanted_logits(model, asked, torch.float32)
+    assert deviation(joined(asked, [part], VOCAB), wanted) > 1e-5
+
+
 @pytest.mark.parametrize("image", [[4, 4], [3, 5], [7, 2]], ids=["grid", "3x5", "7x2"])
 @pytest.mark.parametrize(
     ("precision", "dtype", "bound"),
