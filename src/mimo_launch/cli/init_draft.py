@@ -70,10 +70,7 @@ def draft(answers: Answers) -> str:
     try:
         layout, _ = choose(data, answers.gpus)
     except NothingFits as error:
-        raise CannotDraft(
-            f"no layout on {answers.gpus} GPUs fits: {error}",
-            "give more --gpus, a smaller --seq, or a --global-batch that the GPUs divide",
-        ) from error
+        raise CannotDraft(f"no layout on {answers.gpus} GPUs: {error}", error.help) from error
     except ValueError as error:
         raise CannotDraft(str(error), "mimo-launch init --help") from error
     text = _text(answers, layout, layout.applied(data))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.layout.checks import entry
 from mimo_launch.layout.checks.rule import divisors
 from mimo_launch.plan.calibration import Calibration
@@ -55,7 +56,15 @@ class Layout:
 
 
 class NothingFits(Exception):
-    """No layout of the rule is legal and small enough; the message says which is nearest."""
+    """No layout of the rule is legal and small enough.
+
+    The message says what the last one needs that is only too large, or else what the first one
+    breaks; `help` what to do about that.
+    """
+
+    def __init__(self, message: str, help_: str) -> None:
+        super().__init__(message)
+        self.help = help_
 
 
 def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
@@ -64,16 +73,31 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
     Ranks per host and the memory of a GPU are those of its section `nodes`. Raises: NothingFits;
     ValueError if the data are no spec, whatever the layout.
     """
-    said = ""
+    illegal: Diagnostic | None = None
+    too_large: Diagnostic | None = None
     for layout in _layouts(data, num_ranks):
         spec = spec_from_data(layout.applied(data))
-        findings = [found for found in entry.check(spec) if found.is_error]
-        if not findings and spec.nodes is not None and spec.nodes.memory is not None:
-            findings = list(memory_findings(spec, spec.nodes.memory, Calibration()))
-        if not findings:
+        errors = [found for found in entry.check(spec) if found.is_error]
+        if errors:
+            illegal = illegal or errors[0]
+        elif (found := _memory(spec)) is not None:
+            too_large = found
+        else:
             return layout, spec
-        said = said or findings[0].headline
-    raise NothingFits(said or f"no layout divides {data['batch']['global']} samples")
+    last = too_large or illegal
+    if last is None:
+        raise NothingFits(
+            f"no number of replicas divides {data['batch']['global']} samples",
+            f"take a batch that {num_ranks} ranks divide",
+        )
+    raise NothingFits(last.headline, last.help)
+
+
+def _memory(spec: Spec) -> Diagnostic | None:
+    """Return what does not fit into a GPU, or hardly does."""
+    if spec.nodes is None or spec.nodes.memory is None:
+        return None
+    return next(memory_findings(spec, spec.nodes.memory, Calibration()), None)
 
 
 def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[Layout]:
