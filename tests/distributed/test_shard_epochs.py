@@ -5,12 +5,19 @@ The same over 10,000 samples is in tests/faults/test_shards.py.
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.shard_runs import GLOBAL, read_parts, shard_spec
 from tests.support.shards import planted, write_shards
+from tests.support.specs import box
 
+from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.events import StepFinished
+from mimo_launch.train.loop import train
+from mimo_launch.train.session import RankSession
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +47,34 @@ def test_an_epoch_has_every_good_sample_once(
     for name, why in given.bad.items():
         assert why.startswith(name)
         assert said[name.split()[1]] in why
+
+
+def losses(made: Spec) -> list[tuple[float, int]]:
+    events: list[Any] = []
+    with RankSession(made) as session:
+        train(session, events.append)
+    return [(each.loss, each.tokens) for each in events if isinstance(each, StepFinished)]
+
+
+def test_layouts_learn_the_same_from_shards(shards: tuple[Path, dict[str, str]]) -> None:
+    """Images to both replicas of vision, text to both tp ranks; four steps in float64."""
+    folder, _ = shards
+    alone, wide = (
+        shard_spec(
+            folder,
+            1,
+            modules=modules,
+            train={"steps": 4, "precision": "fp64"},
+            optimizer={"kind": "sgd", "lr": 0.1},
+        )
+        for modules in (
+            {"vision": box(0), "language": box(0)},
+            {"vision": box(0, dp=2), "language": box(2, tp=2, pp=2)},
+        )
+    )
+    (want,) = run_ranks(losses, alone, world_size=1)
+    for found in run_ranks(losses, wide, world_size=6):
+        for (loss, tokens), (expected, same) in zip(found, want, strict=True):
+            assert tokens == same
+            assert loss == pytest.approx(expected, rel=1e-10)
+    assert want[0][0] != pytest.approx(want[-1][0], rel=1e-4), "it learns something"

@@ -18,7 +18,9 @@ from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
 
-VIT = {"kind": "vit", "patch": 2, "shuffle": 2, "channels": 3}
+SIZES = {"hidden": 16, "heads": 2, "mlp": 32}
+VIT = {"kind": "vit", "layers": 1, **SIZES, "patch": 2, "shuffle": 2, "channels": 3}
+DECODER = {"layers": 2, **SIZES, "kv_heads": 2, "head_dim": 8, "vocab": 400}
 GLOBAL = 12
 
 
@@ -31,16 +33,27 @@ class Given:
     bad: dict[str, str]
 
 
-def shard_spec(folder: Path, dp: int, *, placed: str = "disjoint") -> Spec:
-    """Vision dp n before language dp n, or on the same ranks, over the shards of a folder."""
+def shard_spec(
+    folder: Path,
+    dp: int,
+    *,
+    placed: str = "disjoint",
+    modules: dict[str, Any] | None = None,
+    **sections: Any,
+) -> Spec:
+    """Vision dp n before language dp n, or on the same ranks, over the shards of a folder.
+
+    Or `modules`, whose models are filled in.
+    """
     tokenizer = folder / "tokenizer"
     if not tokenizer.exists():
         tokenizer_folder(tokenizer)
     first = dp if placed == "disjoint" else 0
+    boxes = modules or {"vision": box(0, dp=dp), "language": box(first, dp=dp)}
     return spec(
         {
-            "vision": box(0, dp=dp, model=VIT),
-            "language": box(first, dp=dp, model={"vocab": 400}),
+            "vision": {**boxes["vision"], "model": VIT},
+            "language": {**boxes["language"], "model": DECODER},
         },
         mbs=GLOBAL // dp,
         data={
@@ -51,7 +64,7 @@ def shard_spec(folder: Path, dp: int, *, placed: str = "disjoint") -> Spec:
             "max_rows": 24,
         },
         seq=192,
-        train={"steps": 1, "precision": "fp32"},
+        **{"train": {"steps": 1, "precision": "fp32"}, **sections},
     )
 
 

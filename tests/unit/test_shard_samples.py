@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from tests.support.shards import (
 )
 from tests.support.specs import box, spec
 
+from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import BadSample, build_dataset
 from mimo_launch.train.data.webdataset.index import Progress, open_index
 from mimo_launch.train.data.webdataset.samples import ShardSamples
 from mimo_launch.train.data.webdataset.splits import NotTrainable
+from mimo_launch.train.loader import read_step, step_inputs
 
 VIT = {"kind": "vit", "patch": 2, "shuffle": 2, "channels": 3}
 
@@ -314,3 +317,37 @@ def test_captions_are_read_from_text_members(tmp_path: Path) -> None:
     assert plan.spans["vision"][0].position == 0
     assert plan.num_labels == plan.num_tokens - 4
     assert labels[3] == tokens[4]
+
+
+def test_threads_read_what_one_reads_one_after_another(tmp_path: Path) -> None:
+    """Texts, pixels and reasons; records that only decoding shows to be bad are named."""
+    write_shards(tmp_path, samples=30, bad=10, shards=2)
+    made = with_vocab(shard_spec(tmp_path))
+    dataset = build_dataset(made)
+    ids = tuple(range(dataset.num_samples("train")))
+    source = step_inputs(dataset, "train", ids, 0)
+    reads = Reads(ids, ids, (), {"vision": ids})
+    alone, reasons = read_step(source, reads, made, lambda: None)
+    with ThreadPoolExecutor(4) as threads:
+        beats: list[None] = []
+        together, same = read_step(source, reads, made, lambda: beats.append(None), threads=threads)
+    assert len(beats) == 3 * len(ids)
+    assert same == reasons
+    assert [re.match(r"00\d.tar bad-00: .*truncated", why) for why in reasons.values()]
+    assert len(reasons) == 1
+    assert alone.pixels.keys() == together.pixels.keys()
+    for number in ids:
+        assert np.array_equal(alone.texts[number], together.texts[number])
+    for key, patches in alone.pixels.items():
+        for one, other in zip(patches, together.pixels[key], strict=True):
+            assert bool((one.values == other.values).all())
+
+
+def test_an_error_that_is_no_damage_is_not_hidden_by_threads(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=4, bad=0, shards=1)
+    made = with_vocab(shard_spec(tmp_path))
+    dataset: Any = build_dataset(made)
+    dataset.text = lambda split, index: {}["a bug"]
+    source = step_inputs(dataset, "train", (0, 1), 0)
+    with ThreadPoolExecutor(2) as threads, pytest.raises(KeyError, match="a bug"):
+        read_step(source, Reads((0, 1), (), (), {}), made, lambda: None, threads=threads)

@@ -8,7 +8,7 @@ from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import Spec, SyntheticData
 from mimo_launch.verify.regrid import regrid
 from mimo_launch.verify.shrink import shrink
 
@@ -37,6 +37,18 @@ def test_a_shrunk_spec_is_valid_and_keeps_its_layout(made: Spec) -> None:
         assert (after // stages > 1) == (before // stages > 1)
     assert small.train.precision == "fp64"
     assert small.optimizer.kind == "sgd"
+
+
+def test_shards_are_proved_on_samples_that_are_made_up() -> None:
+    """Which keep what the shards may have: several images, text alone, any number of rows."""
+    shards = {"kind": "webdataset", "shards": "x.tar", "tokenizer": "x", "template": "chat"}
+    made = spec({"vision": box(dp=2), "language": box(2, tp=2)}, data=shards, seq=512, mbs=2)
+    small = shrink(made)
+    assert isinstance(small.data, SyntheticData)
+    assert small.data.max_images > 1
+    assert 0 < small.data.text_only < 1
+    assert small.batch.seq < 512
+    assert not [finding for finding in check(small) if finding.is_error]
 
 
 LARGE = {
