@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.distributed.test_session import two_modules
-from tests.support.planted import turned_patches
+from tests.support.planted import class_tokens, turned_patches
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.pending import HostCopy
@@ -80,6 +80,12 @@ def test_places_in_images_are_made_without_waiting() -> None:
     """As in Qwen2-VL: patches turned by row and column, positions on three axes."""
     train = {"steps": 3, "precision": "fp32"}
     made = turned_patches(train=train, optimizer={"kind": "sgd", "lr": 0.1})
+    assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
+
+
+def test_class_tokens_and_learned_positions_are_made_without_waiting() -> None:
+    train = {"steps": 3, "precision": "fp32"}
+    made = class_tokens(train=train, optimizer={"kind": "sgd", "lr": 0.1})
     assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
 
 

@@ -36,12 +36,14 @@ def model(
     precision: str = "bf16",
     vocab: int = 512,
     positions: str = "sincos",
+    activation: str = "gelu",
     **language: object,
 ) -> Spec:
     """A microbatch of two sequences, or two images, of 256 tokens each."""
+    vision = {**VIT, "positions": positions, "activation": activation}
     return spec(
         {
-            "vision": box(0, model={**VIT, "positions": positions}, compile=compiled),
+            "vision": box(0, model=vision, compile=compiled),
             "language": box(1, model={**DECODER, "vocab": vocab}, compile=compiled, **language),
         },
         mbs=2,

@@ -22,9 +22,12 @@ from mimo_launch.parallel.masks import (
     turned_by_place,
 )
 from mimo_launch.plan.kept import DECODER_FORWARD, VIT_FORWARD
+from mimo_launch.spec.kinds import Activation
 
 
-def block_of(name: str, dtype: torch.dtype, *, compiled: bool, frozen: bool) -> Block:
+def block_of(
+    name: str, dtype: torch.dtype, *, compiled: bool, frozen: bool, activation: Activation = "gelu"
+) -> Block:
     """Return a block as runs have it: its products add up the gradients of their weights."""
     is_vit = name == "vision"
     shape = BlockShape(
@@ -37,6 +40,7 @@ def block_of(name: str, dtype: torch.dtype, *, compiled: bool, frozen: bool) -> 
         norm="layer" if is_vit else "rms",
         gated=not is_vit,
         bias=is_vit,
+        activation=activation,
     )
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
     block = Block(context, shape, recompute=False)
@@ -67,10 +71,16 @@ def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def kept_by_autograd(
-    name: str, *, compiled: bool, dtype: torch.dtype, frozen: bool, turned: bool = False
+    name: str,
+    *,
+    compiled: bool,
+    dtype: torch.dtype,
+    frozen: bool,
+    turned: bool = False,
+    activation: Activation = "gelu",
 ) -> int:
     """Return the bytes of distinct tensors that a block keeps, parameters and masks left out."""
-    block = block_of(name, dtype, compiled=compiled, frozen=frozen)
+    block = block_of(name, dtype, compiled=compiled, frozen=frozen, activation=activation)
     mask = mask_of(name, dtype, turned=turned)
     known = [*block.parameters(), *(x for x in (mask.cos, mask.sin) if x is not None)]
     left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
@@ -111,6 +121,18 @@ def test_patches_turned_by_their_places_are_kept(compiled: bool) -> None:
         "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, turned=True
     )
     assert per_block(model(compiled=compiled, positions="rope2d"), "vision") == got
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("activation", ["gelu_tanh", "quick_gelu"])
+def test_other_activations_keep_what_the_table_says(activation: Activation, compiled: bool) -> None:
+    got = kept_by_autograd(
+        "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, activation=activation
+    )
+    assert per_block(model(compiled=compiled, activation=activation), "vision") == got
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
