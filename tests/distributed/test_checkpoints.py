@@ -176,6 +176,25 @@ def test_a_run_goes_on_on_another_layout(
         assert values == pytest.approx(uninterrupted[step], rel=1e-9), step
 
 
+def test_a_packed_run_goes_on_on_another_layout(tmp_path: Path) -> None:
+    """Parallelism: vision dp 2, language tp 2; then dp 4 for both. Epochs are shorter than steps."""
+    sections = {
+        "data": {"kind": "digits", "packing": True, "samples": 30},
+        "batch": {"global": 8, "seq": 80},
+    }
+    source, target = tmp_path / "source", tmp_path / "target"
+    events = run(make_spec("disjoint dp2, tp2", 6, **sections), source)
+    tokens = [event.tokens for event in events if isinstance(event, StepFinished)]
+    assert min(tokens) > 0.7 * 8 * 80
+    (target / "checkpoints").mkdir(parents=True)
+    saved = "checkpoints/step-00000003"
+    (target / saved).symlink_to(source / saved)
+    found = numbers(run(make_spec("colocated dp4", 6, **sections), target))
+    assert sorted(found) == [4, 5, 6]
+    for step, values in found.items():
+        assert values == pytest.approx(numbers(events)[step], rel=1e-9), step
+
+
 def exact(events: list[Any]) -> dict[int, Any]:
     """Everything in a step's record that is not a time."""
     return {e.step: replace(e, tokens_per_s=0.0) for e in events if isinstance(e, StepFinished)}

@@ -88,7 +88,9 @@ def _modality(modality: Modality, facts: Facts) -> str:
 def _filling(facts: Facts) -> str:
     filling = facts.filling
     alone = f"{filling.alone:.1%} full with one record each"
-    packed = f"{filling.packed:.1%} with {filling.records_per_pack:.1f} packed into each"
+    packed = (
+        f"{filling.packed:.1%} full with {filling.records_per_pack:.1f} records packed into each"
+    )
     if filling.is_packed:
         return f"{packed} (data.packing: true), would be {alone}"
     return f"{alone}, would be {packed} (data.packing: true)"
