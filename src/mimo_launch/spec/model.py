@@ -144,8 +144,8 @@ class ModuleSpec(Strict):
     )
     init_from: str | None = Field(
         None,
-        description="Checkpoint, or run folder with one, or for a decoder a local Hugging Face "
-        "folder, to take this module's weights from; nothing else of it is read.",
+        description="Checkpoint, or run folder with one, or a local Hugging Face folder, to take "
+        "this module's weights from; nothing else of it is read.",
     )
     init_partial: bool = Field(
         False,
