@@ -4,11 +4,15 @@ import json
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from tests.support.shards import (
     CHATML,
     clip_bytes,
@@ -21,11 +25,13 @@ from tests.support.shards import (
 )
 from tests.support.specs import box, spec
 
+from mimo_launch.cli.console import Console
+from mimo_launch.cli.shards import ready_shards
 from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import BadSample, build_dataset
-from mimo_launch.train.data.webdataset.index import Progress, open_index
+from mimo_launch.train.data.webdataset.index import Progress
 from mimo_launch.train.data.webdataset.samples import ShardSamples
 from mimo_launch.train.data.webdataset.splits import NotTrainable
 from mimo_launch.train.loader import read_step, step_inputs
@@ -234,7 +240,7 @@ def test_an_index_is_made_once_and_again_when_something_has_changed(tmp_path: Pa
 
     assert made_again() == "there is none yet"
     assert made_again() == ""
-    folder = open_index(with_vocab(made), "train").folder
+    folder = opened(made).splits["train"].index.folder
     assert folder.parent == tmp_path / ".mimo-index"
     first = write_shard(tmp_path / "000.tar", [("x", sample(3))])
     assert made_again() == "000.tar has changed"
@@ -266,12 +272,13 @@ def test_an_index_goes_where_it_is_told_to_or_can(
 ) -> None:
     write_shards(tmp_path, samples=4, bad=0, shards=1)
     elsewhere = tmp_path / "elsewhere"
-    made = with_vocab(shard_spec(tmp_path, index=str(elsewhere)))
-    assert open_index(made, "train").folder.parent == elsewhere
+    made = opened(shard_spec(tmp_path, index=str(elsewhere)))
+    assert made.splits["train"].index.folder.parent == elsewhere
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = with_vocab(shard_spec(tmp_path))
-    assert open_index(made, "train").folder.parent == tmp_path / "cache" / "mimo-launch" / "index"
+    made = opened(shard_spec(tmp_path))
+    cache = tmp_path / "cache" / "mimo-launch" / "index"
+    assert made.splits["train"].index.folder.parent == cache
 
 
 def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) -> None:
@@ -281,7 +288,7 @@ def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) 
     want = {name: column.copy() for name, column in alone.columns.items()}
     bad = list(alone.bad())
     shutil.rmtree(alone.folder)
-    monkeypatch.setattr("mimo_launch.train.data.webdataset.index._SMALL", 0)
+    monkeypatch.setattr("mimo_launch.train.data.webdataset.pool.SMALL", 0)
     together = opened(made).splits["train"].index
     assert list(together.bad()) == bad
     for name, column in together.columns.items():
@@ -351,3 +358,48 @@ def test_an_error_that_is_no_damage_is_not_hidden_by_threads(tmp_path: Path) -> 
     source = step_inputs(dataset, "train", (0, 1), 0)
     with ThreadPoolExecutor(2) as threads, pytest.raises(KeyError, match="a bug"):
         read_step(source, Reads((0, 1), (), (), {}), made, lambda: None, threads=threads)
+
+
+def make_one(made: Spec, gate: Barrier, heard: Connection) -> None:
+    gate.wait()
+    said: list[Progress] = []
+    found = opened(made, said)
+    heard.send((found.num_samples("train"), [each.why for each in said if not each.done]))
+
+
+def test_of_two_processes_one_makes_the_index(tmp_path: Path) -> None:
+    """The other one waits for it, or finds it made."""
+    write_shards(tmp_path, samples=60, bad=0, shards=3)
+    made, context = shard_spec(tmp_path), get_context("fork")
+    gate, ends = context.Barrier(2), [context.Pipe() for _ in range(2)]
+    processes = [context.Process(target=make_one, args=(made, gate, end)) for _, end in ends]
+    for process in processes:
+        process.start()
+    told = [end.recv() for end, _ in ends]
+    for process in processes:
+        process.join()
+    assert [count for count, _ in told] == [60, 60]
+    whys = sorted(why for _, said in told for why in said)
+    assert whys.count("there is none yet") == 1
+    assert set(whys) <= {"there is none yet", "another process makes it"}
+    assert len([each for each in (tmp_path / ".mimo-index").iterdir() if each.is_dir()]) == 1
+
+
+def test_what_is_found_is_said_before_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_shards(tmp_path, samples=20, bad=10, shards=2)
+    made = with_vocab(shard_spec(tmp_path))
+    ready_shards(made, Console(), speaks=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "data: index of 2 shards (train): there is none yet"
+    assert said[1].startswith("data: 21 samples (train); 9 bad, see ")
+    ready_shards(made, Console(), speaks=True)
+    assert capsys.readouterr().err.splitlines() == said[1:]
+    ready_shards(made, Console(), speaks=False)
+    assert capsys.readouterr().err == ""
+    few = made.model_copy(update={"data": made.data.model_copy(update={"max_bad_samples": 8})})
+    with pytest.raises(typer.Exit) as ended:
+        ready_shards(few, Console(), speaks=True)
+    assert ended.value.exit_code == 1
+    assert "error: 9 records of the shards (train) are bad" in capsys.readouterr().err

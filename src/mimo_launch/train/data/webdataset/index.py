@@ -2,7 +2,7 @@
 
 Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
 that ask for it wait for a lock that goes with its holder.
-Relies on: `build` for samples, `columns` for files; renaming a folder is atomic.
+Relies on: `pool` for samples, `columns` for files; renaming a folder is atomic.
 Leaves: samples of an index to `samples`.
 """
 
@@ -10,11 +10,9 @@ import errno
 import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,9 +24,9 @@ import numpy as np
 
 from mimo_launch.layout.shard_files import shard_files
 from mimo_launch.layout.tokenizers import TOKENIZER, chat_source, special_texts
-from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.webdataset.build import Looker, ShardIndex, index_shard
+from mimo_launch.train.data.webdataset.build import Looker
 from mimo_launch.train.data.webdataset.columns import (
     Columns,
     ColumnWriter,
@@ -37,10 +35,9 @@ from mimo_launch.train.data.webdataset.columns import (
     read_meta,
     write_bad,
 )
+from mimo_launch.train.data.webdataset.pool import looked_at
 
 FOLDER = ".mimo-index"
-# Below so many bytes of shards one process is done before others have started.
-_SMALL = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +55,16 @@ class Progress:
 Say = Callable[[Progress], None]
 
 
-def open_index(spec: Spec, split: Split, say: Say = lambda progress: None) -> Columns:
+def open_index(looker: Looker, split: Split, say: Say) -> Columns:
     """Return the index of a split, making it if there is none or if it is out of date.
 
     Safe in any number of processes at once. `say` hears of the making.
 
-    Raises: OSError if it can be written nowhere; TokenizerError, TemplateRefused, ProcessorError.
+    Raises: OSError if a shard cannot be read, or the index written.
     """
-    if not isinstance(spec.data, WebdatasetData):
-        raise TypeError(f"data of kind {spec.data.kind} have no index")
-    patterns = spec.data.shards if split == "train" else spec.data.eval_shards
-    shards = shard_files(() if patterns is None else patterns)
-    looker = Looker(spec, spec.data)
+    shards = split_files(looker.data, split)
     wanted = _identity(looker, shards)
-    folder = index_folder(spec.data, shards, wanted)
+    folder = index_folder(looker.data, shards, wanted)
     columns, _ = _usable(folder, wanted)
     if columns is not None:
         return columns
@@ -83,9 +76,14 @@ def open_index(spec: Spec, split: Split, say: Say = lambda progress: None) -> Co
         if columns is None:
             _make(looker, shards, folder, wanted, replace(now, why=why), say)
             columns, why = _usable(folder, wanted)
-        if columns is None:
-            raise OSError(f"the index in {folder} cannot be read: {why}")
-        return columns
+    if columns is None:
+        raise OSError(f"the index in {folder} cannot be read: {why}")
+    return columns
+
+
+def split_files(data: WebdatasetData, split: Split) -> tuple[Path, ...]:
+    """Return the shards of a split."""
+    return shard_files((data.shards if split == "train" else data.eval_shards) or ())
 
 
 def index_folder(data: WebdatasetData, shards: Sequence[Path], wanted: dict[str, Any]) -> Path:
@@ -177,7 +175,7 @@ def _make(
         writer = ColumnWriter(made)
         try:
             say(progress)
-            for done, found in enumerate(_looked_at(looker, shards), start=1):
+            for done, found in enumerate(looked_at(looker, shards), start=1):
                 numbers = [_number(each, suffixes) for each in found.suffixes]
                 members = found.columns["member_suffix"]
                 renumbered = np.array(numbers, dtype=members.dtype)[members]
@@ -218,37 +216,3 @@ def _number(suffix: str, suffixes: list[str]) -> int:
     if suffix not in suffixes:
         suffixes.append(suffix)
     return suffixes.index(suffix)
-
-
-# The looker of a process of the pool: made once, a tokenizer takes a while to load.
-_LOOKERS: list[Looker] = []
-
-
-def _start(spec: Spec) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if isinstance(spec.data, WebdatasetData):
-        _LOOKERS.append(Looker(spec, spec.data))
-
-
-def _task(number: int, path: Path) -> ShardIndex:
-    return index_shard(_LOOKERS[0], number, path)
-
-
-def _looked_at(looker: Looker, shards: Sequence[Path]) -> Iterator[ShardIndex]:
-    """Yield the index of each shard in order, made by as many processes as there are processors."""
-    workers = min(len(shards), len(os.sched_getaffinity(0)))
-    small = sum(path.stat().st_size for path in shards) < _SMALL
-    if workers == 1 or small or multiprocessing.current_process().daemon:
-        for number, path in enumerate(shards):
-            yield index_shard(looker, number, path)
-        return
-    # Not forked: this process may have threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(looker.spec,)
-    ) as pool:
-        try:
-            yield from pool.map(_task, range(len(shards)), shards)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

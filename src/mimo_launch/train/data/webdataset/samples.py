@@ -46,7 +46,7 @@ class ShardSamples:
         self._writer, self._intakes = looker.writer, looker.intakes
         self._placeholders = [placeholder_id(spec, intake.encoder) for intake in self._intakes]
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
-        self.splits = {split: OpenSplit(spec, data, split, say) for split in wanted}
+        self.splits = {split: OpenSplit(looker, split, say) for split in wanted}
 
     def num_samples(self, split: Split) -> int:
         """Number of good samples that fit in a sequence, or are cut to fit."""

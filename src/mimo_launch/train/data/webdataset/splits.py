@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.layout.data_plan import ImageSpan
-from mimo_launch.layout.shard_files import shard_files
-from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.train.data.dataset import BadSample
 from mimo_launch.train.data.draws import Split
+from mimo_launch.train.data.webdataset.build import Looker
 from mimo_launch.train.data.webdataset.columns import BAD
-from mimo_launch.train.data.webdataset.index import Say, open_index
+from mimo_launch.train.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.train.data.webdataset.shards import Place, ShardReader
 
 _MOST_LISTED = 5
@@ -34,20 +33,19 @@ class NotTrainable(ValueError):
 class OpenSplit:
     """The samples of one split. `row` is a sample's place in the index, which has too long ones."""
 
-    def __init__(self, spec: Spec, data: WebdatasetData, split: Split, say: Say) -> None:
+    def __init__(self, looker: Looker, split: Split, say: Say) -> None:
         """Open the index, or make it; `say` hears of the making.
 
         Raises: NotTrainable, OSError, ValueError.
         """
         self.split: Split = split
-        self.index = open_index(spec, split, say)
-        patterns = data.shards if split == "train" else data.eval_shards
-        self._reader = ShardReader(shard_files(patterns or ()))
-        self._seq, self._data = spec.batch.seq, data
+        self.index = open_index(looker, split, say)
+        self._data, self._seq = looker.data, looker.spec.batch.seq
+        self._reader = ShardReader(split_files(self._data, split))
         too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
         self.num_too_long = len(too_long)
         self._rows: npt.NDArray[np.int64] | None = None
-        if self.num_too_long and data.too_long == "drop":
+        if self.num_too_long and self._data.too_long == "drop":
             self._rows = np.flatnonzero(self.index.columns["tokens"] <= self._seq)
         self._check(too_long)
 
