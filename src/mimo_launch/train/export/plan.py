@@ -5,6 +5,7 @@ Relies on: `layout.hugging_face` for architectures and names, `sources` for wher
 Leaves: reading, writing and renaming to `export`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -150,12 +151,11 @@ class Exporter:
             tensors += mine
             if ends:
                 projector += ends
-                settings = _projector_config(self.modules.models[name], ends)
-        names = {str(each.dtype).removeprefix("torch.") for each in tensors}
-        sizes = {
-            name: sum(x.num_bytes for x in tensors if str(x.dtype).endswith(name)) for name in names
-        }
-        main = max(sorted(sizes), key=lambda name: sizes[name])
+                settings = _projector_config(model, ends)
+        num_bytes = Counter[torch.dtype]()
+        for each in tensors:
+            num_bytes[each.dtype] += each.num_bytes
+        main = str(num_bytes.most_common(1)[0][0]).removeprefix("torch.")
         return FolderPlan(
             where,
             tuple(found.parts),
@@ -177,7 +177,7 @@ class Exporter:
             at = places[key]
             return Place(key) if at is None else replace(at, name=part.file_name(at.name))
 
-        dtype_of = self._dtypes(found, name)
+        dtype_of = self._dtypes(name)
         made = [
             file_tensors(
                 {key: shape for key, shape in segments.items() if (key in ends) == is_end},
@@ -190,7 +190,7 @@ class Exporter:
         ]
         return made[0], made[1]
 
-    def _dtypes(self, found: Architecture, name: str) -> Callable[[str], torch.dtype]:
+    def _dtypes(self, name: str) -> Callable[[str], torch.dtype]:
         """Return what gives the type of a segment."""
         model, source = self.modules.models[name], self.sources[name]
         if self.dtype in TORCH:
@@ -199,7 +199,10 @@ class Exporter:
             return lambda key: TORCH[self.spec.train.precision]
 
         def of_source(key: str) -> torch.dtype:
-            at = source.part.place(key, model)
+            try:
+                at = source.part.place(key, model)
+            except KeyError:  # A segment that `init_partial` let the model have besides.
+                at = None
             return source.dtype(None if at is None else at.name)
 
         return of_source
