@@ -31,5 +31,6 @@ def _work(layout: Layout, plan: DataPlan, module: ModuleLayout) -> Workload:
         spans, rows = (layout.seq,) * len(plan.samples), 0
     else:
         images = [image.rows for s in plan.samples for image in s.spans.get(module.name, ())]
-        spans, rows = tuple(n * module.patches_per_row for n in images), sum(images)
+        spans = tuple(n * module.patches_per_row + module.class_token for n in images)
+        rows = sum(images)
     return Workload(spans=spans, held=sum(spans), rows=rows, forwards=1)
