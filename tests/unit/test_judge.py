@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mimo_launch.launcher import memory
 from mimo_launch.launcher.board import Board, Seat
@@ -234,6 +235,9 @@ def test_errors_that_peers_explain_are_told_from_others(error: BaseException, ca
 def test_an_error_file_is_read_back_and_a_missing_one_is_empty(tmp_path: Path) -> None:
     write_error(ValueError("no such sample"), tmp_path / "error.json")
     assert read_error(tmp_path / "error.json") == "ValueError: no such sample"
+    # As torchrun reads it, which an earlier worker may have to satisfy.
+    failure = ProcessFailure(0, 1, 1, str(tmp_path / "error.json"))
+    assert "ValueError: no such sample" in failure.message["message"]
     assert read_error(tmp_path / "none.json") == ""
     (tmp_path / "half.json").write_text('{"mess')
     assert read_error(tmp_path / "half.json") == ""

@@ -81,7 +81,10 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
     from mimo_launch.launcher.signals import StopRequest
 
     if origin.joined is not None:
-        ended = _prepare(request, console) if origin.speaks else _finished(request, speaks=False)
+        if origin.speaks:
+            ended = own_classes_fail(request.spec, console) or _prepare(request, console)
+        else:
+            ended = _finished(request, speaks=False)
         if ended is not None:
             return ended
         with request.show(True) as listener:

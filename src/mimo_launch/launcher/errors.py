@@ -8,6 +8,7 @@ Leaves: whose fault it was to `judge`.
 
 import json
 import re
+import time
 import traceback
 from pathlib import Path
 
@@ -139,7 +140,9 @@ def in_words(error: BaseException) -> str:
 def write_error(error: BaseException, path: Path) -> None:
     """Write `error.json`. Raises: OSError."""
     callstack = "".join(traceback.format_exception(error))
-    message = {"message": in_words(error), "extraInfo": {"py_callstack": callstack}}
+    # torchrun reads both of the extra keys, and fails without them.
+    extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    message = {"message": in_words(error), "extraInfo": extra}
     path.write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
