@@ -58,6 +58,15 @@ def test_the_first_example_learns_and_goes_on_with_another_layout(folder: Path) 
     assert max(losses[-4:]) < min(losses[:2]) - 0.8
 
 
+def test_a_class_that_fails_is_reported_once_and_starts_nothing(folder: Path) -> None:
+    ended = train("wide.yaml", "--set", "modules.vision.model.options={}")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    shown = PAGE.read_text(encoding="utf-8").replace("\n", " ")
+    assert line.replace(str(folder), "/home/me") in shown
+    assert not (folder / "runs").exists()
+
+
 def test_the_number_of_parameters_is_right(folder: Path) -> None:
     spec = read("wide.yaml")
     network = build_own_stage(spec, whole_stage(spec, "vision"), ParallelContext())
