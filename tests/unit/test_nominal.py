@@ -56,6 +56,15 @@ def test_mean_number_of_digits_is_rounded_up() -> None:
         assert [span.position for span in sample.spans["glance"]] == [17]
 
 
+def test_a_pack_holds_as_many_records_as_fit() -> None:
+    """A strip of 4 digits has 27 tokens: BOS, 16 and 4 rows, ASK, 4 digits, EOS."""
+    [sample, *_] = nominal_data_plan(digits(packing=True)).samples
+    assert [record.num_tokens for record in sample.records] == [27, 27]
+    assert (sample.num_tokens, sample.num_labels) == (54, 10)
+    assert sample.rows("vision") == 32
+    assert [span.position for span in sample.spans["vision"]] == [1, 28]
+
+
 @pytest.mark.parametrize(("largest", "rows"), [(1, 1), (2, 1), (3, 1), (12, 6)])
 def test_synthetic_images_have_half_of_the_patches(largest: int, rows: int) -> None:
     made = spec(ENCODERS, max_patches=largest)
