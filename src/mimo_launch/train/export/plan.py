@@ -213,11 +213,7 @@ class Exporter:
         for name in found.parts:
             source, data = self.sources[name], self.spec.data
             folders = [] if source is None else [source.folder]
-            names: tuple[str, ...] = PROCESSOR
-            if name == "language":
-                names = (*TOKENIZER, GENERATION)
-            elif len(found.parts) == 1:
-                names = (*PROCESSOR, *TOKENIZER)
+            names = (*TOKENIZER, GENERATION) if name == "language" else PROCESSOR
             if isinstance(data, WebdatasetData):
                 own = data.tokenizer if name == "language" else data.processors.get(name)
                 folders = [Path(own), *folders] if own else folders
