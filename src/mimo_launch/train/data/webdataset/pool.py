@@ -7,6 +7,7 @@ Leaves: what is made of the answers to `index`.
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +24,8 @@ _LOOKERS: list[Looker] = []
 
 
 def _start(spec: Spec) -> None:
+    # Ctrl-C reaches the whole group: the process that waits for these ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if isinstance(spec.data, WebdatasetData):
         _LOOKERS.append(Looker(spec, spec.data))
