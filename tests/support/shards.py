@@ -25,6 +25,15 @@ PARTS = (
     "{% elif part.type == 'audio' %}<|audio_pad|>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
 )
+# As LLaVA 1.5: content is a list of parts, images first; no token ends a turn.
+LISTS = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ part['text'] + ' ' }}"
+    "{% endgeneration %}{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
+)
 LLAMA2 = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}"

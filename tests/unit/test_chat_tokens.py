@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.shards import CHATML, GENERATION, LLAMA2, PARTS, THOUGHTS, tokenizer_folder
+from tests.support.shards import (
+    CHATML,
+    GENERATION,
+    LISTS,
+    LLAMA2,
+    PARTS,
+    THOUGHTS,
+    tokenizer_folder,
+)
 from tests.support.specs import box, spec
 
 from mimo_launch.spec.model import Spec
@@ -128,6 +136,32 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     places = [i for i, token in enumerate(want) if token == pad]
     assert written.media == ((places[0], "image"), (places[1] - 1, "image"))
     assert learnt(folder, written) == ["Two.<|im_end|>"]
+
+
+def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
+    """As LLaVA's: `<image>` is no token of this tokenizer, and becomes one that stands for rows."""
+    folder = tokenizer_folder(tmp_path, LISTS)
+    turns = [
+        {"from": "human", "value": "<image>What is it?"},
+        {"from": "gpt", "value": "A hill."},
+    ]
+    found = made(folder, template="chat")
+    raw = json.dumps({"conversations": turns}).encode()
+    writer = Writer(found, found.data, intakes_of(found))
+    assert writer.markers == {"image": "<image>"}
+    record = read_record(found.data, {"json": raw}.get)
+    written = writer.write(record, {"image": 1})
+    chat = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "A hill."}]},
+    ]
+    tokenizer = reference(folder)
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    want = tokenizer.apply_chat_template(chat)["input_ids"]
+    assert written.tokens.tolist() == [token for token in want if token != image]
+    assert written.media == ((want.index(image), "image"),)
+    assert learnt(folder, written) == ["A hill. "]
 
 
 def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None:
