@@ -183,7 +183,7 @@ def vision_settings_used(spec: Spec, name: str) -> Findings:
     if model.image is not None and model.positions != "learned":
         why = f"`positions: {model.positions}` need no table"
         yield _no_effect((*path, "image"), f"`image` of `{name}` does nothing", why)
-    if "projector_activation" in model.model_fields_set and model.projector == "linear":
+    if model.projector == "linear" and model.projector_activation != "gelu":
         yield _no_effect(
             (*path, "projector_activation"),
             f"`projector_activation` of `{name}` does nothing",

@@ -1,0 +1,51 @@
+"""What stands around the layers of a vision transformer fits together."""
+
+from typing import Any
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.checks.entry import check
+
+LEARNED = {"positions": "learned", "image": [2, 2]}
+
+
+def codes(model: dict[str, Any], **module: Any) -> list[str]:
+    made = spec({"vision": box(0, model=model, **module), "language": box(0)})
+    return [item.code for item in check(made) if item.path[:2] == ("modules", "vision")]
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (LEARNED, []),
+        ({**LEARNED, "hidden": 6, "heads": 1}, []),
+        ({"hidden": 6, "heads": 1}, ["hidden-not-multiple-of-4"]),
+        ({"positions": "learned"}, ["positions-without-grid"]),
+        ({"image": [2, 2]}, ["setting-without-effect"]),
+        ({"class_token": True}, []),
+        ({"positions": "rope2d", "class_token": True}, ["class-token-without-place"]),
+        ({"projector_activation": "quick_gelu"}, []),
+        (
+            {"projector": "linear", "projector_activation": "quick_gelu"},
+            ["setting-without-effect"],
+        ),
+    ],
+)
+def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:
+    assert codes(model) == found
+
+
+def test_transformer_engine_takes_no_class_tokens() -> None:
+    model = {"hidden": 16, "heads": 2}
+    for token, found in ((False, []), (True, ["backend-cannot"])):
+        made = spec(
+            {
+                "vision": box(
+                    0, model={**model, "class_token": token}, backend="transformer_engine"
+                ),
+                "language": box(0),
+            },
+            train={"steps": 1, "precision": "bf16"},
+        )
+        assert [item.code for item in check(made) if item.is_error] == found
