@@ -2,7 +2,7 @@
 
 Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out.
 Relies on: divisibility, proved by `layout.checks`.
-Leaves: rows inside a sample to `layout.routing`.
+Leaves: moving samples among encoder replicas to `owners`, rows inside a sample to `shards`.
 
 Language replica d owns a contiguous share of the step's samples, cut into microbatches of `mbs`:
 sample (d, j, i) has index (d * microbatches + j) * mbs + i. Encoders run on groups of k
@@ -35,7 +35,7 @@ class SampleMap:
     def encoder(
         self, replica: int, num_replicas: int, group: int, group_size: int
     ) -> tuple[int, ...]:
-        """Return the samples that one encoder replica encodes for one group of microbatches."""
+        """Return the samples that one encoder replica gets of one group, dealt out by number."""
         per_language = group_size * self.microbatch_size
         share = self.replicas * per_language // num_replicas
         samples = []
