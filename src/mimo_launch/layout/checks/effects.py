@@ -8,7 +8,7 @@ Leaves: values that are wrong by themselves to `spec`.
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.layout import LANGUAGE, runs_in_phases
-from mimo_launch.spec.model import Spec, SyntheticData, VitModel
+from mimo_launch.spec.model import Spec, SyntheticData, VitModel, WebdatasetData
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -161,6 +161,16 @@ def optimizer_settings_used(spec: Spec) -> Findings:
             yield _no_effect(
                 ("optimizer", key), f"`{key}` does nothing with `kind: sgd`", "it belongs to AdamW"
             )
+
+
+def eval_shards_used(spec: Spec) -> Findings:
+    """Held-out shards are read by evaluations."""
+    if isinstance(spec.data, WebdatasetData) and spec.data.eval_shards and spec.eval is None:
+        yield _no_effect(
+            ("data", "eval_shards"),
+            "`eval_shards` without an `eval` section does nothing",
+            "they are read when the model is evaluated",
+        )
 
 
 def image_sizes_used(spec: Spec) -> Findings:

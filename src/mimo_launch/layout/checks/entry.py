@@ -114,6 +114,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
     SpecRule(effects.image_sizes_used),
+    SpecRule(effects.eval_shards_used),
     SpecRule(audio.frame_limits_used),
     ModuleRule(effects.vision_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
