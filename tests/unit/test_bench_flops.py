@@ -40,3 +40,21 @@ def test_samples_cost_what_their_own_images_cost() -> None:
     assert together["vision"] == pytest.approx(sum(each["vision"] for each in alone))
     assert len({each["vision"] for each in alone}) > 1
     assert {each["language"] for each in alone} == {together["language"] / 8}
+
+
+def test_records_of_a_pack_attend_to_themselves() -> None:
+    """What is saved is as the pairs of tokens that are in different records."""
+    made = spec({"language": box(0)}, mbs=1, seq=64, packing=True)
+    layout, dataset = build_layout(made), build_dataset(made)
+
+    def language(sample: int | tuple[int, ...]) -> float:
+        return step_flops(made, layout, make_data_plan(dataset, "train", (sample,), 0))["language"]
+
+    ids = sorted(range(40), key=lambda index: dataset.length("train", index))
+    rates = []
+    for first in (ids[0], ids[4]):
+        length = dataset.length("train", first)
+        apart = 64**2 - length**2 - (64 - length) ** 2
+        rates.append((language(ids[0]) - language((first, ids[1]))) / apart)
+    assert rates[0] == pytest.approx(rates[1])
+    assert rates[0] > 0

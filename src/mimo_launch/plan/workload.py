@@ -48,7 +48,8 @@ def workload(layout: Layout, module: ModuleLayout, sample: SamplePlan) -> Worklo
     forwards = samples.microbatches // module.group_size
     if module.is_language:
         held = size * layout.seq // module.grid.size("cp")
-        return Workload(spans=(layout.seq,) * size, held=held, rows=0, forwards=forwards)
+        spans = language_spans(sample, layout.seq) * size
+        return Workload(spans=spans, held=held, rows=0, forwards=forwards)
     mine = samples.replicas * module.group_size * size // module.grid.size("dp")
     rows = tuple(image.rows for image in sample.spans.get(module.name, ())) * mine
     shards = module.grid.size("tp") if module.sequence_parallel else 1
@@ -60,6 +61,13 @@ def workload(layout: Layout, module: ModuleLayout, sample: SamplePlan) -> Worklo
         rows=sum(rows),
         forwards=forwards,
     )
+
+
+def language_spans(sample: SamplePlan, seq: int) -> tuple[int, ...]:
+    """Return the lengths of what attends within itself in a sequence: its records, of which the
+    last has the padding."""  # noqa: D205, D209
+    *others, last = (record.num_tokens for record in sample.records)
+    return (*others, max(last, seq - sum(others)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Floating-point operations of the model in real steps, as `plan` counts them.
 
-Decides: that a step costs what its own images cost, and every position of a sequence.
+Decides: that a step costs what its own images and records cost, padding included.
 Relies on: `plan.estimate_flops` for the operations of a stage.
 Leaves: the share of a peak to `measure`.
 """
@@ -8,7 +8,7 @@ Leaves: the share of a peak to `measure`.
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.plan.estimate_flops import backward_flops, forward_flops
-from mimo_launch.plan.workload import Workload
+from mimo_launch.plan.workload import Workload, language_spans
 from mimo_launch.spec.model import Spec
 
 
@@ -28,7 +28,8 @@ def _module_flops(spec: Spec, layout: Layout, plan: DataPlan, module: ModuleLayo
 def _work(layout: Layout, plan: DataPlan, module: ModuleLayout) -> Workload:
     """Return the whole step as if it were one forward: operations of samples only add up."""
     if module.is_language:
-        spans, rows = (layout.seq,) * len(plan.samples), 0
+        spans = tuple(n for s in plan.samples for n in language_spans(s, layout.seq))
+        rows = 0
     else:
         images = [image.rows for s in plan.samples for image in s.spans.get(module.name, ())]
         spans = tuple(n * module.patches_per_row + module.class_token for n in images)
