@@ -78,7 +78,10 @@ def spec(
             if name == "language"
             else ENCODER_MODELS.get(module.get("model", {}).get("kind", "vit"), own)(grids[name])
         )
-        modules[name] = {**module, "model": {**default, **module.get("model", {})}}
+        model = {**default, **module.get("model", {})}
+        if model["kind"] == "hybrid":
+            del model["layers"]
+        modules[name] = {**module, "model": model}
     grid = grids["language"]
     data: dict[str, Any] = {
         "version": 1,
@@ -131,6 +134,14 @@ def decoder(
         "vocab": vocab,
         "vocab_multiple": 4 * grid["tp"],
     }
+
+
+def hybrid(grid: dict[str, int], pattern: str, groups: int = 0) -> dict[str, Any]:
+    """Return a hybrid model with Mamba sizes that tp and cp of `grid` can split."""
+    ranks = grid.get("tp", 1) * grid.get("cp", 1)
+    groups = groups or ranks
+    sizes = {"heads": 2 * lcm(ranks, groups), "head_dim": 4, "state": 6, "groups": groups}
+    return {"kind": "hybrid", "pattern": pattern, "mamba": {**sizes, "chunk": 8}}
 
 
 def own(grid: dict[str, int]) -> dict[str, Any]:

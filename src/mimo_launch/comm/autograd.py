@@ -18,6 +18,7 @@ from mimo_launch.comm.collectives import (
     all_gather,
     all_gather_uneven,
     all_reduce,
+    all_to_all,
     reduce_scatter,
 )
 from mimo_launch.grids.grid_set import Group
@@ -64,6 +65,17 @@ class _ScatterTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad, ctx.group), None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_to_all(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_to_all(grad, ctx.group), None
 
 
 class _SplitRows(torch.autograd.Function):
@@ -130,6 +142,14 @@ def scatter_tokens(x_ND: Tensor, group: Group) -> Tensor:
     Shapes: [N, D] -> [n, D]. Gradient: all-gather.
     """
     return _apply(_ScatterTokens, x_ND, group) if group.handle is not None else x_ND
+
+
+def exchange(x: Tensor, group: Group) -> Tensor:
+    """Send part i of dim 0 to rank i of `group`, and return what every rank has sent, by rank.
+
+    Shapes: [group size, ...] -> the same. Gradient: the exchange back.
+    """
+    return _apply(_Exchange, x, group) if group.handle is not None else x
 
 
 def split_rows(rows_RD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:

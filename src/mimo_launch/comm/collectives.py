@@ -55,6 +55,15 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     return out
 
 
+def all_to_all(x: Tensor, group: Group) -> Tensor:
+    """Return what every rank of `group` has for this one: equal parts along dim 0, by rank."""
+    if group.handle is None:
+        return x
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(out, x.contiguous(), group=group.handle)
+    return out
+
+
 def reduce_scatter_into(
     out: Tensor, x: Tensor, group: ProcessGroup, op: ReduceOp.RedOpType, *, async_op: bool
 ) -> Work | None:

@@ -13,8 +13,8 @@ from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.spec.model import (
     Balance,
-    DecoderModel,
     EncoderModel,
+    LanguageModel,
     ModuleSpec,
     ScheduleKind,
     Spec,
@@ -226,7 +226,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         frozen=module.frozen is True,
         in_phases=is_encoder and runs_in_phases(spec, name),
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
-        tied=isinstance(module.model, DecoderModel) and module.model.tied,
+        tied=isinstance(module.model, LanguageModel) and module.model.tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=module.model.patches_per_row
         if isinstance(module.model, EncoderModel)

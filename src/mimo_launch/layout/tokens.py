@@ -11,8 +11,8 @@ from math import isqrt
 
 from mimo_launch.layout.images import Smart, recipe_of
 from mimo_launch.spec.model import (
-    DecoderModel,
     DigitsData,
+    LanguageModel,
     Spec,
     WebdatasetData,
     clip_input,
@@ -30,14 +30,14 @@ IGNORE_LABEL = -100
 def vocab_size(spec: Spec) -> int:
     """Number of real tokens, placeholders included and padding excluded."""
     model = spec.language.model
-    vocab = model.vocab if isinstance(model, DecoderModel) else "digits"
+    vocab = model.vocab if isinstance(model, LanguageModel) else "digits"
     return DIGITS_BASE_VOCAB + len(spec.encoders) if vocab == "digits" else vocab
 
 
 def padded_vocab_size(spec: Spec) -> int:
     """Rows of the embedding and the head: the vocabulary rounded up to `vocab_multiple`."""
     model = spec.language.model
-    multiple = model.vocab_multiple if isinstance(model, DecoderModel) else 1
+    multiple = model.vocab_multiple if isinstance(model, LanguageModel) else 1
     return -(-vocab_size(spec) // multiple) * multiple
 
 

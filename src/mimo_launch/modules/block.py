@@ -61,7 +61,7 @@ class Mlp(nn.Module):
         *,
         gated: bool,
         bias: bool,
-        activation: Activation = "gelu",
+        activation: Activation | Literal["squared_relu"] = "gelu",
         out_scale: float = 1.0,
     ) -> None:
         super().__init__()
@@ -80,12 +80,30 @@ class Mlp(nn.Module):
         return out
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block; with `recompute` it keeps only its input for the backward."""
+class Layer(nn.Module):
+    """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
 
-    def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
+    def __init__(self, *, recompute: bool) -> None:
         super().__init__()
         self.recompute = recompute
+
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return the layer's output for every token."""
+        if self.recompute and torch.is_grad_enabled():
+            # Inside the layer, so that FSDP's hooks stand outside and run once.
+            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            return out
+        return self._compute(x_nD, mask)
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        raise NotImplementedError
+
+
+class Block(Layer):
+    """Pre-norm transformer block."""
+
+    def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
+        super().__init__(recompute=recompute)
         out_scale = (2 * shape.layers) ** -0.5
         self.attention_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
         self.attention = Attention(
@@ -112,14 +130,6 @@ class Block(nn.Module):
             activation=shape.activation,
             out_scale=out_scale,
         )
-
-    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
-        """Return the block's output for every token."""
-        if self.recompute and torch.is_grad_enabled():
-            # Inside the block, so that FSDP's hooks stand outside and run once.
-            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
-            return out
-        return self._compute(x_nD, mask)
 
     def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         attended = self.attention(self.attention_norm(x_nD), mask)

@@ -30,7 +30,7 @@ from mimo_launch.plan.estimate_params import MIN_PARAMETERS_PER_UNIT
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
-    DecoderModel,
+    LanguageModel,
     Spec,
     TransformerEncoder,
     VitModel,
@@ -148,7 +148,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     """
     module = spec.modules[stage.module]
     recompute = module.recompute == "full"
-    if isinstance(module.model, DecoderModel):
+    if isinstance(module.model, LanguageModel):
         return LanguageStage(
             context,
             module.model,

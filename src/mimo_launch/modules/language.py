@@ -1,4 +1,4 @@
-"""The decoder as a stage: tokens and encoder rows in, loss or logits out.
+"""A language model as a stage: tokens and encoder rows in, loss or logits out.
 
 Decides: how rows replace placeholder embeddings.
 Relies on: `layout.shards` for the places of the rows this rank receives.
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from mimo_launch.comm.autograd import gather_rows
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, blocks
+from mimo_launch.modules.hybrid import hybrid_layers
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.parallel.masks import Documents, causal_mask
-from mimo_launch.spec.model import DecoderModel
+from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,12 @@ class LanguageInput:
 
 
 class LanguageStage(nn.Module):
-    """Consecutive layers of a decoder; the first stage embeds, the last one computes the loss."""
+    """Consecutive layers; the first stage embeds, the last one computes the loss."""
 
     def __init__(
         self,
         context: ParallelContext,
-        model: DecoderModel,
+        model: LanguageModel,
         stage: Stage,
         *,
         vocab: int,
@@ -76,21 +77,7 @@ class LanguageStage(nn.Module):
             self.embedding = VocabEmbedding(
                 context, padded_vocab, model.hidden, std=std, counted=stage.is_first
             )
-        shape = BlockShape(
-            width=model.hidden,
-            heads=model.heads,
-            kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
-            mlp=model.mlp_width,
-            layers=model.layers,
-            norm="rms",
-            gated=True,
-            bias=False,
-            qkv_bias=model.qkv_bias,
-            qk_norm=model.qk_norm,
-            eps=model.norm_eps,
-        )
-        self.layers = blocks(context, shape, stage, recompute=recompute)
+        self.layers = _layers(context, model, stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
             if not model.tied:
@@ -110,7 +97,7 @@ class LanguageStage(nn.Module):
             self.model.rope_theta,
             x_nD.dtype,
             documents=batch.documents,
-            sections=self.model.mrope,
+            sections=self.model.mrope if isinstance(self.model, DecoderModel) else None,
         )
         for layer in self.layers.values():
             x_nD = layer(x_nD, mask)
@@ -142,3 +129,31 @@ class LanguageStage(nn.Module):
                 received = gather_rows(received, placement.sizes, self.context.tp)  # noqa: PLW2901
             x_nD = x_nD.index_copy(0, placement.places, received.to(x_nD.dtype))
         return x_nD
+
+
+def _layers(
+    context: ParallelContext, model: LanguageModel, stage: Stage, *, recompute: bool
+) -> nn.ModuleDict:
+    """Return the layers of a stage, named by their number in the whole model.
+
+    Raises: TypeError for a language model of another kind; BackendError as `blocks` does.
+    """
+    if isinstance(model, HybridModel):
+        return hybrid_layers(context, model, stage, recompute=recompute)
+    if not isinstance(model, DecoderModel):
+        raise TypeError(f"no language stage is a {model.kind}")
+    shape = BlockShape(
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        mlp=model.mlp_width,
+        layers=model.layers,
+        norm="rms",
+        gated=True,
+        bias=False,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        eps=model.norm_eps,
+    )
+    return blocks(context, shape, stage, recompute=recompute)

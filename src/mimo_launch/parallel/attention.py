@@ -7,8 +7,6 @@ Leaves: what surrounds attention to `modules`.
 Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,44 +14,9 @@ from torch import Tensor, nn
 from mimo_launch.comm.autograd import gather_tokens
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
-from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear, SharedLinear
+from mimo_launch.parallel.masks import CausalMask, ImageMask, in_order
 from mimo_launch.parallel.pointwise import rotated
-from mimo_launch.parallel.segments import Segment, SegmentedModule, sharded
-
-
-class KeyValueLinear(SegmentedModule):
-    """Key and value projections when there are fewer key/value heads than tp ranks.
-
-    Several ranks hold the same head and serve different query heads with it, so the gradient of
-    each is a term of a sum.
-    """
-
-    names_itself = False
-
-    def __init__(
-        self, context: ParallelContext, width: int, kv_heads: int, head_size: int, *, bias: bool
-    ) -> None:
-        super().__init__()
-        head, copy = divmod(context.tp.index, context.tp.size // kv_heads)
-        rows = range(head * head_size, (head + 1) * head_size)
-
-        def part(name: str, *widths: int) -> Segment:
-            shape = (kv_heads * head_size, *widths)
-            whole = sharded(name, shape, 0, rows, std=width**-0.5)
-            return replace(whole, tp_grad="partial", counted=copy == 0)
-
-        weights = (part(f"{name}.weight", width) for name in "kv")
-        self.declare("weight", *weights, dtype=context.dtype)
-        if bias:
-            biases = (replace(part(f"{x}.bias"), init="zeros", decay=False) for x in "kv")
-            self.declare("bias", *biases, dtype=context.dtype)
-        else:
-            self.bias = None
-
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """Return this rank's key head, then its value head."""
-        return F.linear(x_ND, self.weight, self.bias)
 
 
 class Attention(nn.Module):
@@ -79,9 +42,11 @@ class Attention(nn.Module):
         self.heads = len(even_cut(heads, context.tp.size, context.tp.index))
         self.kv_heads = max(1, kv_heads // context.tp.size)
         outputs = {"q": heads * head_size}
-        self.shared_kv: KeyValueLinear | None = None
+        self.shared_kv: SharedLinear | None = None
         if kv_heads < context.tp.size:
-            self.shared_kv = KeyValueLinear(context, width, kv_heads, head_size, bias=qkv_bias)
+            self.shared_kv = SharedLinear(
+                context, width, ("k", "v"), kv_heads, head_size, bias=qkv_bias
+            )
         else:
             outputs |= {"k": kv_heads * head_size, "v": kv_heads * head_size}
         unbiased = () if key_bias else ("k",)
@@ -122,13 +87,12 @@ class Attention(nn.Module):
     def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
         """Return causal attention inside each sequence, [N, h * K]."""
         cp = self.context.cp.size
-        q, k = (
-            self.context.fused(rotated, x.view(mask.batch, -1, *x.shape[1:]), mask.cos, mask.sin)
-            for x in (q_NhK, k_NgK)
-        )
+        q, k = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
+        if mask.cos is not None and mask.sin is not None:
+            q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
         q, k = q.transpose(1, 2), k.flatten(0, 1)
         k_all, v_all = (
-            _in_order(x, mask.batch, cp).transpose(1, 2) for x in self._gather_kv(k, v_NgK)
+            in_order(x, mask.batch, cp).transpose(1, 2) for x in self._gather_kv(k, v_NgK)
         )
         if cp == 1:
             packed = mask.documents is not None
@@ -180,16 +144,3 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[mask.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
-
-
-def _in_order(x_NgK: Tensor, batch: int, cp: int) -> Tensor:
-    """Return gathered zigzag shards as sequences in order, [B, S, g, K].
-
-    Shapes: [cp * B * S/cp, g, K], cp ranks one after another, each [B, 2 chunks].
-    """
-    if cp == 1:
-        return x_NgK.view(batch, -1, *x_NgK.shape[1:])
-    shards = x_NgK.view(cp, batch, 2, -1, *x_NgK.shape[1:])
-    # First chunks are 0 .. cp-1 in the order of the ranks, second chunks run backwards.
-    chunks = torch.cat([shards[:, :, 0], shards[:, :, 1].flip(0)])
-    return chunks.transpose(0, 1).flatten(1, 2)

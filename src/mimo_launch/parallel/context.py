@@ -6,7 +6,7 @@ Leaves: the maths to the layers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import FunctionType
 from typing import Any, Literal, TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo_launch.comm.autograd import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.shards import even_cut
-from mimo_launch.parallel.segments import TpGrad
+from mimo_launch.parallel.segments import Segment, TpGrad
 
 SINGLE = Group((0,), 0, None)
 
@@ -58,6 +58,21 @@ class ParallelContext:
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""
         return even_cut(total, self.tp.size, self.tp.index)
+
+    def one_of(self, heads: int, whole: Segment) -> Segment:
+        """Return this rank's part of a segment of so many heads, fewer than tp ranks: one head.
+
+        Other ranks hold the same, and the gradient of each is a term of a sum.
+        """
+        head, copy = divmod(self.tp.index, self.tp.size // heads)
+        rows = whole.shape[0] // heads
+        return replace(
+            whole,
+            start=head * rows,
+            stop=(head + 1) * rows,
+            tp_grad="partial",
+            counted=copy == 0,
+        )
 
     def enter(self, x: Tensor) -> Tensor:
         """Begin a tensor-parallel region: tokens in, all tokens out, [n or N, D] -> [N, D]."""

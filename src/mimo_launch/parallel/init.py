@@ -8,8 +8,9 @@ A tensor is drawn in tiles, each from a stream of its own, so a rank draws only 
 part of, whatever the cut, and several threads share the work.
 """
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -73,6 +74,9 @@ def initial_values(
         if given is None:
             raise ValueError(f"no values are given for {name}")
         start = given[rows.start : rows.stop].double().numpy()
+    if segment.init in UNIFORM:
+        normal = torch.from_numpy(_normal(name, segment, seed, rows).reshape(shape))
+        return UNIFORM[segment.init](torch.special.ndtr(normal))
     if segment.init != "normal" and not randomise:
         return torch.from_numpy(np.broadcast_to(start, shape).copy())
     scale = segment.std if segment.init == "normal" else 0.1
@@ -90,6 +94,24 @@ def sinusoids(places: range, width: int) -> np.ndarray:
     steps = np.arange(width // 2) / max(1, width // 2 - 1)
     angles = np.asarray(places)[:, None] * 10000.0**-steps
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
+def _log_decay(uniform: Tensor) -> Tensor:
+    """Return log(-A) for A evenly between -16 and -1, as Mamba-2 starts (its `A_init_range`)."""
+    return (1 + 15 * uniform).log()
+
+
+def _time_step(uniform: Tensor) -> Tensor:
+    """Return what softplus makes a time step of, log-evenly between 0.001 and 0.1 (Mamba, 3.6)."""
+    step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
+    return step + torch.log(-torch.expm1(-step))
+
+
+# Initial values made of numbers that are even between 0 and 1.
+UNIFORM: dict[str, Callable[[Tensor], Tensor]] = {
+    "log_decay": _log_decay,
+    "time_step": _time_step,
+}
 
 
 class _Part(NamedTuple):

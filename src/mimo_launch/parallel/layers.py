@@ -90,6 +90,46 @@ class ColumnLinear(SegmentedModule):
         return torch.cat([next(given) if biased else zeros(size) for size, biased in self.parts])
 
 
+class SharedLinear(SegmentedModule):
+    """Linear layers of heads of which there are fewer than tp ranks: [N, D] -> one of each name.
+
+    Several ranks hold the same head (keys and values of a group of query heads, or B and C of a
+    group of Mamba heads) and serve different heads with it, so the gradient of each is a term of a
+    sum.
+    """
+
+    names_itself = False
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        names: tuple[str, ...],
+        heads: int,
+        head_size: int,
+        *,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        rows, std = heads * head_size, width**-0.5
+        weights = (sharded(f"{x}.weight", (rows, width), 0, range(rows), std=std) for x in names)
+        shared = [context.one_of(heads, weight) for weight in weights]
+        self.declare("weight", *shared, dtype=context.dtype)
+        if bias:
+            biases = (
+                sharded(f"{x}.bias", (rows,), 0, range(rows), init="zeros", decay=False)
+                for x in names
+            )
+            shared = [context.one_of(heads, each) for each in biases]
+            self.declare("bias", *shared, dtype=context.dtype)
+        else:
+            self.bias = None
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """Return this rank's head of each name, one after another."""
+        return F.linear(x_ND, self.weight, self.bias)
+
+
 class RowLinear(SegmentedModule):
     """A linear layer whose input features are cut over tp; it ends the region: [N, f] -> [n, D]."""
 

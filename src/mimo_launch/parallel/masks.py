@@ -35,13 +35,14 @@ class CausalMask:
     """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
 
     `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence; [B, S, K] where
-    the sequences differ in positions. `documents` are packed into sequences and do not see each
-    other.
+    the sequences differ in positions; None where attention knows no positions. `documents` are
+    packed into sequences and do not see each other.
     """
 
     batch: int
-    cos: Tensor
-    sin: Tensor
+    device: torch.device
+    cos: Tensor | None
+    sin: Tensor | None
     documents: Documents | None
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
@@ -49,8 +50,8 @@ class CausalMask:
 
         Shapes: [queries, keys], with documents [batch, 1, queries, keys].
         """
-        place = torch.arange(keys - queries, keys, device=self.cos.device)
-        causal = place[:, None] >= torch.arange(keys, device=self.cos.device)
+        place = torch.arange(keys - queries, keys, device=self.device)
+        causal = place[:, None] >= torch.arange(keys, device=self.device)
         if self.documents is None:
             return causal
         numbers = self.documents.numbers
@@ -70,11 +71,36 @@ def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> T
     return torch.cat([chunks[cp], chunks[2 * cp_size - 1 - cp]])
 
 
+def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:
+    """Return zigzag shards as sequences in order, [B, S, ...].
+
+    Shapes: [cp_size * B * S / cp_size, ...], cp ranks one after another, each [B, 2 chunks].
+    """
+    if cp_size == 1:
+        return x_NF.view(batch, -1, *x_NF.shape[1:])
+    shards = x_NF.view(cp_size, batch, 2, -1, *x_NF.shape[1:])
+    # First chunks are 0 .. cp-1 in the order of the ranks, second chunks run backwards.
+    chunks = torch.cat([shards[:, :, 0], shards[:, :, 1].flip(0)])
+    return chunks.transpose(0, 1).flatten(1, 2)
+
+
+def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
+    """Return sequences in order as zigzag shards, [cp_size * B * S / cp_size, ...]: the reverse."""
+    if cp_size == 1:
+        return x_BSF.flatten(0, 1)
+    batch, seq = x_BSF.shape[:2]
+    chunks = x_BSF.reshape(batch, 2 * cp_size, seq // (2 * cp_size), *x_BSF.shape[2:]).transpose(
+        0, 1
+    )
+    first, second = chunks.chunk(2)
+    return torch.stack([first, second.flip(0)], dim=2).flatten(0, 3)
+
+
 def causal_mask(
     batch: int,
     positions: Tensor,
     head_size: int,
-    theta: float,
+    theta: float | None,
     dtype: torch.dtype,
     *,
     documents: Documents | None,
@@ -82,10 +108,14 @@ def causal_mask(
 ) -> CausalMask:
     """Return the mask of `batch` sequences of which this rank holds the given positions.
 
+    Without a `theta` nothing is turned.
+
     Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which the first
     turns the first `sections[0]` pairs of a head, the second the next ones, and so on. They may
     run on from one document to the next: a rotary embedding sees distances only.
     """
+    if theta is None:
+        return CausalMask(batch, positions.device, None, None, documents)
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
     angle = positions.to(wide).unsqueeze(-1) * theta**-exponent
@@ -95,7 +125,7 @@ def causal_mask(
         parts = torch.split(angle, list(sections), dim=-1)
         angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
     angle = torch.cat([angle, angle], dim=-1)
-    return CausalMask(batch, angle.cos(), angle.sin(), documents)
+    return CausalMask(batch, positions.device, angle.cos(), angle.sin(), documents)
 
 
 @dataclass(frozen=True, slots=True)

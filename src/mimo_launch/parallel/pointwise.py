@@ -69,7 +69,33 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "quick_gelu": quick_gelu}
+def squared_relu(x: Tensor) -> Tensor:
+    """Return relu(x)^2 (Primer, arXiv:2109.08668)."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "squared_relu": squared_relu,
+}
+
+
+def gated_squares(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
+    """Return the squares of x * silu(gate), summed over each of `groups` equal parts."""
+    return _gated(x_NF, gate_NF, groups).square().sum(-1)
+
+
+def gated_scaled(x_NF: Tensor, gate_NF: Tensor, scale_Ng: Tensor, weight_F: Tensor) -> Tensor:
+    """Return x * silu(gate) * weight, each of g equal parts by its scale, in the type of x."""
+    scaled = _gated(x_NF, gate_NF, scale_Ng.shape[1]) * scale_Ng.unsqueeze(-1)
+    return (scaled.flatten(1) * widened(weight_F)).to(x_NF.dtype)
+
+
+def _gated(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
+    product = widened(x_NF) * F.silu(widened(gate_NF))
+    return product.view(len(product), groups, product.shape[1] // groups)
 
 
 def rotated(x_SHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:

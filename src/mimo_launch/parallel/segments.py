@@ -17,8 +17,9 @@ from torch import Tensor, nn
 # sharded: this rank alone has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
-# sinusoids: a table of positions, see `init`. given: not drawn, see `adopt`.
-InitKind = Literal["normal", "zeros", "ones", "sinusoids", "given"]
+# sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `init`. given: not
+# drawn, see `adopt`.
+InitKind = Literal["normal", "zeros", "ones", "sinusoids", "log_decay", "time_step", "given"]
 # Where layers that know nothing of segments have theirs (see `adopt`).
 ADOPTED = "adopted_segments"
 

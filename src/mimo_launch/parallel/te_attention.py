@@ -100,7 +100,8 @@ class TeAttention(nn.Module):
     def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
         """Return causal attention inside each document, [N, h * K]."""
         q, k, v = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
-        q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
+        if mask.cos is not None and mask.sin is not None:
+            q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
         v = v.contiguous()
         if mask.documents is None:
             out: Tensor = self.ring(

@@ -19,12 +19,14 @@ from mimo_launch.spec.data import (
     SyntheticData,
     WebdatasetData,
 )
+from mimo_launch.spec.hybrid import HybridModel, MambaSizes
 from mimo_launch.spec.kinds import (
     AudioModel,
     Clips,
     DecoderModel,
     EncoderModel,
     Grid,
+    LanguageModel,
     TransformerEncoder,
     VitModel,
 )
@@ -61,9 +63,12 @@ __all__ = [
     "EncoderModel",
     "EvalSpec",
     "Grid",
+    "HybridModel",
     "ImageInput",
+    "LanguageModel",
     "LogSpec",
     "LrSchedule",
+    "MambaSizes",
     "MissingPartError",
     "Model",
     "ModuleOptimizer",
@@ -89,7 +94,10 @@ __all__ = [
 Balance = Literal["none", "linked", "all"]
 MODULE_NAME = r"^[a-z][a-z0-9_]*$"
 
-Model = Annotated[VitModel | AudioModel | DecoderModel, Field(discriminator="kind")] | CustomModel
+Model = (
+    Annotated[VitModel | AudioModel | DecoderModel | HybridModel, Field(discriminator="kind")]
+    | CustomModel
+)
 
 
 class ModuleSpec(Strict):

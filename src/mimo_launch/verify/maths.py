@@ -28,6 +28,12 @@ def layer_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
     return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
+def rms_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
+    """Return x over its root mean square, times the weight."""
+    scaled = x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    return scaled * weights[f"{name}.weight"]
+
+
 def attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | None) -> Tensor:
     """Attend to everything, or with documents to what precedes a token in its own."""
     scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / q_SHK.shape[-1] ** 0.5

@@ -22,10 +22,18 @@ from mimo_launch.modules.own import plain_values, whole_stage
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import initial_values
 from mimo_launch.parallel.segments import declared_parameters
-from mimo_launch.spec.model import CustomModel, DecoderModel, Spec, image_input
+from mimo_launch.spec.model import (
+    CustomModel,
+    DecoderModel,
+    HybridModel,
+    LanguageModel,
+    Spec,
+    image_input,
+)
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.verify.encode import encode
-from mimo_launch.verify.maths import attend, linear
+from mimo_launch.verify.hybrid import hybrid_layers
+from mimo_launch.verify.maths import attend, linear, rms_norm
 from mimo_launch.verify.own import OneRankEncoder, keep_activations
 from mimo_launch.verify.rotary import axis_angles, axis_ids, text_angles, turned
 
@@ -97,8 +105,15 @@ class Oracle:
                 x_SD = x_SD.clone()
                 x_SD[tokens == placeholder_id(self.spec, encoder)] = rows
         documents = torch.from_numpy(self.dataset.documents("train", index))
-        angles = self._angles(index, tokens, documents)
-        logits = self._decode(x_SD, documents, angles)[:, : vocab_size(self.spec)]
+        model = self.spec.language.model
+        if isinstance(model, HybridModel):
+            x_SD = hybrid_layers(self.weights, x_SD, model, documents)
+        elif isinstance(model, DecoderModel):
+            angles = self._angles(index, model, tokens, documents)
+            x_SD = self._decode(x_SD, model, documents, angles)
+        else:
+            raise TypeError(f"no oracle for a language model of kind {model.kind}")
+        logits = self._logits(x_SD, model)[:, : vocab_size(self.spec)]
         return F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
 
     def _rows(self, encoder: str, array: np.ndarray) -> Tensor:
@@ -106,15 +121,8 @@ class Oracle:
             return self.own[encoder].rows(self.weights, array)
         return encode(self.weights, encoder, self.spec.modules[encoder].model, array)
 
-    def _rms_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        scaled = x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-        return scaled * self.weights[f"{name}.weight"]
-
-    def _angles(self, index: int, tokens: Tensor, documents: Tensor) -> Tensor:
+    def _angles(self, index: int, model: DecoderModel, tokens: Tensor, documents: Tensor) -> Tensor:
         """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
-        model = self.spec.language.model
-        if not isinstance(model, DecoderModel):
-            raise TypeError(f"no oracle for a language model of kind {model.kind}")
         if model.mrope is None:
             return text_angles(len(tokens), model.head_size, model.rope_theta)
         sizes = {
@@ -128,28 +136,31 @@ class Oracle:
         ids = axis_ids(tokens, documents, sizes)
         return axis_angles(ids, model.mrope, model.head_size, model.rope_theta)
 
-    def _decode(self, x_SD: Tensor, documents: Tensor, angles: Tensor) -> Tensor:
-        model = self.spec.language.model
-        if not isinstance(model, DecoderModel):
-            raise TypeError(f"no oracle for a language model of kind {model.kind}")
+    def _logits(self, x_SD: Tensor, model: LanguageModel) -> Tensor:
+        head = "language.embedding" if model.tied else "language.head"
+        normed = rms_norm(self.weights, x_SD, "language.norm", model.norm_eps)
+        return linear(self.weights, normed, head)
+
+    def _decode(
+        self, x_SD: Tensor, model: DecoderModel, documents: Tensor, angles: Tensor
+    ) -> Tensor:
         heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
         for i in range(model.layers):
             layer = f"language.layers.{i}"
-            y = self._rms_norm(x_SD, f"{layer}.attention_norm", eps)
+            y = rms_norm(self.weights, x_SD, f"{layer}.attention_norm", eps)
             q = linear(self.weights, y, f"{layer}.attention.q").view(len(y), heads, -1)
             k = linear(self.weights, y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
             v = linear(self.weights, y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
             if model.qk_norm:
-                q = self._rms_norm(q, f"{layer}.attention.q_norm", eps)
-                k = self._rms_norm(k, f"{layer}.attention.k_norm", eps)
+                q = rms_norm(self.weights, q, f"{layer}.attention.q_norm", eps)
+                k = rms_norm(self.weights, k, f"{layer}.attention.k_norm", eps)
             q, k = turned(q, angles), turned(k, angles)
             k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
             attended = attend(q, k, v, documents)
             x_SD = x_SD + linear(self.weights, attended, f"{layer}.attention.o")
-            y = self._rms_norm(x_SD, f"{layer}.mlp_norm", eps)
+            y = rms_norm(self.weights, x_SD, f"{layer}.mlp_norm", eps)
             gate = F.silu(linear(self.weights, y, f"{layer}.mlp.gate"))
             x_SD = x_SD + linear(
                 self.weights, gate * linear(self.weights, y, f"{layer}.mlp.up"), f"{layer}.mlp.down"
             )
-        head = "language.embedding" if model.tied else "language.head"
-        return linear(self.weights, self._rms_norm(x_SD, "language.norm", eps), head)
+        return x_SD

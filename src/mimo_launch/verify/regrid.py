@@ -10,7 +10,7 @@ Which axes exceed 1, their order, and which modules are colocated, disjoint or o
 from collections.abc import Mapping
 from math import lcm
 
-from mimo_launch.spec.model import DecoderModel, Grid, ModuleSpec, ScheduleSpec, Spec
+from mimo_launch.spec.model import Grid, HybridModel, LanguageModel, ModuleSpec, ScheduleSpec, Spec
 
 MAX_RANKS = 32
 
@@ -33,9 +33,12 @@ def regrid(spec: Spec, smaller: Mapping[str, Grid] | None = None) -> Spec:
         first, last = firsts[name], firsts[name] + grids[name].num_ranks - 1
         ranks = f"{first}-{last}" if last > first else str(first)
         model = module.model
-        if isinstance(model, DecoderModel) and model.num_kv_heads < module.grid.tp:
+        if isinstance(model, LanguageModel) and model.num_kv_heads < module.grid.tp:
             # Fewer key/value heads than tp ranks: still shared on the smaller grid.
             model = model.model_copy(update={"kv_heads": 1})
+        if isinstance(model, HybridModel) and model.mamba and model.mamba.groups < module.grid.tp:
+            sizes = model.mamba.model_copy(update={"groups": 1})
+            model = model.model_copy(update={"mamba": sizes})
         update = {"grid": grids[name], "ranks": ranks, "model": model}
         modules[name] = module.model_copy(update=update)
     # A batch that every dp size and group size divides, with two samples per microbatch.

@@ -7,7 +7,7 @@ Leaves: running the result to `run`.
 """
 
 from math import lcm
-from typing import Literal
+from typing import Literal, TypeVar
 
 from mimo_launch.layout.checks.batch import seq_unit
 from mimo_launch.layout.layout import LANGUAGE, encoder_group_size
@@ -15,8 +15,12 @@ from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
+    Clips,
     CustomModel,
     DecoderModel,
+    Grid,
+    HybridModel,
+    LanguageModel,
     LrSchedule,
     ModuleSpec,
     Spec,
@@ -24,6 +28,7 @@ from mimo_launch.spec.model import (
     TransformerEncoder,
     VitModel,
     WebdatasetData,
+    clip_input,
     image_input,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
@@ -34,6 +39,8 @@ MAX_CLIP_ROWS = 4
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 NUM_STEPS = 2
+
+Language = TypeVar("Language", bound=LanguageModel)
 
 
 def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
@@ -55,7 +62,7 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     if isinstance(data, SyntheticData):
         models = [module.model for module in spec.encoders.values()]
         data = _shrink_images(data, [m.shuffle for m in map(image_input, models) if m])
-        data = _shrink_clips(data, [m for m in models if isinstance(m, AudioModel)])
+        data = _shrink_clips(data, [m for m in map(clip_input, models) if m])
     modules = _shrink_placeholders(modules, among_words=isinstance(data, SyntheticData))
     small = small.model_copy(
         update={
@@ -98,7 +105,7 @@ def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
     return data.model_copy(update=update)
 
 
-def _shrink_clips(data: SyntheticData, models: list[AudioModel]) -> SyntheticData:
+def _shrink_clips(data: SyntheticData, models: list[Clips]) -> SyntheticData:
     """Return data whose clips are a few rows long for the encoder that makes the longest rows."""
     row = max((model.frames_per_row for model in models), default=FRAMES_PER_TOKEN)
     # A clip of one token has nothing to attend to either.
@@ -120,7 +127,7 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
-    small: TransformerEncoder | DecoderModel | CustomModel
+    small: TransformerEncoder | LanguageModel | CustomModel
     if isinstance(model, CustomModel):
         small = model  # What depends on what in a user's own class is not known.
     elif isinstance(model, TransformerEncoder):
@@ -137,8 +144,12 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
         if isinstance(model, AudioModel):
             update |= {"mels": min(3, model.mels), "frames": _clip_frames(model)}
         small = model.model_copy(update=update)
+    elif isinstance(model, HybridModel):
+        small = _shrink_hybrid(model, module.grid, layers)
     else:
-        small = _shrink_decoder(model, tp, layers)
+        small = _shrink_language(model, tp).model_copy(
+            update={"layers": layers, "mrope": model.mrope and _shrink_mrope(model)}
+        )
     return module.model_copy(
         update={
             "model": small,
@@ -171,31 +182,61 @@ def _clip_frames(model: AudioModel) -> int:
     return min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
 
 
-def _shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
+def _shrink_language(model: Language, tp: int) -> Language:
     """Keep whether key/value heads are shared, among query heads and among tp ranks."""
     kv_heads = model.num_kv_heads if model.num_kv_heads < tp else tp
     heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
     if model.heads == model.num_kv_heads:
         heads = kv_heads
-    hidden = HEAD_SIZE * heads
-    head_dim = None if model.head_dim is None else HEAD_SIZE + 2
-    # One pair turns with time, so that height and width have fast ones, in which bugs show.
-    pairs = (head_dim or HEAD_SIZE) // 2
-    height = (pairs - 1) // 2
     vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
     return model.model_copy(
         update={
-            "layers": layers,
             "heads": heads,
             "kv_heads": kv_heads,
-            "hidden": hidden,
-            "head_dim": head_dim,
-            "mrope": model.mrope and (1, height, pairs - 1 - height),
+            "hidden": HEAD_SIZE * heads,
+            "head_dim": _head_dim(model),
             "mlp": 2 * tp * HEAD_SIZE,
             "vocab": vocab,
             "vocab_multiple": 16,
         }
     )
+
+
+def _head_dim(model: LanguageModel) -> int | None:
+    return None if model.head_dim is None else HEAD_SIZE + 2
+
+
+def _shrink_mrope(model: DecoderModel) -> tuple[int, int, int]:
+    """One pair turns with time, so that height and width have fast ones, in which bugs show."""
+    pairs = (_head_dim(model) or HEAD_SIZE) // 2
+    height = (pairs - 1) // 2
+    return 1, height, pairs - 1 - height
+
+
+def _shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
+    """Keep which layers there are, and whether ranks share groups; every layer kind stays."""
+    kinds = list(dict.fromkeys(model.pattern))
+    layers = max(layers, min(len(kinds), model.layers))
+    pattern = model.pattern[:layers]
+    missing = [kind for kind in kinds if kind not in pattern]
+    if missing:
+        pattern = "".join([*kinds, *pattern[: layers - len(kinds)]])
+    small = _shrink_language(model, grid.tp).model_copy(update={"pattern": pattern})
+    if model.mamba is None:
+        return small
+    ranks = grid.tp * grid.cp
+    groups = min(model.mamba.groups, ranks * min(2, max(1, model.mamba.groups // ranks)))
+    unit = lcm(ranks, groups)
+    sizes = {
+        "heads": unit * min(2, model.mamba.heads // unit),
+        "groups": groups,
+        "head_dim": min(4, model.mamba.head_dim),
+        "state": min(6, model.mamba.state),
+        "conv": min(4, model.mamba.conv),
+        # Several chunks a sequence.
+        "chunk": min(8, model.mamba.chunk),
+    }
+    return small.model_copy(update={"mamba": model.mamba.model_copy(update=sizes)})
 
 
 def _global_batch(spec: Spec) -> int:

@@ -16,7 +16,8 @@ from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
-    DecoderModel,
+    HybridModel,
+    LanguageModel,
     Spec,
     SyntheticData,
     VitModel,
@@ -52,6 +53,15 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("modules", name, "model", "kind"), label="your class"),
         )
         return
+    if isinstance(model, HybridModel):
+        yield _cannot(
+            name,
+            "provide the layers of a hybrid model",
+            "it has no Mamba layers, and its attention is used in this program's blocks only",
+            "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
+            Related(path=("modules", name, "model", "kind"), label="hybrid"),
+        )
+        return
     if isinstance(model, VitModel) and model.class_token:
         yield _cannot(
             name,
@@ -61,9 +71,9 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "delete `class_token`",
             Related(path=("modules", name, "model", "class_token"), label="a class token"),
         )
-    size = model.head_size if isinstance(model, DecoderModel) else model.hidden // model.heads
+    size = model.head_size if isinstance(model, LanguageModel) else model.hidden // model.heads
     if size % HEAD_STEP or size > LARGEST_HEAD:
-        given = "head_dim" if isinstance(model, DecoderModel) and model.head_dim else "heads"
+        given = "head_dim" if isinstance(model, LanguageModel) and model.head_dim else "heads"
         yield _cannot(
             name,
             f"attend with heads {size} wide",

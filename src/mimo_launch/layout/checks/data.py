@@ -13,8 +13,8 @@ from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.layout.tokens import DIGIT_SIDE, DIGITS_BASE_VOCAB
 from mimo_launch.spec.model import (
     CustomModel,
-    DecoderModel,
     DigitsData,
+    LanguageModel,
     Spec,
     SyntheticData,
     WebdatasetData,
@@ -137,7 +137,7 @@ def channels_fit_digits(spec: Spec, name: str) -> Findings:
 def vocab_holds_tokens(spec: Spec) -> Findings:
     """The vocabulary has room for the data's tokens and one placeholder per encoder."""
     model = spec.language.model
-    if not isinstance(model, DecoderModel) or isinstance(model.vocab, str):
+    if not isinstance(model, LanguageModel) or isinstance(model.vocab, str):
         return
     if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
         return

@@ -11,7 +11,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, show_ranks
 from mimo_launch.layout.layout import LANGUAGE, world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.model import AXES, CustomModel, DecoderModel, Spec, rank_range
+from mimo_launch.spec.model import AXES, CustomModel, LanguageModel, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # Beyond this many ranks, groups are not listed one by one for a mere warning.
@@ -36,9 +36,9 @@ def language_present(spec: Spec) -> Findings:
 
 
 def kind_fits_role(spec: Spec, name: str) -> Findings:
-    """`language` is a decoder and nothing else is."""
+    """`language` is a language model and nothing else is."""
     model = spec.modules[name].model
-    if isinstance(model, DecoderModel) == (name == LANGUAGE):
+    if isinstance(model, LanguageModel) == (name == LANGUAGE):
         return
     kind = model.kind
     if isinstance(model, CustomModel):

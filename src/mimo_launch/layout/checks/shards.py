@@ -18,7 +18,7 @@ from mimo_launch.layout.tokenizers import TokenizerError, chat_source, num_token
 from mimo_launch.layout.tokens import num_last_placeholders
 from mimo_launch.spec.model import (
     ChatTemplate,
-    DecoderModel,
+    LanguageModel,
     Spec,
     WebdatasetData,
     clip_input,
@@ -124,7 +124,7 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
 def vocab_holds_tokenizer(spec: Spec) -> Findings:
     """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
     data, model = spec.data, spec.language.model
-    if not isinstance(data, WebdatasetData) or not isinstance(model, DecoderModel):
+    if not isinstance(data, WebdatasetData) or not isinstance(model, LanguageModel):
         return
     tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
     vocab = 0 if isinstance(model.vocab, str) else model.vocab

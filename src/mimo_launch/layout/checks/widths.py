@@ -9,7 +9,14 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.layout.layout import LANGUAGE
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.spec.model import CustomModel, DecoderModel, Spec, VitModel
+from mimo_launch.spec.model import (
+    CustomModel,
+    DecoderModel,
+    HybridModel,
+    LanguageModel,
+    Spec,
+    VitModel,
+)
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -25,7 +32,7 @@ def heads_over_tp(spec: Spec, name: str) -> Findings:
 def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
     model, tp = spec.modules[name].model, spec.modules[name].grid.tp
-    if not isinstance(model, DecoderModel) or model.kv_heads is None:
+    if not isinstance(model, LanguageModel) or model.kv_heads is None:
         return
     kv = model.kv_heads
     if kv % tp == 0 or tp % kv == 0:
@@ -44,7 +51,7 @@ def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
 def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
     """Each key/value head serves equally many query heads."""
     model = spec.modules[name].model
-    if not isinstance(model, DecoderModel) or model.heads % model.num_kv_heads == 0:
+    if not isinstance(model, LanguageModel) or model.heads % model.num_kv_heads == 0:
         return
     yield Diagnostic(
         code="heads-over-kv-heads",
@@ -59,7 +66,7 @@ def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
 def hidden_over_heads(spec: Spec, name: str) -> Findings:
     """The width is a whole number of heads, unless `head_dim` is given."""
     model = spec.modules[name].model
-    if isinstance(model, DecoderModel) and model.head_dim is not None:
+    if isinstance(model, LanguageModel) and model.head_dim is not None:
         return
     # How wide the heads of a user's own encoder are is its own affair.
     if isinstance(model, CustomModel) or model.hidden % model.heads == 0:
@@ -70,7 +77,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
         headline=f"`{name}`: hidden {model.hidden} does not split into {model.heads} heads",
         path=("modules", name, "model", "hidden"),
         why="a head is hidden / heads wide"
-        + (", unless `head_dim` says otherwise" if isinstance(model, DecoderModel) else ""),
+        + (", unless `head_dim` says otherwise" if isinstance(model, LanguageModel) else ""),
         help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )
@@ -79,7 +86,9 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
 def head_size_even(spec: Spec, name: str) -> Findings:
     """Rotary positions turn pairs of numbers."""
     model = spec.modules[name].model
-    if not isinstance(model, DecoderModel) or model.head_size % 2 == 0:
+    if not isinstance(model, LanguageModel) or model.head_size % 2 == 0:
+        return
+    if model.rope_theta is None:
         return
     given = model.head_dim is not None
     fits = f"head_dim: {model.head_size + 1}"
@@ -145,13 +154,16 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
     layers, stages = module.model.layers, module.grid.pp * virtual
     if layers >= stages:
         return
+    key, remedy = "layers", f"`layers: {stages}`"
+    if isinstance(module.model, HybridModel):
+        key, remedy = "pattern", f"a pattern of {stages} letters"
     product = f"pp {module.grid.pp}" + (f" * {virtual} virtual stages" if virtual > 1 else "")
     yield Diagnostic(
         code="layers-over-pp",
         headline=f"`{name}`: {layers} layers for {product} = {stages} stages",
-        path=("modules", name, "model", "layers"),
+        path=("modules", name, "model", key),
         why="a stage without a layer would only pass activations on",
-        help=f"write `layers: {stages}`, or a smaller pp",
+        help=f"write {remedy}, or a smaller pp",
         related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
     )
 

@@ -26,7 +26,7 @@ from mimo_launch.parallel.masks import image_mask
 from mimo_launch.plan.estimate_flops import forward_flops
 from mimo_launch.plan.workload import Workload, workload
 from mimo_launch.runtime.clock import Section, StepClock
-from mimo_launch.spec.model import DecoderModel, TransformerEncoder
+from mimo_launch.spec.model import LanguageModel, TransformerEncoder
 from mimo_launch.train.session import RankSession
 
 REPEATS, WARM_UP = 10, 3
@@ -139,7 +139,7 @@ def _head(session: RankSession, module: RankModule) -> float:
 def _decoder(session: RankSession, context: ParallelContext, stage: Stage) -> nn.Module:
     spec = session.spec
     model = spec.language.model
-    if not isinstance(model, DecoderModel):
+    if not isinstance(model, LanguageModel):
         raise TypeError(f"language has a model of unknown kind {model!r}")
     return LanguageStage(
         context,

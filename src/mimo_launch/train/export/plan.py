@@ -24,7 +24,7 @@ from mimo_launch.layout.hugging_face.architectures import (
 from mimo_launch.layout.hugging_face.family import Place
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.tokens import placeholder_id, vocab_size
-from mimo_launch.spec.model import DecoderModel, Spec, WebdatasetData
+from mimo_launch.spec.model import LanguageModel, Spec, WebdatasetData
 from mimo_launch.train.checkpoint.finding import Checkpoint, prefix_of
 from mimo_launch.train.export.configs import whole_config
 from mimo_launch.train.export.sources import Source, source_of
@@ -106,7 +106,7 @@ class Exporter:
         """The modules, with a vocabulary of which padding is left out."""
         spec = self.spec
         models = {name: module.model for name, module in spec.modules.items()}
-        if isinstance(text := models["language"], DecoderModel):
+        if isinstance(text := models["language"], LanguageModel):
             models["language"] = text.model_copy(update={"vocab": vocab_size(spec)})
         tokens = {name: placeholder_id(spec, name) for name in spec.encoders}
         return Modules(models=models, tokens=tokens, width=models["language"].hidden)
@@ -184,7 +184,7 @@ class Exporter:
                 place,
                 dtype_of,
                 prefix=prefix_of(name),
-                vocab=vocab_size(self.spec) if isinstance(model, DecoderModel) else None,
+                vocab=vocab_size(self.spec) if isinstance(model, LanguageModel) else None,
             )
             for is_end in (False, True)
         ]

@@ -1,0 +1,87 @@
+"""Layers of a hybrid model: one norm, one mixer and a residual connection each.
+
+Decides: which mixer a letter of the pattern stands for.
+Relies on: `parallel.mamba`, and on the same attention and MLP as the transformer block.
+Leaves: what surrounds the layers to `language`.
+"""
+
+from torch import Tensor, nn
+
+from mimo_launch.layout.layout import Stage
+from mimo_launch.modules.block import Layer, Mlp
+from mimo_launch.parallel.attention import Attention
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.layers import Norm
+from mimo_launch.parallel.mamba import Mamba
+from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.spec.hybrid import ATTENTION, MAMBA, MLP, HybridModel
+
+
+class HybridLayer(Layer):
+    """The layer that a letter stands for. Its mixer is called `mamba`, `attention` or `mlp`."""
+
+    def __init__(
+        self, context: ParallelContext, model: HybridModel, letter: str, *, recompute: bool
+    ) -> None:
+        """Raises: ValueError for a letter that no layer has."""
+        super().__init__(recompute=recompute)
+        self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
+        # Each layer adds once to the stream.
+        out_scale = model.layers**-0.5
+        self.mamba: Mamba | None = None
+        self.attention: Attention | None = None
+        self.mlp: Mlp | None = None
+        if letter == MAMBA and model.mamba is not None:
+            self.mamba = Mamba(
+                context, model.hidden, model.mamba, eps=model.norm_eps, out_scale=out_scale
+            )
+        elif letter == ATTENTION:
+            self.attention = Attention(
+                context,
+                width=model.hidden,
+                heads=model.heads,
+                kv_heads=model.num_kv_heads,
+                head_size=model.head_size,
+                bias=False,
+                qkv_bias=False,
+                qk_norm=False,
+                eps=model.norm_eps,
+                out_scale=out_scale,
+            )
+        elif letter == MLP:
+            self.mlp = Mlp(
+                context,
+                model.hidden,
+                model.mlp_width,
+                model.hidden,
+                gated=False,
+                bias=False,
+                activation="squared_relu",
+                out_scale=out_scale,
+            )
+        else:
+            raise ValueError(f"no layer of a hybrid model is a {letter}")
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        normed = self.norm(x_nD)
+        mixed: Tensor
+        if self.mamba is not None:
+            mixed = self.mamba(normed, mask)
+        elif self.attention is not None:
+            mixed = self.attention(normed, mask)
+        else:
+            mixed = self.mlp(normed)  # type: ignore[misc]
+        return x_nD + mixed
+
+
+def hybrid_layers(
+    context: ParallelContext, model: HybridModel, stage: Stage, *, recompute: bool
+) -> nn.ModuleDict:
+    """Return the layers of a stage, named by their number in the whole model."""
+    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+    return nn.ModuleDict(
+        {
+            str(i): HybridLayer(context, model, model.pattern[i], recompute=recompute)
+            for i in numbers
+        }
+    )

@@ -1,0 +1,81 @@
+"""Hybrid language models: Mamba-2, attention and MLP layers in any order.
+
+Decides: sizes, defaults and derived sizes of the kind `hybrid`.
+Relies on: `kinds` for what it has in common with other language models.
+Leaves: which letters a pattern may have, and what fits together, to `layout.checks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.kinds import LanguageModel
+
+# The letters of a pattern: as in Megatron-LM's `--hybrid-override-pattern` and in Nemotron-H.
+MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
+
+
+class MambaSizes(Strict):
+    """Sizes of the Mamba-2 layers (arXiv:2405.21060); groups share B and C as GQA shares keys."""
+
+    heads: PositiveInt = Field(description="Heads of the state space model.", examples=[8])
+    head_dim: PositiveInt = Field(64, description="Channels of a head.")
+    state: PositiveInt = Field(128, description="Numbers that a head remembers per channel.")
+    groups: PositiveInt = Field(
+        8, description="Groups of heads with a B and a C of their own; the norm is over a group."
+    )
+    conv: PositiveInt = Field(4, description="Tokens that the causal convolution sees.")
+    chunk: PositiveInt = Field(
+        128, description="Tokens that are computed at once, as in attention; changes no result."
+    )
+    min_step: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0,
+        description="Shorter time steps are made as long as this: the lower end of `dt_limit` in "
+        "mamba-ssm; 0.001 in Nemotron-H as transformers computes it.",
+    )
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Numbers in B, and as many in C, of all groups."""
+        return self.groups * self.state
+
+
+class HybridModel(LanguageModel):
+    """A language model of Nemotron-H shape (arXiv:2504.03624).
+
+    Each layer is a norm, one mixer and a residual connection; MLPs are `relu(x)^2`, not gated.
+    """
+
+    kind: Literal["hybrid"]
+    pattern: Annotated[str, Field(pattern=r"^[M*E-]+$")] = Field(
+        description="The layers, one letter each: `M` Mamba-2, `*` attention, `-` MLP.",
+        examples=['"M-M*-M-"'],
+        json_schema_extra={"expected": "layers by letter: `M`, `*` and `-`, as in `M-M*-M-`"},
+    )
+    mamba: MambaSizes | None = Field(
+        None,
+        description="Sizes of the Mamba-2 layers.",
+        examples=["{heads: 8, head_dim: 32, state: 16, groups: 2}"],
+    )
+    mlp: PositiveInt | None = Field(None, description="Width inside an MLP; default 4 x hidden.")
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Base of the rotary position embedding of attention; without it attention "
+        "knows no positions, as in Nemotron-H.",
+    )
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.pattern)
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside an MLP, default applied."""
+        return self.mlp or 4 * self.hidden

@@ -1,0 +1,74 @@
+"""Hybrid models on named layouts: loss, every gradient and the update are those of one rank."""
+
+from typing import Any
+
+import pytest
+from tests.support.proof import failures, verdicts
+from tests.support.specs import box, hybrid, spec
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.spec.model import Spec
+
+SP = {"sequence_parallel": True}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp2": {"tp": 2},
+    "tp2, sequence parallel": {"tp": 2, **SP},
+    "tp4, replicated groups": {"tp": 4, "groups": 2},
+    "tp2, one group": {"tp": 2, "groups": 1, **SP},
+    "pp3": {"pp": 3},
+    "pp2, an odd cut": {"pp": 2, "pattern": "MM*-M"},
+    "dp2, fully sharded, recomputed": {"dp": 2, "sharding": "full", "recompute": "full"},
+    "cp2": {"cp": 2},
+    "cp2, shared group": {"cp": 2, "groups": 1},
+    "cp3 tp2, sequence parallel": {"cp": 3, "tp": 2, **SP},
+    "tp2 cp2 pp2": {"tp": 2, "cp": 2, "pp": 2, "groups": 2},
+}
+
+
+def language_only(pattern: str = "M-M*-", groups: int = 0, **rest: Any) -> Spec:
+    """Text alone, packed documents among it, on one grid."""
+    module = box(0, **rest)
+    module["model"] = hybrid(module["grid"], pattern, groups)
+    return spec({"language": module}, microbatches=2, mbs=2, text_only=1.0, max_documents=3)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_hybrid_model_is_that_of_one_rank(name: str) -> None:
+    """float64, two clipped SGD steps, several documents in most samples."""
+    made = language_only(**LAYOUTS[name])
+    assert not [item for item in check(made) if item.is_error]
+    assert failures(verdicts(made)) == []
+
+
+WITH_ENCODERS = {
+    "disjoint": lambda: spec(
+        {"vision": box(0, dp=2), "language": box(2, tp=2, pp=2, model=hybrid({"tp": 2}, "M-*M-"))},
+        microbatches=3,
+        mbs=2,
+    ),
+    "colocated, interleaved": lambda: spec(
+        {"vision": box(0, dp=2), "language": box(0, pp=2, model=hybrid({"tp": 1}, "M*-MM-*"))},
+        kind="interleaved",
+        virtual_stages=2,
+        microbatches=4,
+        encoder_microbatches=2,
+        mbs=2,
+    ),
+    "colocated, cp2, tied": lambda: spec(
+        {
+            "vision": box(0, tp=2),
+            "language": box(0, cp=2, model=hybrid({"cp": 2}, "*M-") | {"tied": True}),
+        },
+        microbatches=2,
+        mbs=2,
+        max_images=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ENCODERS)
+def test_a_hybrid_model_behind_an_encoder(name: str) -> None:
+    made = WITH_ENCODERS[name]()
+    assert not [item for item in check(made) if item.is_error]
+    assert failures(verdicts(made)) == []
