@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.layout.earlier_runs import earlier_specs
 from mimo_launch.spec.model import Spec, VitModel, WebdatasetData, image_input
 
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -143,12 +144,19 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
 
 
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
-    """Return the folder that says how images of an encoder are made, None if none is given."""
+    """Return the folder that says how images of an encoder are made, None if none is given.
+
+    A run that starts from another one makes images as that one did.
+    """
     if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
         return Path(spec.data.processors[encoder])
-    start = spec.encoders[encoder].init_from
-    has_one = start is not None and any((Path(start) / x).is_file() for x in _FILES)
-    return Path(start) if start is not None and has_one else None
+    for start, earlier in earlier_specs(spec.encoders[encoder].init_from, encoder):
+        if any((Path(start) / x).is_file() for x in _FILES):
+            return Path(start)
+        given = (earlier.get("data") or {}).get("processors") or {}
+        if encoder in given:
+            return Path(given[encoder])
+    return None
 
 
 _FILES = (PREPROCESSOR, PROCESSOR)

@@ -2,22 +2,20 @@
 
 Decides: that a path to weights must lead to a checkpoint of the same model before any process
 starts.
-Relies on: the file that completes a checkpoint, which holds the spec of its run.
+Relies on: `earlier_runs` for the spec of the run that a checkpoint is of.
 Leaves: tensors, and files that are damaged, to `train.checkpoint`.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
+from mimo_launch.layout.earlier_runs import MARKER, saved_spec
 from mimo_launch.layout.hugging_face.architectures import text_of, value_of
 from mimo_launch.layout.hugging_face.folder import is_hugging_face
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.model import CustomModel, Spec
 
-MARKER = "checkpoint.json"
 # Of a class of a user's own: what they do to its tensors, the tensors show.
 OWN_KEYS = ("kind", "parameters", "options")
 
@@ -47,8 +45,9 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
 def init_from_is_same_model(spec: Spec, name: str) -> Findings:
     """The checkpoint in `init_from` has the module, and the same model in it."""
     module = spec.modules[name]
-    saved = None if module.init_from is None else _saved_modules(Path(module.init_from))
-    if module.init_from is None or saved is None:
+    found = None if module.init_from is None else saved_spec(Path(module.init_from))
+    saved = None if found is None else found.get("modules")
+    if not isinstance(saved, dict):
         return
     path = start_path(spec, name)
     if name not in saved:
@@ -88,19 +87,6 @@ def start_path(spec: Spec, name: str) -> YamlPath:
     """Return where a spec says `init_from` of a module: there, or at its top."""
     at_top = spec.modules[name].init_from == spec.init_from
     return ("init_from",) if at_top else ("modules", name, "init_from")
-
-
-def _saved_modules(folder: Path) -> dict[str, Any] | None:
-    """Return the modules of the run that a folder is of; None if nothing can be told."""
-    markers = [folder / MARKER, *sorted(folder.glob(f"checkpoints/step-*/{MARKER}"), reverse=True)]
-    for marker in markers:
-        if marker.is_file() and not marker.parent.suffix:
-            try:
-                modules = json.loads(marker.read_text(encoding="utf-8"))["spec"]["modules"]
-            except (OSError, ValueError, LookupError, TypeError):
-                continue
-            return modules if isinstance(modules, dict) else None
-    return None
 
 
 def init_partial_used(spec: Spec, name: str) -> Findings:

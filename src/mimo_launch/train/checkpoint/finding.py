@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.layout.checks.saved import MARKER
+from mimo_launch.layout.earlier_runs import MARKER
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.folder import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.layout.checks.saved import MARKER
+from mimo_launch.layout.earlier_runs import MARKER
 
 CHECKPOINTS, TENSORS = "checkpoints", "tensors.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
