@@ -123,3 +123,12 @@ class Blurred(Mixer):
 
     def over_images(self, function: Any, x_ND: Tensor, packed: EncoderInput) -> Tensor:
         return function(x_ND[None, None])[0, 0]
+
+
+class Fixed(Wide):
+    """Each of whose layers has a declared weight that stays as it is."""
+
+    def make_layer(self, number: int) -> nn.Module:
+        layer = WideLayer(self)
+        layer.scale.requires_grad_(False)
+        return layer

@@ -13,10 +13,14 @@ from mimo_launch.launcher.own import fault_of_own_classes
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.modules.own import OwnClassError, build_own_stage, check_own_classes, plain_values
+from mimo_launch.modules.encoder import OwnClassError
+from mimo_launch.modules.inputs import EncoderInput, reader
+from mimo_launch.modules.own import build_own_stage, check_own_classes, plain_values, whole_stage
+from mimo_launch.modules.patches import Patches
 from mimo_launch.parallel.adopt import adopt_parameters
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import init_parameters
+from mimo_launch.parallel.masks import image_mask
 from mimo_launch.parallel.segments import declared_parameters
 from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.plan.report import build_report
@@ -108,6 +112,13 @@ def test_folders_without_init_and_builtin_modules_are_found(package: Path) -> No
         ("class Enc(EncoderStage):\n  def make_layer(self, n):\n    layer = nn.Bilinear(8, 8, 8)\n"
          "    layer.again = layer.weight\n    return layer", {},
          "`layers.0.again` is tied to `layers.0.weight`"),
+        ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.Identity()", {},
+         "nothing of its first stage trains"),
+        ("class Enc(EncoderStage):\n  def make_layer(self, n):\n"
+         "    return nn.Linear(8, 8).requires_grad_(n == 1)", {"pp": 2},
+         "nothing of its first stage trains"),
+        ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.Linear(8, 8)",
+         {"frozen": "except_projector"}, "nothing of its `projector` trains"),
     ],
 )  # fmt: skip
 def test_what_a_class_does_wrong_is_said(
@@ -180,3 +191,34 @@ def test_a_plan_counts_what_it_is_told_and_says_what_it_does_not() -> None:
     (stage,) = build_layout(told)["vision"].stages
     assert [stage_weights(told, stage, tp).numel for tp in (0, 1)] == [300, 300]
     assert build_report(unknown).estimates.tflop < estimates.tflop
+
+
+def test_layers_of_ours_that_a_class_freezes_stay_so() -> None:
+    made = of("tests.support.own_encoders:Fixed", model={"options": {"inner": 8}})
+    network = build_own_stage(made, whole_stage(made, "vision"), ParallelContext())
+    trains = {each.name: d.trains for d in declared_parameters("", network) for each in d.placed}
+    assert [name for name in trains if not trains[name]] == ["layers.0.scale.weight"]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [("[7, 8]", r"stage 0 made rows \[7, 8\] of 6 tokens, not \[6, 8\]"),
+     ("[6, 9]", r"stage 0 made rows \[6, 9\] of 6 tokens, not \[6, 8\]")],
+)  # fmt: skip
+def test_rows_that_language_would_misplace_are_refused(
+    package: Path, made: str, words: str
+) -> None:
+    (package / "mine.py").write_text(
+        f"{HEAD.strip()}\n\nclass Layer(nn.Linear):\n"
+        "  def forward(self, x, packed): return x\n\n"
+        "class Enc(EncoderStage):\n"
+        "  def make_layer(self, n): return Layer(8, 8)\n"
+        f"  def finish(self, x): return x.new_zeros({made})\n"
+    )
+    enc = of("mine:Enc", model={"hidden": 8})
+    network = build_own_stage(enc, whole_stage(enc, "vision"), ParallelContext())
+    how = reader(enc.encoders["vision"].model)
+    patches = Patches(torch.zeros(6, how.width), torch.zeros(6, how.axes, dtype=torch.int64))
+    mask = image_mask([6], range(6), torch.device("cpu"), alone=True)
+    with pytest.raises(OwnClassError, match=words):
+        network(None, EncoderInput(mask, (6,), patches, images=((2, 3),)))

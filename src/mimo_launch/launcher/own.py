@@ -34,7 +34,8 @@ def fault_of_own_classes(spec: Spec) -> str:
 
 
 def _look(spec: Spec, writer: Connection) -> None:
-    from mimo_launch.modules.own import OwnClassError, check_own_classes
+    from mimo_launch.modules.encoder import OwnClassError
+    from mimo_launch.modules.own import check_own_classes
 
     try:
         check_own_classes(spec)

@@ -25,6 +25,12 @@ from mimo_launch.parallel.masks import image_mask
 from mimo_launch.spec.model import CustomModel
 
 
+class OwnClassError(ValueError):
+    """A class of a user's own cannot be imported, or does not build or return what it should."""
+
+    restartable = False
+
+
 class EncoderFactory(Protocol):
     """What `kind: package.module:Name` names: a class, or a function, that builds one stage.
 
@@ -157,14 +163,30 @@ class EncoderStage(nn.Module):
 
     def _run(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         if hidden is not None:
-            x_ND = hidden
+            x_ND, held = hidden, len(hidden)
         elif packed.patches is not None:
-            x_ND = self.embed(own_share(packed.patches, self.context))
+            mine = own_share(packed.patches, self.context)
+            x_ND, held = self.embed(mine), len(mine.values)
         else:
             raise ValueError("the first stage of an encoder needs patches")
         for layer in self.layers.values():
             x_ND = layer(x_ND, packed)
-        return self.finish(x_ND) if self.stage.is_last else x_ND
+        if not self.stage.is_last:
+            return self._checked("tokens", x_ND, held, (held, self.model.hidden))
+        rows = held // self.model.patches_per_row
+        return self._checked("rows", self.finish(x_ND), held, (rows, self.language_width))
+
+    def _checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, int]) -> Tensor:
+        """Return what others count on the shape of. Raises: OwnClassError if it has another.
+
+        One row too many would move all rows behind it to wrong places, and nobody would know.
+        """
+        if made.shape != wanted:
+            raise OwnClassError(
+                f"`{self.model.kind}`: stage {self.stage.index} made {what} {list(made.shape)} "
+                f"of {held} tokens, not {list(wanted)}"
+            )
+        return made
 
     def _run_empty(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return no token, or row, that depends on every weight: one blank image, and none of it.

@@ -13,8 +13,10 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -23,19 +25,13 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import Stage, build_layout
-from mimo_launch.modules.encoder import EncoderFactory
+from mimo_launch.modules.encoder import EncoderFactory, OwnClassError
 from mimo_launch.parallel.adopt import adopt_parameters
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.segments import declared_parameters
+from mimo_launch.parallel.segments import SegmentedModule, declared_parameters
 from mimo_launch.spec.model import CustomModel, Spec
 
 MAX_NAMES = 5
-
-
-class OwnClassError(ValueError):
-    """A class of a user's own cannot be imported, or does not build what it should."""
-
-    restartable = False
 
 
 def build_own_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
@@ -137,7 +133,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
 def _complaints(
     spec: Spec, stage: Stage, network: nn.Module, context: ParallelContext
 ) -> Iterator[str]:
-    """Yield what is wrong with a stage; adopts its plain parameters."""
+    """Yield what is wrong with a stage; adopts its plain parameters, and what it freezes."""
     module = spec.modules[stage.module]
     expected = [str(stage.first_layer + i) for i in range(stage.num_layers)]
     layers = getattr(network, "layers", None)
@@ -148,8 +144,9 @@ def _complaints(
     for axis in ("tp", "cp", "pp"):
         if axis not in cuts and getattr(module.grid, axis) > 1:
             yield f"it cannot be cut over {axis} (`cuts` does not name it); write `{axis}: 1`"
-    has_projector = isinstance(getattr(network, "projector", None), nn.Module)
-    if module.frozen == "except_projector" and stage.is_last and not has_projector:
+    projector = getattr(network, "projector", None)
+    only_projector = module.frozen == "except_projector" and stage.is_last
+    if only_projector and not isinstance(projector, nn.Module):
         yield "it has no `projector`, which is all that `except_projector` trains"
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     saved = set(network.state_dict()) - parameters
@@ -168,6 +165,26 @@ def _complaints(
             f"with tp {context.tp.size} every parameter must be declared as segments, which these "
             f"are not: {_listed(plain)}; write `tp: 1`, or use the layers of mimo_launch.parallel"
         )
+    _keep_frozen(network)
+    if module.frozen is False and stage.is_first and not _trains(network):
+        # Later stages have the gradients of what they receive to pass on, whatever they train.
+        yield "nothing of its first stage trains; write `frozen: true`, or a smaller `pp`"
+    if only_projector and projector is not None and not _trains(projector):
+        yield "nothing of its `projector` trains, which is all that `except_projector` would train"
+
+
+def _keep_frozen(network: nn.Module) -> None:
+    """Declare that parameters of our layers do not train whose `requires_grad` is false."""
+    for layer in network.modules():
+        if isinstance(layer, SegmentedModule):
+            for attribute, segments in layer.segments.items():
+                if not attrgetter(attribute)(layer).requires_grad:
+                    fixed = (replace(segment, trains=False) for segment in segments)
+                    layer.segments[attribute] = tuple(fixed)
+
+
+def _trains(network: nn.Module) -> bool:
+    return any(declared.trains for declared in declared_parameters("", network))
 
 
 def _where(spec: Spec, name: str) -> str:
