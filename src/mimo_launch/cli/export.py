@@ -98,6 +98,8 @@ def export(
         raise typer.Exit(1) from None
     for plan in plans:
         console.answer(_line(plan, to))
+        for note in plan.beside.notes:
+            console.note(f"note: {note}")
 
 
 def _line(plan: "FolderPlan", to: Path) -> str:

@@ -42,6 +42,18 @@ def _num_tokens(file: Path, changed: int) -> int:  # Part of the key only.
     return 1 + max(last, added)
 
 
+def token_text(folder: Path, token: int) -> str | None:
+    """Return the added token that has an id, None if there is none. Raises: TokenizerError."""
+    added = _read(folder / TOKENIZER).get("added_tokens", ())
+    return next((each.get("content") for each in added if each.get("id") == token), None)
+
+
+def token_id(folder: Path, text: str) -> int | None:
+    """Return the id of an added token, None if there is none. Raises: TokenizerError."""
+    added = _read(folder / TOKENIZER).get("added_tokens", ())
+    return next((each.get("id") for each in added if each.get("content") == text), None)
+
+
 def special_texts(folder: Path) -> dict[str, str]:
     """Return the special tokens that are named, such as `eos_token`. Raises: TokenizerError."""
     found: dict[str, str] = {}

@@ -75,9 +75,10 @@ def _write_folder(
             name=PROJECTOR_WEIGHTS,
         )
         write_json(folder / PROJECTOR_CONFIG, plan.projector_config)
-    for file in plan.copied:
-        copy = folder / file.name
+    for name, file in plan.beside.copied.items():
+        copy = folder / name
         shutil.copyfile(file, copy)
         with copy.open("rb") as opened:
             os.fsync(opened.fileno())
-    write_json(folder / CONFIG, plan.config)
+    for name, content in {**plan.beside.written, CONFIG: plan.config}.items():
+        write_json(folder / name, content)

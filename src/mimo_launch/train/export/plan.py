@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,8 +23,9 @@ from mimo_launch.layout.hugging_face.architectures import (
 from mimo_launch.layout.hugging_face.family import Place
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.tokens import placeholder_id, vocab_size
-from mimo_launch.spec.model import LanguageModel, Spec, WebdatasetData
+from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.checkpoint.finding import Checkpoint, prefix_of
+from mimo_launch.train.export.companions import Companions, companions_of
 from mimo_launch.train.export.configs import whole_config
 from mimo_launch.train.export.sources import Source, source_of
 from mimo_launch.train.export.tensors import FileTensor, file_tensors
@@ -38,20 +38,6 @@ TORCH = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-# Read as it is by whoever uses a model; which of them there are depends on the model.
-TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-GENERATION = "generation_config.json"
 
 
 class CannotExport(Exception):
@@ -67,7 +53,6 @@ class FolderPlan:
     """A folder to be written: `where` below the target, `""` for the target itself.
 
     `projector` are tensors of a file of their own, `projector_config` says what they compute.
-    `copied` are files that are taken over.
     """
 
     where: str
@@ -76,7 +61,7 @@ class FolderPlan:
     tensors: tuple[FileTensor, ...]
     projector: tuple[FileTensor, ...] = ()
     projector_config: dict[str, Any] = field(default_factory=dict)
-    copied: tuple[Path, ...] = ()
+    beside: Companions = field(default_factory=lambda: Companions({}))
 
     @property
     def num_bytes(self) -> int:
@@ -156,14 +141,15 @@ class Exporter:
         for each in tensors:
             num_bytes[each.dtype] += each.num_bytes
         main = str(num_bytes.most_common(1)[0][0]).removeprefix("torch.")
+        config = whole_config(found, self.sources, main, self.spec.batch.seq)
         return FolderPlan(
             where,
             tuple(found.parts),
-            whole_config(found, self.sources, main, self.spec.batch.seq),
+            config,
             tuple(tensors),
             tuple(projector),
             settings,
-            tuple(self._copied(found)),
+            companions_of(self.spec, found.parts, self.sources, config),
         )
 
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
@@ -206,22 +192,6 @@ class Exporter:
             return source.dtype(None if at is None else at.name)
 
         return of_source
-
-    def _copied(self, found: Architecture) -> list[Path]:
-        """Return the files that are taken over, from the data's own folders first."""
-        files: dict[str, Path] = {}
-        for name in found.parts:
-            source, data = self.sources[name], self.spec.data
-            folders = [] if source is None else [source.folder]
-            names = (*TOKENIZER, GENERATION) if name == "language" else PROCESSOR
-            if isinstance(data, WebdatasetData):
-                own = data.tokenizer if name == "language" else data.processors.get(name)
-                folders = [Path(own), *folders] if own else folders
-            for each in names:
-                known = (folder / each for folder in folders if (folder / each).is_file())
-                if (path := next(known, None)) is not None:
-                    files[each] = path
-        return list(files.values())
 
 
 _UNKNOWN = "of a kind that transformers does not have"
