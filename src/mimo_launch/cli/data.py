@@ -13,6 +13,7 @@ import typer
 from mimo_launch.cli.console import Console, console_of
 from mimo_launch.cli.options import Overrides
 from mimo_launch.cli.own import own_classes_fail
+from mimo_launch.cli.shards import ready_shards
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -32,8 +33,8 @@ Read the data of a spec as training would, and show what is there: records, toke
 lengths, how full sequences are with and without packing, how even the replicas of encoders are
 before and after balancing, records that cannot be read, a few samples as the model sees them, and
 how many tokens per second this machine can read. Starts no ranks and needs no GPU. Exits with 0,
-with 2 when the spec or its data cannot be used, or with 1 when the HTML page cannot be written or
-when the data are read more slowly than --tokens-per-second asks for.
+with 2 when the spec is wrong, or with 1 when its data cannot be used, when they are read more
+slowly than --tokens-per-second asks for, or when the HTML page cannot be written.
 """
 
 
@@ -103,10 +104,7 @@ def _open(spec: "Spec", console: Console) -> "Dataset":
     ended = own_classes_fail(spec, console)
     if ended is not None:
         raise typer.Exit(ended)
+    ready_shards(spec, console, speaks=True)
     from mimo_launch.train.data.dataset import build_dataset
 
-    try:
-        return build_dataset(spec)
-    except (OSError, ValueError) as error:
-        console.note(f"error: {error}")
-        raise typer.Exit(2) from None
+    return build_dataset(spec)
