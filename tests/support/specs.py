@@ -79,8 +79,8 @@ def spec(
             else ENCODER_MODELS.get(module.get("model", {}).get("kind", "vit"), own)(grids[name])
         )
         model = {**default, **module.get("model", {})}
-        if model["kind"] == "hybrid":
-            del model["layers"]
+        # A pattern says how many layers there are.
+        model.pop("layers" if model["kind"] == "hybrid" else "pattern", None)
         modules[name] = {**module, "model": model}
     grid = grids["language"]
     data: dict[str, Any] = {
@@ -251,7 +251,9 @@ def _layout_specs(
     if kind == "interleaved":
         # What is in work together is a multiple of pp; so many layers that every stage has one.
         k *= language[3]
-        modules["language"]["model"]["layers"] *= virtual_stages
+        model = modules["language"]["model"]
+        model["layers"] *= virtual_stages
+        model["pattern"] = model.get("pattern", "") * virtual_stages
     if kind == "bubble_filling":
         for name in ENCODERS[:num_encoders]:
             modules[name]["sharding"] = "optimizer"
@@ -384,10 +386,13 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
     model = {"heads": heads, "layers": layers}
     if name == "language":
         shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
-        model |= {"kv_heads": draw(st.sampled_from(shares)), "qk_norm": draw(st.booleans())}
-        model |= {"tied": draw(seldom), "qkv_bias": draw(st.booleans())}
+        model |= {"kv_heads": draw(st.sampled_from(shares)), "tied": draw(seldom)}
         model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
-        model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
+        if draw(seldom):
+            model |= draw(_hybrid(tp * cp, layers))
+        else:
+            model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
+            model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
     elif draw(st.sampled_from(["vit", "audio", "vit"])) == "audio":
         model |= {
             "kind": "audio",
@@ -409,6 +414,28 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
+
+
+@st.composite
+def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
+    """Draw a pattern, and Mamba sizes that tp * cp ranks can split: groups shared or own."""
+    pattern = "".join(draw(st.lists(st.sampled_from("MM*-"), min_size=layers, max_size=layers)))
+    groups = draw(st.sampled_from([1, ranks, 2 * ranks]))
+    heads = lcm(ranks, groups) * draw(st.integers(1, 2))
+    return {
+        "kind": "hybrid",
+        "pattern": pattern,
+        "rope_theta": draw(st.sampled_from([None, 100.0])),
+        "mamba": {
+            "heads": heads,
+            "groups": groups,
+            "head_dim": draw(st.integers(2, 4)),
+            "state": draw(st.integers(3, 6)),
+            "conv": draw(st.integers(1, 4)),
+            "chunk": draw(st.sampled_from([1, 4, 8])),
+            "min_step": draw(st.sampled_from([0.0, 0.05])),
+        },
+    }
 
 
 @st.composite
@@ -461,8 +488,12 @@ def features(made: Spec) -> set[str]:
             found |= {"frame stacking"} if joined else set()
             found |= {"clips of one length"} if model.fixed_length else set()
     found |= {"tied"} if made.language.model.tied else set()
-    found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
-    found |= {"positions on three axes"} if made.language.model.mrope else set()
+    if made.language.model.kind == "hybrid":
+        names = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers"}
+        found |= {"hybrid", *(f"hybrid, {names[each]}" for each in made.language.model.pattern)}
+    else:
+        found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
+        found |= {"positions on three axes"} if made.language.model.mrope else set()
     found |= {"text only"} if made.data.text_only == 1 else set()
     found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
     for name, module in made.modules.items():

@@ -1,0 +1,113 @@
+"""Known ways to get a hybrid model wrong; `planted` lists them with the others."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tests.support.specs import box, hybrid, spec
+
+from mimo_launch.parallel import mamba
+from mimo_launch.spec.model import Spec
+
+
+def split_heads(groups: int = 2, **grid: int) -> Spec:
+    """Packed text in a hybrid language model on one grid."""
+    module = box(0, **grid)
+    module["model"] = hybrid(module["grid"], "M-*M", groups)
+    return spec({"language": module}, microbatches=2, mbs=2, text_only=1.0, max_documents=3)
+
+
+def norm_over_a_part_of_the_group() -> None:
+    """The gated norm is over this rank's channels by the number of all groups (mamba-ssm)."""
+    correct = mamba.GroupNorm.__init__
+
+    def smaller(self: Any, context: Any, sizes: Any, eps: float) -> None:
+        correct(self, context, sizes, eps)
+        self.local_groups = sizes.groups
+        self.group_size = sizes.inner // context.tp.size // sizes.groups
+
+    mamba.GroupNorm.__init__ = smaller
+
+
+def norm_over_the_own_part() -> None:
+    """Ranks that share a group norm their own channels of it."""
+    mamba.GroupNorm._of_whole_groups = lambda self, squares: squares * self.context.tp.size
+
+
+def shared_squares_not_summed_back() -> None:
+    """The squares of a shared group are taken for complete in the backward."""
+    mamba.enter_tp = lambda x, group: x
+
+
+def state_not_passed_between_chunks() -> None:
+    """The state starts anew at each zigzag chunk of the sequence."""
+    correct = mamba.ssd
+
+    def anew(x: Any, *rest: Any, documents_BS: Any, **options: Any) -> Any:
+        chunk = torch.arange(x.shape[1]) * 4 // x.shape[1]
+        numbers = 0 if documents_BS is None else documents_BS * 4
+        return correct(x, *rest, documents_BS=(chunk + numbers).expand(len(x), -1), **options)
+
+    mamba.ssd = anew
+
+
+def heads_of_another_rank() -> None:
+    """cp ranks compute with the weights of each other's heads."""
+    correct = mamba.Mamba._mix
+
+    def swapped(self: Any, arrived: Any, share: Any, mask: Any) -> Any:
+        size = self.context.cp.size
+        return correct(self, arrived, self._share((self.context.cp.index + 1) % size), mask)
+
+    mamba.Mamba._mix = swapped
+
+
+def shards_in_the_order_of_ranks() -> None:
+    """Zigzag shards are joined rank after rank, as if each held neighbouring chunks."""
+
+    def joined(x: Any, batch: int, cp_size: int) -> Any:
+        return x.view(cp_size, batch, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)
+
+    mamba.in_order = joined
+
+
+def convolution_over_documents() -> None:
+    """The convolution sees the last tokens of the document before."""
+    correct = mamba.causal_conv
+    mamba.causal_conv = lambda x, weight, bias, documents_BS: correct(x, weight, bias)
+
+
+def state_over_documents() -> None:
+    """The state is handed from one document to the next."""
+    correct = mamba.ssd
+
+    def over_all(*args: Any, documents_BS: Any, **options: Any) -> Any:
+        del documents_BS
+        return correct(*args, **options)
+
+    mamba.ssd = over_all
+
+
+def shared_groups_taken_for_own() -> None:
+    """Gradients of a B and C that ranks share are not added up."""
+    from mimo_launch.parallel.context import ParallelContext
+
+    correct = ParallelContext.one_of
+
+    def own(self: Any, heads: int, whole: Any) -> Any:
+        return replace(correct(self, heads, whole), tp_grad="sharded")
+
+    ParallelContext.one_of = own
+
+
+HYBRID_BUGS = {
+    "group norm over the wrong size": (norm_over_a_part_of_the_group, split_heads(tp=2)),
+    "group norm over a share": (norm_over_the_own_part, split_heads(1, tp=2)),
+    "squares not summed back": (shared_squares_not_summed_back, split_heads(1, tp=2)),
+    "shared groups taken for own": (shared_groups_taken_for_own, split_heads(1, tp=2)),
+    "state not passed between chunks": (state_not_passed_between_chunks, split_heads(cp=2)),
+    "Mamba heads swapped over cp": (heads_of_another_rank, split_heads(cp=2)),
+    "shards in the order of ranks": (shards_in_the_order_of_ranks, split_heads(cp=2)),
+    "convolution over documents": (convolution_over_documents, split_heads(cp=2)),
+    "state over documents": (state_over_documents, split_heads(tp=2)),
+}
