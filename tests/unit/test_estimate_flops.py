@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.specs import box, spec
+from tests.support.specs import box, hybrid, spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,6 +66,37 @@ def test_language_costs_what_torch_counts() -> None:
     # The reference kernel computes the whole square, of which causal attention needs half.
     assert ahead["bmm"] == 2 * forward.attention
     assert back["bmm"] == 2 * backward.attention
+
+
+def test_a_hybrid_model_costs_what_torch_counts() -> None:
+    """But for products inside a chunk, of which causality needs half, as in attention."""
+    model = hybrid({}, "MM*-", groups=2) | {"heads": 2, "head_dim": 8, "vocab": 300}
+    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
+    layout = build_layout(made)
+    (stage,) = layout.language.stages
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    tokens = torch.randint(0, 300, (2, 32))
+    batch = LanguageInput(
+        num_sequences=2,
+        tokens=tokens,
+        positions=torch.arange(32),
+        documents=None,
+        labels=tokens,
+        rows={},
+        placements={},
+    )
+    ahead, back = counted(lambda: network(None, batch))
+    work = workload(layout, layout.language, nominal(made))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, layout.language, stage, forward)
+    assert ahead["mm"] == forward.linear + forward.head
+    assert back["mm"] == backward.linear + backward.head
+    sizes = made.language.model.mamba
+    states = 2 * 64 * 4.0 * sizes.inner * sizes.state
+    assert ahead["bmm"] == 2 * (forward.attention - states) + states
+    assert back["bmm"] == 2 * (backward.attention - 2 * states) + 2 * states
 
 
 @pytest.mark.parametrize("projector", ["mlp", "linear", "merger"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.specs import box, spec
+from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import build_layout
@@ -21,6 +21,12 @@ VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channe
 
 def hearing(model: dict, **audio) -> Spec:
     return spec({"audio": box(0, model={"kind": "audio", **model}, **audio), "language": box(4)})
+
+
+def mixing(groups: int = 0, **language) -> Spec:
+    module = box(0, **language)
+    module["model"] = hybrid(module["grid"], "M-M*-", groups)
+    return spec({"language": module})
 
 
 def specs() -> dict[str, Spec]:
@@ -66,6 +72,8 @@ def specs() -> dict[str, Spec]:
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),
+        "hybrid": mixing(tp=2, pp=2),
+        "hybrid, groups shared": mixing(groups=2, tp=4, sequence_parallel=True),
         "frozen": one({}, {}, 1, frozen=True),
         "full sharding": one({}, {}, 2, sharding="full"),
     }

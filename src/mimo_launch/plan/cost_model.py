@@ -13,7 +13,7 @@ from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops
 from mimo_launch.plan.estimate_memory import COMPUTED, STORED
 from mimo_launch.plan.estimate_params import StageWeights, adds_in_products, stage_weights
-from mimo_launch.plan.workload import Workload, row_bytes, widths
+from mimo_launch.plan.workload import Workload, layer_widths, row_bytes
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.course import Costs
@@ -131,15 +131,24 @@ class CostModel:
     def _layers(self, module: ModuleLayout, stage: Stage) -> float:
         """Return what the collectives inside the layers of a stage take in one direction."""
         grid, rank = module.grid, module.grid.ranks.start
-        work, size = self.work[module.name], widths(self.spec.modules[module.name].model)
+        work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
         number = COMPUTED[self.spec.train.precision]
-        # Two regions per block, each opened and closed: a gather and a reduce-scatter of all
-        # tokens, or one all-reduce, which is as much. Embedding, projector and head are half each.
-        tokens = work.held * size.stream * number
-        regions = 2 * stage.num_layers + (stage.is_first + stage.is_last) / 2
+        # A region is opened and closed: a gather and a reduce-scatter of all tokens, or one
+        # all-reduce, which is as much. Embedding, projector and head are half each.
+        tokens = work.held * stream * number
+        layers = layer_widths(self.spec.modules[module.name].model, stage)
+        regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
         seconds = 2 * regions * self._collective(grid.group_of(rank, "tp"), tokens)
-        keys = work.held * grid.size("cp") * 2 * size.key / grid.size("tp") * number
-        return seconds + stage.num_layers * self._collective(grid.group_of(rank, "cp"), keys)
+        for layer in layers:
+            if layer.mamba is not None:
+                # Tokens for heads, there and back: (cp - 1) / cp of what a rank holds.
+                features = 2 * layer.query + 2 * layer.key + layer.heads
+            else:
+                features = grid.size("cp") * 2 * layer.key
+            traded = work.held * features / grid.size("tp") * number
+            if traded:
+                seconds += self._collective(grid.group_of(rank, "cp"), traded)
+        return seconds
 
     def _gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
         """Return the seconds in which each FSDP unit is gathered, the root last."""
@@ -188,7 +197,7 @@ class CostModel:
         grid, rank = module.grid, module.grid.ranks.start
         if grid.size("pp") == 1:
             return 0.0
-        size = widths(self.spec.modules[module.name].model).stream
+        size = self.spec.modules[module.name].model.hidden
         shared = grid.size("tp") if module.sequence_parallel else 1
         tokens = self.work[module.name].held // shared
         return self._transfer(

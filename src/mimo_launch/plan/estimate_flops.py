@@ -1,7 +1,8 @@
 """Floating-point operations of one forward and one backward of a stage.
 
 Decides: what counts: 2 m n k for every matmul, scores and values of attention among them (half
-where it is causal); nothing else. docs/estimates.md says so to users.
+where it is causal), and the matmuls that Mamba-2 is; nothing else. docs/estimates.md says so to
+users.
 Relies on: `workload` for sizes.
 Leaves: seconds to `cost_model`.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan.workload import Workload, patch_work, widths
+from mimo_launch.plan.workload import Widths, Workload, layer_widths, patch_work
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.model import CustomModel, Spec, TransformerEncoder
 
@@ -19,7 +20,8 @@ from mimo_launch.spec.model import CustomModel, Spec, TransformerEncoder
 class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
-    `linear` and `attention` are those of blocks, `head` is that of the vocabulary.
+    `linear` and `attention` (or what Mamba has in its place) are those of blocks, `head` is that of
+    the vocabulary.
     """
 
     linear: float = 0.0
@@ -40,9 +42,10 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
     if isinstance(model, CustomModel):
         weights = (model.parameters or 0) * stage.num_layers / model.layers
         return Flops(linear=2.0 * work.tokens * weights)
-    size = widths(model)
-    per_token = 2 * size.stream * (2 * size.query + 2 * size.key + (size.ups + 1) * size.inner)
-    pairs = sum(span**2 for span in work.spans) / (2 if size.causal else 1)
+    linear = attention = 0.0
+    for size in layer_widths(model, stage):
+        linear += 2.0 * work.tokens * size.stream * _features(size)
+        attention += _mixing(size, work)
     head = patch = projector = 0.0
     if isinstance(model, TransformerEncoder):
         if stage.is_first:
@@ -54,12 +57,32 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
     elif stage.is_last:
         head = 2.0 * work.tokens * model.hidden * padded_vocab_size(spec)
     return Flops(
-        linear=float(stage.num_layers * work.tokens * per_token),
-        attention=float(stage.num_layers * 4 * pairs * size.query),
+        linear=linear,
+        attention=attention,
         head=head,
         patch=patch,
         projector=projector,
     )
+
+
+def _features(size: Widths) -> int:
+    """Return the features that the linear layers of a layer take and make, but for the stream's."""
+    if size.mamba is not None:  # z, x, B, C, time steps; and the output.
+        return 3 * size.query + 2 * size.key + size.heads
+    return 2 * size.query + 2 * size.key + (size.ups + 1) * size.inner
+
+
+def _mixing(size: Widths, work: Workload) -> float:
+    """Return the operations between tokens: attention, or the recurrence of Mamba-2 by chunks.
+
+    Inside a chunk that is C B^T and its product with x, half of each; then the states of all chunks
+    are made of x and B, and read with C (arXiv:2405.21060, section 6).
+    """
+    if size.mamba is None:
+        pairs = sum(span**2 for span in work.spans) / (2 if size.causal else 1)
+        return 4 * pairs * size.query
+    within = size.mamba.chunk * (size.key + size.query)
+    return work.tokens * (within + 4.0 * size.query * size.mamba.state)
 
 
 def backward_flops(

@@ -13,12 +13,22 @@ from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.plan.estimate_params import adds_in_products, stage_weights
 from mimo_launch.plan.kept import (
+    ATTENTION_LAYER,
     DECODER_BACKWARD,
     DECODER_BLOCK,
     DECODER_EAGER,
     DECODER_EAGER_BF16,
     DECODER_FORWARD,
     GATHERED,
+    HYBRID_BACKWARD,
+    HYBRID_EAGER,
+    HYBRID_EAGER_BF16,
+    HYBRID_FORWARD,
+    MAMBA_EAGER,
+    MAMBA_LAYER,
+    MAMBA_RETURNED,
+    MLP_EAGER,
+    MLP_LAYER,
     QUICK_GELU_EAGER,
     RECOMPUTED,
     ROTATED,
@@ -28,9 +38,17 @@ from mimo_launch.plan.kept import (
     VIT_FORWARD,
     Kept,
 )
-from mimo_launch.plan.workload import Workload, patch_work, widths
+from mimo_launch.plan.workload import Widths, Workload, layer_widths, patch_work, widths
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import CustomModel, DecoderModel, Spec, TransformerEncoder, VitModel
+from mimo_launch.spec.model import (
+    CustomModel,
+    DecoderModel,
+    HybridModel,
+    LanguageModel,
+    Spec,
+    TransformerEncoder,
+    VitModel,
+)
 
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
@@ -120,6 +138,7 @@ class _Activations:
         self.spec, self.module, self.stage, self.work = spec, module, stage, work
         self.model = spec.modules[module.name].model
         self.size, self.tp = widths(self.model), module.grid.size("tp")
+        self.layers = layer_widths(self.model, stage)
         self.bytes = COMPUTED[spec.train.precision]
         self.tokens = work.held
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
@@ -138,48 +157,70 @@ class _Activations:
         """Return what stays until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += self.stage.num_layers * self._sum(self._per_block()) + self.stream
+            total += sum(self._sum(self._per_block(each), each) for each in self.layers)
+            total += self.stream
         return total
 
     def forward(self) -> int:
         """Return what a forward needs besides, at its worst place."""
         if self.through_blocks:
             return self.logits()
-        is_vit = not isinstance(self.model, DecoderModel)
-        return max(self._sum(VIT_FORWARD if is_vit else DECODER_FORWARD), self.logits())
+        table = self._table(VIT_FORWARD, DECODER_FORWARD, HYBRID_FORWARD)
+        return max(*(self._sum(table, each) for each in self.layers), self.logits())
 
     def backward(self) -> int:
         """Return what a backward needs besides, at its worst place."""
         if not self.through_blocks:
             return 0
-        is_vit = not isinstance(self.model, DecoderModel)
-        block = self._sum(VIT_BACKWARD if is_vit else DECODER_BACKWARD)
+        return max(
+            *(self._layer_backward(each) for each in self.layers), self.logits() + self.stream
+        )
+
+    def _layer_backward(self, size: Widths) -> int:
+        table = self._table(VIT_BACKWARD, DECODER_BACKWARD, HYBRID_BACKWARD)
+        total = self._sum(table, size)
         if self.spec.modules[self.module.name].recompute == "full":
-            block += self._sum(self._of_block()) - self._sum(RECOMPUTED)
-        return max(block, self.logits() + self.stream)
+            total += self._sum(self._of_block(size), size) - self._sum(RECOMPUTED, size)
+        return total
+
+    def _table(
+        self, encoder: tuple[Kept, ...], decoder: tuple[Kept, ...], hybrid: tuple[Kept, ...]
+    ) -> tuple[Kept, ...]:
+        if isinstance(self.model, HybridModel):
+            return hybrid
+        return decoder if isinstance(self.model, DecoderModel) else encoder
 
     def logits(self) -> int:
         """Return one tensor of logits; beside it stands the gradient, which is kept."""
         is_head = self.module.is_language and self.stage.is_last
         return self.tokens * self.words * self.bytes if is_head else 0
 
-    def _per_block(self) -> tuple[Kept, ...]:
+    def _per_block(self, size: Widths) -> tuple[Kept, ...]:
         recompute = self.spec.modules[self.module.name].recompute == "full"
-        return RECOMPUTED if recompute else self._of_block()
+        return RECOMPUTED if recompute else self._of_block(size)
 
-    def _of_block(self) -> tuple[Kept, ...]:
+    def _of_block(self, size: Widths) -> tuple[Kept, ...]:
         if isinstance(self.model, CustomModel):
             return RECOMPUTED  # The inputs of its layers; what they keep is not known.
-        kept: tuple[Kept, ...] = (
-            VIT_BLOCK if isinstance(self.model, TransformerEncoder) else DECODER_BLOCK
-        )
+        if isinstance(self.model, HybridModel):
+            kept = self._of_hybrid(self.model, size)
+        else:
+            kept = VIT_BLOCK if isinstance(self.model, TransformerEncoder) else DECODER_BLOCK
         if isinstance(self.model, VitModel) and self.model.positions == "rope2d":
             kept += (ROTATED,)
         if not self._is_compiled():
-            kept += self._eager()
+            kept += self._eager(size)
         cp = self.module.grid.size("cp")
-        kept += (GATHERED,) * (cp if cp > 1 else 0)
+        if cp > 1:
+            kept += (MAMBA_RETURNED,) if size.mamba is not None else (GATHERED,) * cp
         return tuple(each for each in kept if self.weights_train or not each.for_weights)
+
+    def _of_hybrid(self, model: HybridModel, size: Widths) -> tuple[Kept, ...]:
+        if size.mamba is not None:
+            return MAMBA_LAYER
+        if size.query:
+            return ATTENTION_LAYER + (() if model.rope_theta is None else (ROTATED,))
+        return MLP_LAYER
 
     def _is_compiled(self) -> bool:
         """Return whether the passes between products are compiled, as on GPUs (`modules.build`).
@@ -191,18 +232,22 @@ class _Activations:
             return self.spec.train.precision != "fp64" or module.backend != "torch"
         return module.compile
 
-    def _eager(self) -> tuple[Kept, ...]:
+    def _eager(self, size: Widths) -> tuple[Kept, ...]:
         is_narrow = self.spec.train.precision == "bf16"
+        if isinstance(self.model, HybridModel):
+            norm = HYBRID_EAGER_BF16 if is_narrow else HYBRID_EAGER
+            return (norm, *(MAMBA_EAGER if size.mamba is not None else (MLP_EAGER,)))
         if isinstance(self.model, TransformerEncoder):
             is_quick = isinstance(self.model, VitModel) and self.model.activation == "quick_gelu"
             return (VIT_EAGER_BF16 if is_narrow else ()) + (QUICK_GELU_EAGER,) * is_quick
         return DECODER_EAGER_BF16 if is_narrow else DECODER_EAGER
 
-    def _sum(self, tensors: Iterable[Kept]) -> int:
+    def _sum(self, tensors: Iterable[Kept], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""
-        size, tp = self.size, self.tp
-        # With fewer key heads than tp ranks, each rank holds one of them.
-        key = max(size.key // tp, size.query // size.heads)
+        tp = self.tp
+        # With fewer key heads than tp ranks, each rank holds one of them; so with Mamba's groups.
+        head = size.query // size.heads if size.mamba is None else size.mamba.state
+        key = max(size.key // tp, head)
         total = 0
         for each in tensors:
             width = each.stream * size.stream + each.query * size.query // tp + each.key * key
@@ -216,7 +261,7 @@ class _Activations:
         first, last = self.stage.is_first, self.stage.is_last
         model, total = self.model, 0
         patches = self.tokens - self.work.class_tokens
-        if isinstance(model, DecoderModel):
+        if isinstance(model, LanguageModel):
             if last:
                 normed = self.size.stream if self.weights_train else 0
                 total += self.tokens * (normed + self.words) * self.bytes

@@ -13,11 +13,15 @@ from math import prod
 from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
+from mimo_launch.spec.hybrid import ATTENTION, MAMBA
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
     DecoderModel,
+    HybridModel,
+    LanguageModel,
+    MambaSizes,
     Model,
     ModuleSpec,
     Spec,
@@ -52,13 +56,12 @@ class Weight:
 
 @dataclass(frozen=True)
 class StageWeights:
-    """The weights of one stage: those of each of its equal blocks, and those around the blocks.
+    """The weights of one stage: those of each of its blocks, and those around the blocks.
 
     Runs of blocks are FSDP units, with full sharding every block; the rest belongs to the root.
     """
 
-    num_blocks: int
-    block: tuple[Weight, ...]
+    blocks: tuple[tuple[Weight, ...], ...]
     ends: tuple[Weight, ...]
     full_sharding: bool
 
@@ -74,19 +77,22 @@ class StageWeights:
 
     def all(self) -> Iterator[Weight]:
         """Yield every weight."""
-        for _ in range(self.num_blocks):
-            yield from self.block
+        for block in self.blocks:
+            yield from block
         yield from self.ends
 
     def units(self) -> tuple[tuple[Weight, ...], ...]:
         """Return the FSDP units, the root last."""
-        per_block = sum(each.numel for each in self.block)
-        run = 1 if self.full_sharding else -(-MIN_PARAMETERS_PER_UNIT // max(1, per_block))
-        num_runs = self.num_blocks // run
-        if not num_runs:
-            return (tuple(self.all()),)
-        last = self.num_blocks - run * (num_runs - 1)
-        return (*(self.block * run for _ in range(num_runs - 1)), self.block * last, self.ends)
+        units: list[tuple[Weight, ...]] = []
+        run: tuple[Weight, ...] = ()
+        for block in self.blocks:
+            run += block
+            if self.full_sharding or sum(each.numel for each in run) >= MIN_PARAMETERS_PER_UNIT:
+                units.append(run)
+                run = ()
+        if run and units:
+            units[-1] += run
+        return (*units, self.ends) if units else (tuple(self.all()),)
 
 
 def adds_in_products(spec: Spec, name: str) -> bool:
@@ -106,23 +112,23 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     """Return the weights of one stage on the rank at `tp`."""
     module = spec.modules[stage.module]
     trains = trains_last = module.frozen is False
-    if isinstance(module.model, DecoderModel):
-        block = tuple(_decoder_block(module.model, module, tp))
-        ends = list(_decoder_ends(spec, module.model, stage, tp))
+    if isinstance(module.model, LanguageModel):
+        blocks = tuple(_language_layers(module.model, stage, module, tp))
+        ends = list(_language_ends(spec, module.model, stage, tp))
         products: tuple[tuple[int, ...], ...] = ()
         if stage.is_last and not module.model.tied:
             products = (ends.pop(),)
     elif isinstance(module.model, CustomModel):
-        block, ends, products = tuple(_own_layer(module.model, module, tp)), [], ()
+        blocks = (tuple(_own_layer(module.model, module, tp)),) * stage.num_layers
+        ends, products = [], ()
     else:
-        block = tuple(_encoder_block(module.model, module, tp))
+        blocks = (tuple(_encoder_block(module.model, module, tp)),) * stage.num_layers
         ends = list(_encoder_ends(module.model, stage))
         width = spec.language.model.hidden
         products = tuple(_projector(module.model, module, tp, width)) if stage.is_last else ()
         trains_last = module.frozen is not True
     return StageWeights(
-        stage.num_layers,
-        tuple(Weight(shape, trains, len(shape) > 1) for shape in block),
+        tuple(tuple(Weight(shape, trains, len(shape) > 1) for shape in block) for block in blocks),
         (
             *(Weight(shape, trains) for shape in ends),
             *(Weight(shape, trains=False) for shape in _fixed(module.model, stage)),
@@ -139,28 +145,70 @@ def _part(total: int, module: ModuleSpec, tp: int) -> int:
     return len(even_cut(total, module.grid.tp, tp))
 
 
+def _language_layers(
+    model: LanguageModel, stage: Stage, module: ModuleSpec, tp: int
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield the shapes of each layer of a stage."""
+    if isinstance(model, DecoderModel):
+        yield from (tuple(_decoder_block(model, module, tp)),) * stage.num_layers
+    elif isinstance(model, HybridModel):
+        for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
+            yield tuple(_hybrid_layer(model, model.pattern[number], module, tp))
+
+
 def _decoder_block(model: DecoderModel, module: ModuleSpec, tp: int) -> Shapes:
-    width, head, kv_heads = model.hidden, model.head_size, model.num_kv_heads
-    queries = _part(model.heads * head, module, tp)
+    width, head = model.hidden, model.head_size
     yield from ((width,), (width,))
-    if kv_heads < module.grid.tp:
-        # Each rank holds the one key/value head that its query heads need.
-        yield from ((queries, width), (2 * head, width))
-    else:
-        yield (queries + 2 * _part(kv_heads * head, module, tp), width)
+    yield from _attention(model, module, tp)
     if model.qkv_bias:
-        if kv_heads < module.grid.tp:
+        queries = _part(model.heads * head, module, tp)
+        if model.num_kv_heads < module.grid.tp:
             yield from ((queries,), (2 * head,))
         else:
-            yield (queries + 2 * _part(kv_heads * head, module, tp),)
-    yield (width, queries)
+            yield (queries + 2 * _part(model.num_kv_heads * head, module, tp),)
     if model.qk_norm:
         yield from ((head,), (head,))
     inner = _part(model.mlp_width, module, tp)
     yield from ((2 * inner, width), (width, inner))
 
 
-def _decoder_ends(spec: Spec, model: DecoderModel, stage: Stage, tp: int) -> Shapes:
+def _attention(model: LanguageModel, module: ModuleSpec, tp: int) -> Shapes:
+    width, head, kv_heads = model.hidden, model.head_size, model.num_kv_heads
+    queries = _part(model.heads * head, module, tp)
+    if kv_heads < module.grid.tp:
+        # Each rank holds the one key/value head that its query heads need.
+        yield from ((queries, width), (2 * head, width))
+    else:
+        yield (queries + 2 * _part(kv_heads * head, module, tp), width)
+    yield (width, queries)
+
+
+def _hybrid_layer(model: HybridModel, letter: str, module: ModuleSpec, tp: int) -> Shapes:
+    width = model.hidden
+    yield (width,)
+    if letter == MAMBA and model.mamba is not None:
+        yield from _mamba(width, model.mamba, module, tp)
+    elif letter == ATTENTION:
+        yield from _attention(model, module, tp)
+    else:
+        inner = _part(model.mlp_width, module, tp)
+        yield from ((inner, width), (width, inner))
+
+
+def _mamba(width: int, sizes: MambaSizes, module: ModuleSpec, tp: int) -> Shapes:
+    heads, inner = _part(sizes.heads, module, tp), _part(sizes.inner, module, tp)
+    if sizes.groups < module.grid.tp:
+        shared = sizes.state
+        yield from ((2 * inner + heads, width), (2 * shared, width))
+    else:
+        shared = _part(sizes.shared, module, tp)
+        yield (2 * inner + heads + 2 * shared, width)
+    channels = inner + 2 * shared
+    yield from ((channels, sizes.conv), (channels,))
+    yield from ((heads,), (heads,), (heads,), (inner,), (width, inner))
+
+
+def _language_ends(spec: Spec, model: LanguageModel, stage: Stage, tp: int) -> Shapes:
     words = _part(padded_vocab_size(spec), spec.modules[stage.module], tp)
     if stage.is_first or (stage.is_last and model.tied):
         yield (words, model.hidden)

@@ -59,6 +59,53 @@ VIT_BLOCK = (
     Kept(name="its GELU", inner=1, for_weights=True),
 )
 
+# Layers of a hybrid model. Of a Mamba layer `query` are the channels of its heads, `key` the
+# numbers of B or C. What its kernels keep is meant, which compute products inside a chunk again.
+_HYBRID_IN = (
+    Kept(name="layer input", stream=1, shared=True),
+    Kept(name="normed input", stream=1, for_weights=True),
+)
+ATTENTION_LAYER = (
+    *_HYBRID_IN,
+    Kept(name="queries, keys and values, fused", query=1, key=2),
+    *_ATTENTION_OUT[:2],
+)
+MLP_LAYER = (
+    *_HYBRID_IN,
+    Kept(name="up", inner=1),
+    Kept(name="its squared ReLU", inner=1, for_weights=True),
+)
+MAMBA_LAYER = (
+    *_HYBRID_IN,
+    # The gate is a view into it.
+    Kept(name="z, x, B and C, fused", query=2, key=2),
+    Kept(name="x, B and C before the convolution", query=1, key=2),
+    Kept(name="x, B and C behind it", query=1, key=2),
+    Kept(name="time steps before and behind softplus, sums of decays", heads=3),
+    Kept(name="output of the recurrence", query=1),
+    Kept(name="gated and normed", query=1, for_weights=True),
+)
+# Besides, with cp: what the recurrence made comes back from other ranks.
+MAMBA_RETURNED = Kept(name="output of the recurrence, by own tokens", query=1)
+# Besides, where passes are not compiled.
+HYBRID_EAGER = Kept(name="result of the norm", stream=1, shared=True)
+HYBRID_EAGER_BF16 = Kept(
+    name="input and result of the norm, less the stream", stream=3, shared=True
+)
+MLP_EAGER = Kept(name="ReLU of up", inner=1)
+MAMBA_EAGER = (
+    Kept(name="the gate's SiLU, twice", query=2),
+    Kept(name="gated, twice, and scaled", query=3),
+)
+HYBRID_BACKWARD = (
+    Kept(name="gradients of what is mixed", query=3, key=4, inner=2),
+    Kept(name="gradients of the stream", stream=2),
+)
+HYBRID_FORWARD = (
+    Kept(name="streams", stream=3, shared=True),
+    Kept(name="what is mixed", query=4, key=4, inner=2),
+)
+
 # Besides, where passes are not compiled: the product of SwiGLU has two factors, and norms keep what
 # they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
 DECODER_EAGER = (

@@ -5,15 +5,19 @@ Relies on: `layout.nominal` for that sample, `layout.shards` for padding.
 Leaves: FLOPs to `estimate_flops`, bytes to `estimate_memory`, seconds to `cost_model`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mimo_launch.layout.data_plan import SamplePlan
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.shards import held_patches, local_class_tokens
+from mimo_launch.spec.hybrid import ATTENTION, MAMBA
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
     DecoderModel,
+    HybridModel,
+    LanguageModel,
+    MambaSizes,
     Model,
     TransformerEncoder,
     VitModel,
@@ -75,7 +79,9 @@ class Widths:
     """Sizes of a module's layers over all tp ranks.
 
     `query` and `key` are the widths of all query heads and of all key heads; `inner` that inside
-    the MLP, whose input has `ups` times that many features.
+    the MLP, whose input has `ups` times that many features. Of a layer of `mamba`, `query` are the
+    channels of its heads and `key` the numbers of B or C. A layer has so many tensor-parallel
+    `regions`.
     """
 
     stream: int
@@ -85,20 +91,44 @@ class Widths:
     inner: int
     ups: int
     causal: bool
+    mamba: MambaSizes | None = None
+    regions: int = 2
+
+
+def layer_widths(model: Model, stage: Stage) -> tuple[Widths, ...]:
+    """Return the sizes of each layer of a stage."""
+    if not isinstance(model, HybridModel):
+        return (widths(model),) * stage.num_layers
+    last = stage.first_layer + stage.num_layers
+    return tuple(_hybrid_layer(model, letter) for letter in model.pattern[stage.first_layer : last])
+
+
+def _hybrid_layer(model: HybridModel, letter: str) -> Widths:
+    empty = replace(widths(model), query=0, key=0, inner=0, ups=0, regions=1)
+    if letter == MAMBA and model.mamba is not None:
+        sizes = model.mamba
+        return replace(empty, query=sizes.inner, key=sizes.shared, heads=sizes.heads, mamba=sizes)
+    whole = widths(model)
+    if letter == ATTENTION:
+        return replace(empty, query=whole.query, key=whole.key)
+    return replace(empty, inner=whole.inner, ups=1)
 
 
 def widths(model: Model) -> Widths:
-    """Return the sizes of a model's blocks; of a user's own, only what stands between them."""
+    """Return the sizes of a model's blocks; of a user's own, only what stands between them.
+
+    Of a hybrid model, those of its attention and its MLPs together.
+    """
     if isinstance(model, CustomModel):
         return Widths(stream=model.hidden, query=0, key=0, heads=1, inner=0, ups=1, causal=False)
-    if isinstance(model, DecoderModel):
+    if isinstance(model, LanguageModel):
         return Widths(
             stream=model.hidden,
             query=model.heads * model.head_size,
             key=model.num_kv_heads * model.head_size,
             heads=model.heads,
             inner=model.mlp_width,
-            ups=2,
+            ups=2 if isinstance(model, DecoderModel) else 1,
             causal=True,
         )
     return Widths(
