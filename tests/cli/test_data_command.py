@@ -97,7 +97,7 @@ def test_shards_are_read_and_shown_on_a_page(run_cli: Cli, tmp_path: Path) -> No
     assert "packed into each (data.packing: true), would be" in out
     assert "What is number" in out
     assert f"wrote {html}" in err
-    assert "data: index of 1 shards (train)" in err
+    assert "data: makes the index of 1 shard (train)" in err
     assert "data: 30 samples (train)" in err
     page = html.read_text()
     assert "data:image/png;base64," in page

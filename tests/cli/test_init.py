@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.exports import header_only, llava_folder
+from tests.support.shards import sample, tokenizer_folder, write_shard
 
 from mimo_launch.layout.checks.entry import Checked
 from mimo_launch.plan.fit import load_and_check
@@ -82,12 +83,20 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--language {llama} --gpu-memory 4GB --gpus 2", "no layout on 2 GPUs: rank 0 (`language` stage 0) needs"),
+        (
+            "--language {llama} --gpu-memory 4GB --gpus 2",
+            "no layout on 2 GPUs: rank 0 (`language` stage 0) needs",
+        ),
         ("--vision {llama}", "holds no vision of ours: its model type is llama"),
         ("--language {llama}/none", "config.json cannot be read"),
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
         ("--language {llama} --data x/*.tar", "`x/*.tar` names no file"),
         ("--gpu-memory much --gpus 4", "unit"),
+        (
+            "--language {llama} --data {llama}/config.json",
+            "cannot be used: it has no tokenizer.json",
+        ),
+        ("--data x.tar", "--data and --tokenizer are for models"),
     ],
 )
 def test_what_cannot_be_written(
@@ -98,6 +107,31 @@ def test_what_cannot_be_written(
     assert says in err
     assert "   = help: " in err
     assert not (tmp_path / "no.yaml").exists()
+
+
+@pytest.mark.parametrize(("image_token", "vocab"), [(True, 128256), (False, 128257)])
+def test_the_image_token_of_a_tokenizer(
+    image_token: bool, vocab: int, llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    """It stands for rows; without one an encoder takes the last id, which no tokenizer knows."""
+    tower, texts = tmp_path / "tower", tokenizer_folder(tmp_path / "texts")
+    tower.mkdir()
+    (tower / "config.json").write_text('{"model_type": "siglip_vision_model"}')
+    header_only(tower / "model.safetensors", {"post_layernorm.bias": (768,)})
+    if image_token:
+        settings = json.loads((texts / "tokenizer.json").read_text())
+        last = settings["added_tokens"][-1]
+        settings["added_tokens"].append({**last, "id": 384, "content": "<image>"})
+        (texts / "tokenizer.json").write_text(json.dumps(settings))
+    write_shard(tmp_path / "a.tar", [("0", sample(1))])
+    file = tmp_path / "vlm.yaml"
+    options = f"--language {llama} --vision {tower} --tokenizer {texts} --data {tmp_path}/a.tar"
+    assert run_cli(f"init {file} {options} --gpus 1")[0] == 0
+    spec = checked(file).spec
+    assert spec is not None
+    assert spec.modules["vision"].placeholder == (384 if image_token else None)
+    assert spec.language.model.vocab == vocab
+    assert ("the tokenizer has no <image>" in file.read_text()) == (not image_token)
 
 
 def test_a_file_is_kept_unless_forced(tmp_path: Path, run_cli: Cli) -> None:

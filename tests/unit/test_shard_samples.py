@@ -392,7 +392,7 @@ def test_what_is_found_is_said_before_a_run(
     made = with_vocab(shard_spec(tmp_path))
     ready_shards(made, Console(), speaks=True)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "data: index of 2 shards (train): there is none yet"
+    assert said[0] == "data: makes the index of 2 shards (train): there is none yet"
     assert said[1].startswith("data: 21 samples (train); 9 bad, see ")
     ready_shards(made, Console(), speaks=True)
     assert capsys.readouterr().err.splitlines() == said[1:]

@@ -60,7 +60,7 @@ def init(
         str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, to choose what fits.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="SHARDS", help="Tar files to train on, as a pattern.")
+        str | None, typer.Option(metavar="SHARDS", help="Tar files to train on; quote the pattern.")
     ] = None,
     tokenizer: Annotated[
         Folder, typer.Option(metavar="DIR", help="Default: the folder of the language model.")

@@ -6,6 +6,7 @@ Leaves: files and questions to `init`.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from mimo_launch.layout.hugging_face import vit
 from mimo_launch.layout.hugging_face.contents import NAMES, Module, read_contents
 from mimo_launch.layout.hugging_face.folder import ConfigError
 from mimo_launch.layout.hugging_face.headers import FilesError
+from mimo_launch.layout.tokenizers import TokenizerError, num_tokens, token_id
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.plan.choose import Layout, NothingFits, choose
 from mimo_launch.spec.load import spec_from_data
@@ -29,6 +31,8 @@ DIGITS: dict[str, dict[str, Any]] = {
 GPUS_PER_NODE = 8
 BATCH, SEQ = 32, 2048
 TEXT_ROOM = 256
+# What stands for an image or a clip in texts, unless `data` says otherwise.
+MARKERS = {"vision": "<image>", "audio": "<audio>"}
 
 
 class CannotDraft(Exception):
@@ -74,9 +78,10 @@ def draft(answers: Answers) -> str:
     except ValueError as error:
         raise CannotDraft(str(error), "mimo-launch init --help") from error
     text = _text(answers, layout, layout.applied(data))
-    wrong = [found.headline for found in check_text(text).diagnostics if found.is_error]
+    wrong = [found for found in check_text(text).diagnostics if found.is_error]
     if wrong:
-        raise CannotDraft("; ".join(wrong), "change what that names")
+        said = "; ".join(f"{found.headline}: {found.why}" for found in wrong)
+        raise CannotDraft(said, wrong[0].help)
     return text
 
 
@@ -104,6 +109,8 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
                     f"mimo-launch inspect {folder}",
                 )
             found[name] = (part, folder)
+    if not found and (answers.data or answers.tokenizer):
+        raise CannotDraft("--data and --tokenizer are for models", "give --language or --model")
     if found and "language" not in found:
         raise CannotDraft("there is no language model", "give --language or --model")
     order = [name for name in NAMES.values() if name != "language"] + ["language"]
@@ -115,8 +122,7 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
     modules: dict[str, Any] = {name: {"model": dict(model)} for name, model in DIGITS.items()}
     if parts:
         modules = {name: _module(part, folder) for name, (part, folder) in parts.items()}
-        last = sum("placeholder" not in module for name, module in modules.items()) - 1
-        modules["language"]["model"]["vocab"] += last
+        _fit_vocab(modules, None if answers.data is None else _tokenizer(answers, parts))
     data: dict[str, Any] = {
         "version": 1,
         "name": answers.name,
@@ -152,6 +158,28 @@ def _module(part: Module, folder: Path) -> dict[str, Any]:
     return module if part.placeholder is None else module | {"placeholder": part.placeholder}
 
 
+def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) -> None:
+    """Take the tokens that a tokenizer has for images and clips; make room for the others.
+
+    What is wrong with a tokenizer is said when the spec is checked.
+    """
+    num_words = 0
+    if tokenizer is not None:
+        with suppress(TokenizerError):
+            num_words = num_tokens(tokenizer)
+            for name, module in modules.items():
+                token = token_id(tokenizer, MARKERS[name]) if name in MARKERS else None
+                if token is not None:
+                    module.setdefault("placeholder", token)
+    last = sum("placeholder" not in module for module in modules.values()) - 1
+    model = modules["language"]["model"]
+    model["vocab"] = max(model["vocab"], num_words) + last
+
+
+def _tokenizer(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> Path:
+    return answers.tokenizer or parts["language"][1]
+
+
 def _batch(gpus: int) -> int:
     """Return the first multiple of the GPUs that is at least the usual batch."""
     return -(-BATCH // gpus) * gpus
@@ -163,11 +191,10 @@ def _data(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[st
     if answers.data is None:
         image = parts["vision"][0].keys.get("image") if "vision" in parts else None
         return {"kind": "synthetic"} | ({} if image is None else {"image": list(image)})
-    tokenizer = answers.tokenizer or parts["language"][1]
     return {
         "kind": "webdataset",
         "shards": answers.data,
-        "tokenizer": str(tokenizer),
+        "tokenizer": str(_tokenizer(answers, parts)),
         "template": answers.template,
     }
 
@@ -190,6 +217,9 @@ def _text(answers: Answers, layout: Layout, data: Mapping[str, Any]) -> str:
         lines += [f"  {name}:", f"    model: {flow(module['model'])}"]
         for key in ("init_from", "placeholder"):
             lines += [f"    {key}: {flow(module[key])}"] if key in module else []
+        if name in MARKERS and "placeholder" not in module and "tokenizer" in data["data"]:
+            # So what is exported needs a tokenizer with that token before it takes images.
+            lines.append(f"    # placeholder: the last id; the tokenizer has no {MARKERS[name]}")
         grid = {axis: n for axis, n in module["grid"].items() if n > 1}
         lines += [f"    ranks: {module['ranks']}", f"    grid: {flow(grid)}"]
         lines += ["    recompute: full    # less memory, a third more work"] * layout.recompute

@@ -61,9 +61,8 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     def tell(progress: "Progress") -> None:
         if (progress.split, progress.why) not in told:
             told.add((progress.split, progress.why))
-            console.note(
-                f"data: index of {progress.shards:,} shards ({progress.split}): {progress.why}"
-            )
+            shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
+            console.note(f"data: makes the index of {shards} ({progress.split}): {progress.why}")
 
     if not rich.is_terminal:
         return tell

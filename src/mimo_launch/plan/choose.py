@@ -90,7 +90,7 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
             f"no number of replicas divides {data['batch']['global']} samples",
             f"take a batch that {num_ranks} ranks divide",
         )
-    raise NothingFits(last.headline, last.help)
+    raise NothingFits(f"{last.headline}: {last.why}", last.help)
 
 
 def _memory(spec: Spec) -> Diagnostic | None:
