@@ -177,7 +177,7 @@ def test_a_run_goes_on_on_another_layout(
 
 
 def test_a_packed_run_goes_on_on_another_layout(tmp_path: Path) -> None:
-    """Parallelism: vision dp 2, language tp 2; then dp 4 for both. Epochs are shorter than steps."""
+    """Parallelism: vision dp 2, language tp 2; then dp 4. Epochs are shorter than steps."""
     sections = {
         "data": {"kind": "digits", "packing": True, "samples": 30},
         "batch": {"global": 8, "seq": 80},

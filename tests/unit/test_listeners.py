@@ -47,7 +47,8 @@ def step(number: int, loss: float) -> StepFinished:
     return StepFinished(
         step=number, loss=loss, grad_norm=2.0, grad_norms={"vision": 1.0, "language": 1.5},
         lr=1e-3, lrs={"language": 1e-3}, tokens=100, tokens_per_s=50.0, skipped=False,
-        bad_samples=1, imbalance={"vision": Imbalance(1.5, 1.0625)}, zero_grads={"vision": 7, "language": 0},
+        bad_samples=1, imbalance={"vision": Imbalance(1.5, 1.0625)},
+        zero_grads={"vision": 7, "language": 0},
     )  # fmt: skip
 
 

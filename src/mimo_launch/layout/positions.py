@@ -1,4 +1,4 @@
-"""Position ids on several axes (M-RoPE): where the tokens of a sample are in time, height and width.
+"""Position ids on several axes (M-RoPE): where a sample's tokens are in time, height and width.
 
 Decides: the ids of text and of the rows of images, as runs of tokens that count alike.
 Relies on: the DataPlan, so that every stage of language knows them and nobody sends them.

@@ -40,7 +40,7 @@ class DigitsData(_Samples):
 
 
 class SyntheticData(_Samples):
-    """Random tokens, images and clips of random or given sizes, a pure function of (seed, sample)."""
+    """Random tokens, images and clips of random or given sizes, made from (seed, sample) alone."""
 
     kind: Literal["synthetic"]
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(
