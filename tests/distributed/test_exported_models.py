@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.support import llava, qwen2_vl, whisper
 from tests.support.exports import (
+    SAVES,
     bits,
     exported,
     load,
@@ -95,6 +96,29 @@ def test_a_trained_llava_has_the_same_logits(kept: bool, tmp_path: Path) -> None
     assert model.config.vision_config.num_hidden_layers == (3 if kept else 2)
     parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
     assert_close(joined(asked, parts, llava.VOCAB), wanted_logits(model, asked))
+
+
+def test_what_came_from_no_folder_has_the_type_of_training(tmp_path: Path) -> None:
+    """The norm as well that a LLaVA has behind its tower and that nothing was trained for."""
+    tower = {"kind": "vit", "layers": 1, "hidden": 16, "heads": 2, "patch": 2, "channels": 3,
+             "positions": "learned", "image": [2, 2], "class_token": True, "patch_bias": False,
+             "pre_norm": True, "final_norm": False}  # fmt: skip
+    words = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 40}
+    asked = {
+        "version": 1,
+        "name": "new",
+        "modules": {
+            "vision": {"model": tower, "ranks": "0"},
+            "language": {"model": words, "ranks": "0"},
+        },
+        "batch": {"global": 1, "seq": 16},
+        "data": {"kind": "synthetic", "image": [2, 2]},
+        "train": {"steps": 1, "precision": "bf16"},
+        **SAVES,
+    }
+    found = exported(trained(Spec.model_validate(asked), tmp_path / "run"), tmp_path / "out")
+    assert "vision_tower.post_layernorm.weight" in found
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
 
 
 def test_an_untouched_qwen2_vl_comes_out_bit_for_bit(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Leaves: reading, writing and renaming to `export`.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -130,7 +130,7 @@ class Exporter:
         tensors, projector, settings = [], [], {}
         for name in found.parts:
             model, source = self.modules.models[name], self.sources[name]
-            found, unused = with_unused(found, name, model, source, TORCH.get(self.dtype))
+            found, unused = with_unused(found, name, model, source, partial(self._dtype, name))
             tensors += unused
             mine, ends = self._tensors(found, name)
             tensors += mine
@@ -179,19 +179,22 @@ class Exporter:
     def _dtypes(self, name: str) -> Callable[[str], torch.dtype]:
         """Return what gives the type of a segment."""
         model, source = self.modules.models[name], self.sources[name]
-        if self.dtype in TORCH:
-            return lambda key: TORCH[self.dtype]
-        if source is None:
-            return lambda key: TORCH[self.spec.train.precision]
 
-        def of_source(key: str) -> torch.dtype:
+        def of_segment(key: str) -> torch.dtype:
             try:
-                at = source.part.place(key, model)
+                at = None if source is None else source.part.place(key, model)
             except KeyError:  # A segment that `init_partial` let the model have besides.
                 at = None
-            return source.dtype(None if at is None else at.name)
+            return self._dtype(name, None if at is None else at.name)
 
-        return of_source
+        return of_segment
+
+    def _dtype(self, name: str, inner: str | None) -> torch.dtype:
+        """Return the type of a tensor of a module, by what the family of its source calls it."""
+        if self.dtype in TORCH:
+            return TORCH[self.dtype]
+        source = self.sources[name]
+        return TORCH[self.spec.train.precision] if source is None else source.dtype(inner)
 
 
 _UNKNOWN = "of a kind that transformers does not have"

@@ -6,6 +6,7 @@ Relies on: `architectures.says` to tell that the whole still is our model.
 Leaves: reading the tensors to `reading`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -27,11 +28,11 @@ def with_unused(
     name: str,
     model: Model,
     source: Source | None,
-    dtype: torch.dtype | None,
+    dtype_of: Callable[[str | None], torch.dtype],
 ) -> tuple[Architecture, list[FileTensor]]:
     """Return an architecture and the tensors that it has besides those of an encoder of ours.
 
-    They have the type of the source unless another one is asked for.
+    `dtype_of` gives their types by what the family of the source calls them, None: the usual one.
     """
     part = found.parts[name]
     if not isinstance(model, VitModel):
@@ -44,17 +45,16 @@ def with_unused(
                 FileTensor(
                     new.file_name(inner),
                     header.shape,
-                    dtype or source.dtype(inner),
+                    dtype_of(inner),
                     copied=(source.folder / header.file, at),
                 )
                 for inner, at, header in source.unused(model)
             ]
     if model.final_norm:
         return found, []
-    kind = dtype or (torch.float32 if source is None else source.dtype(None))
     places = {1.0: part.place("norm.weight", model), 0.0: part.place("norm.bias", model)}
     return found, [
-        FileTensor(part.file_name(at.name), (model.hidden,), kind, filled=value)
+        FileTensor(part.file_name(at.name), (model.hidden,), dtype_of(None), filled=value)
         for value, at in places.items()
         if at is not None
     ]
