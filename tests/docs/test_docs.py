@@ -3,8 +3,8 @@
 A fenced `yaml` block with a `version:` key is a whole spec; others are fragments. One with a title
 (```yaml title="spec.yaml", or one of Python) is a file for the commands of its page, and may be
 wrong on purpose if its name begins with `broken`. A `console` block that begins with
-`$ mimo-launch` and `plan`, `validate` or `explain` is run in a folder with these files; `...` stands
-for lines left out.
+`$ mimo-launch` and `plan`, `validate` or `explain` is run in a folder with these files; `...`
+stands for lines left out.
 """
 
 import re
