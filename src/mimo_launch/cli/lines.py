@@ -34,12 +34,14 @@ def step_line(event: StepFinished) -> str:
     """Return one step as a line of text."""
     norms = " ".join(f"{name} {norm:.3g}" for name, norm in event.grad_norms.items())
     zeros = sum((event.zero_grads or {}).values())
+    balance = "" if event.aux_loss is None else f"  aux loss {event.aux_loss:.4f}"
     extra = "  SKIPPED" if event.skipped else ""
     extra += f"  {event.bad_samples:,} bad samples" if event.bad_samples else ""
     extra += f"  {zeros:,} zero grads" if event.zero_grads is not None else ""
     extra += f"  waited {event.reading.waited_s:.2f} s for data" if event.reading else ""
     return (
-        f"step {event.step:>6}  loss {event.loss:.4f}  grad norm {event.grad_norm:.3g} ({norms})  "
+        f"step {event.step:>6}  loss {event.loss:.4f}{balance}  "
+        f"grad norm {event.grad_norm:.3g} ({norms})  "
         f"lr {event.lr:.2e}  {event.tokens_per_s:,.0f} tokens/s{extra}"
     )
 

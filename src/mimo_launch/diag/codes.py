@@ -7,6 +7,7 @@ Leaves: headlines with values to the checks.
 
 from mimo_launch.diag.code import Code
 from mimo_launch.diag.codes_audio import AUDIO_CODES
+from mimo_launch.diag.codes_experts import EXPERT_CODES
 from mimo_launch.diag.codes_hybrid import HYBRID_CODES
 from mimo_launch.diag.codes_layout import LAYOUT_CODES
 from mimo_launch.diag.codes_model import MODEL_CODES
@@ -21,6 +22,7 @@ TABLES = (
     SCHEDULE_CODES,
     MODEL_CODES,
     AUDIO_CODES,
+    EXPERT_CODES,
     HYBRID_CODES,
     SHARD_CODES,
     RUN_CODES,

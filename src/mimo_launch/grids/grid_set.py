@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.channels import (
@@ -61,7 +63,7 @@ class GridSet:
         self._named: dict[str, Group] = {}
         for plan in layout.groups:
             # FSDP needs a live group even when a module has one replica.
-            keep_single = plan.name.endswith(".dp_cp")
+            keep_single = plan.name.endswith((".dp_cp", ".expert_dp"))
             self._create(plan.name, plan.ranks, keep_single=keep_single)
         for encoder in layout.encoders:
             for ranks in components_of(layout, encoder.name):
@@ -114,19 +116,24 @@ class GridSet:
             if self.rank in ranks and len(ranks) > 1
         )
 
-    def mesh(self, module: str) -> DeviceMesh:
-        """Return the 1-D mesh over dp x cp that shards the weights of `module`.
+    def mesh(self, module: str, axes: str = "dp_cp") -> DeviceMesh:
+        """Return the 1-D mesh that shards the weights of `module`; its experts have `expert_dp`.
 
         Ranks: local. A mesh wraps an existing group; slicing or flattening a mesh would create
         groups on members only, which hangs the others.
         """
-        ranks = self._named[f"{module}.dp_cp"].ranks
+        ranks = self._named[f"{module}.{axes}"].ranks
         return DeviceMesh.from_group(
             self._by_ranks[ranks],
             self.device.type,
             mesh=torch.tensor(ranks),
-            mesh_dim_names=("dp_cp",),
+            mesh_dim_names=(axes,),
         )
+
+    def replicas(self, module: str, parameter: Tensor) -> Group:
+        """Return the ranks that share out one of a module's weights, once FSDP2 has sharded it."""
+        axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+        return self._named[f"{module}.{axes[0] if axes else 'dp_cp'}"]
 
     def close(self) -> None:
         """Destroy every group, the default one included."""

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.spec.model import (
     Balance,
     EncoderModel,
+    ExpertGrid,
     LanguageModel,
     ModuleSpec,
     ScheduleKind,
@@ -50,7 +52,7 @@ class ModuleLayout:
     the first stage with anything to train, past which no gradient flows back. Of an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may have a `class_token`
     besides, and samples move among replicas as
-    `balance` says (see `owners`).
+    `balance` says (see `owners`). `experts` is where those of a mixture stand, if it has any.
     """
 
     name: str
@@ -65,16 +67,12 @@ class ModuleLayout:
     patches_per_row: int = 1
     class_token: bool = False
     balance: Balance = "linked"
+    experts: ExpertView | None = None
 
     @property
     def is_language(self) -> bool:
         """Whether this module computes the loss."""
         return self.name == LANGUAGE
-
-    @property
-    def sums_gradients(self) -> bool:
-        """Whether ranks along dp x cp hold terms of the same gradients."""
-        return self.grid.size("dp") * self.grid.size("cp") > 1
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages that `rank` holds: one, or every pp-th with virtual stages."""
@@ -140,7 +138,14 @@ class Layout:
             for axes in MODULE_GROUPS
             for ranks in module.grid.groups(*axes)
         )
-        return (*along_axes, *self._tied_groups())
+        return (*along_axes, *self._expert_groups(), *self._tied_groups())
+
+    def _expert_groups(self) -> Iterator[GroupPlan]:
+        for module in self.modules:
+            if module.experts is not None:
+                for axis, name in EXPERT_GROUPS.items():
+                    for ranks in module.experts.groups(axis):
+                        yield GroupPlan(f"{module.name}.{name}", ranks)
 
     def _tied_groups(self) -> Iterator[GroupPlan]:
         """Yield the ranks of first and last stage that hold the same part of a tied embedding."""
@@ -156,6 +161,9 @@ class Layout:
 # tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
 # last stage. Stage edges use point-to-point groups.
 MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"), ("pp",))
+# Along the axes of the experts. ep: tokens to their experts; tp: tokens of a split expert; dp: its
+# gradients and sharded weights.
+EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
 
 
 def world_size(spec: Spec) -> int:
@@ -214,13 +222,14 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     is_encoder = name != LANGUAGE
     stages = _stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
+    grid = RankGrid(
+        module.order,
+        tuple(getattr(module.grid, axis) for axis in module.order),
+        module.rank_range.start,
+    )
     return ModuleLayout(
         name=name,
-        grid=RankGrid(
-            module.order,
-            tuple(getattr(module.grid, axis) for axis in module.order),
-            module.rank_range.start,
-        ),
+        grid=grid,
         stages=stages,
         sequence_parallel=module.sequence_parallel and module.grid.tp > 1,
         frozen=module.frozen is True,
@@ -233,7 +242,15 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         else 1,
         class_token=isinstance(module.model, VitModel) and module.model.class_token,
         balance=module.balance,
+        experts=_expert_view(module, grid),
     )
+
+
+def _expert_view(module: ModuleSpec, grid: RankGrid) -> ExpertView | None:
+    if not isinstance(module.model, LanguageModel) or module.model.moe is None:
+        return None
+    sizes = module.experts or ExpertGrid()
+    return ExpertView.of(grid, tp=sizes.tp, ep=sizes.ep)
 
 
 def _stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage, ...]:

@@ -5,7 +5,7 @@ Relies on: `parallel` for layers that know their tp group.
 Leaves: what surrounds the blocks to `vision` and `language`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mimo_launch.layout.layout import Stage
+from mimo_launch.modules.moe import MoeMlp, MoeShape
 from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
@@ -26,6 +27,7 @@ class BlockShape:
     """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
 
     Where queries, keys and values have biases, `key_bias` may take that of the keys away (Whisper).
+    Experts, `moe`, stand in place of the MLP.
     """
 
     width: int
@@ -42,6 +44,7 @@ class BlockShape:
     qk_norm: bool = False
     eps: float = EPSILON
     activation: Activation = "gelu"
+    moe: MoeShape | None = None
 
     @property
     def biased_qkv(self) -> bool:
@@ -120,10 +123,22 @@ class Block(Layer):
             out_scale=out_scale,
         )
         self.mlp_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
-        self.mlp = Mlp(
+        self.mlp = _mlp(context, shape, out_scale)
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        attended = self.attention(self.attention_norm(x_nD), mask)
+        x_nD, normed = self.mlp_norm.after(x_nD, attended)
+        change = self.mlp(normed, mask) if isinstance(self.mlp, MoeMlp) else self.mlp(normed)
+        out: Tensor = x_nD + change
+        return out
+
+
+def _mlp(context: ParallelContext, shape: BlockShape, out_scale: float) -> Mlp | MoeMlp:
+    def dense(inner: int) -> Mlp:
+        return Mlp(
             context,
             shape.width,
-            shape.mlp,
+            inner,
             shape.width,
             gated=shape.gated,
             bias=shape.bias,
@@ -131,11 +146,12 @@ class Block(Layer):
             out_scale=out_scale,
         )
 
-    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
-        attended = self.attention(self.attention_norm(x_nD), mask)
-        x_nD, normed = self.mlp_norm.after(x_nD, attended)
-        out: Tensor = x_nD + self.mlp(normed)
-        return out
+    if shape.moe is None:
+        return dense(shape.mlp)
+    shared = dense(shape.moe.model.shared) if shape.moe.model.shared else None
+    return MoeMlp(
+        context, shape.moe, shape.width, gated=shape.gated, out_scale=out_scale, shared=shared
+    )
 
 
 def blocks(
@@ -150,4 +166,13 @@ def blocks(
 
         return te_blocks(context, shape, stage, recompute=recompute)
     numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-    return nn.ModuleDict({str(i): Block(context, shape, recompute=recompute) for i in numbers})
+    return nn.ModuleDict(
+        {str(i): Block(context, _of_layer(shape, i), recompute=recompute) for i in numbers}
+    )
+
+
+def _of_layer(shape: BlockShape, number: int) -> BlockShape:
+    """Return the shape of one block of a model, not all of which may have experts."""
+    if shape.moe is None or shape.moe.model.is_in(number):
+        return shape
+    return replace(shape, moe=None)

@@ -8,11 +8,12 @@ Leaves: running them to `runtime`.
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite import FiniteFlag, watch
 from mimo_launch.grids.grid_set import GridSet
@@ -22,7 +23,9 @@ from mimo_launch.modules.audio import AudioStage
 from mimo_launch.modules.language import LanguageStage
 from mimo_launch.modules.own import build_own_stage, plain_values
 from mimo_launch.modules.vision import VisionStage
+from mimo_launch.parallel.added_loss import LossMeter
 from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.experts import Experts
 from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.linear import accumulate_in_products
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
@@ -103,6 +106,7 @@ def build_modules(
             compiled=_compiles(spec, module.name, grids.device),
             owner=module.name,
             backend=spec.modules[module.name].backend,
+            **_expert_groups(module, grids),
         )
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
@@ -113,17 +117,14 @@ def build_modules(
             with nullcontext() if is_own else torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
-            _shard(network, grids, module.name, sharding, spec.train.precision)
+            flags[stage.index] = FiniteFlag(context.device)
+            _shard(network, grids, module.name, sharding, spec.train.precision, flags[stage.index])
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
             network.to_empty(device=context.device)
             for path, values in constants.items():
                 network.get_buffer(path).copy_(values)
             given = plain_values(spec, module.name, network)
             init_parameters(module.name, network, spec.train.seed, randomise=randomise, given=given)
-            flags[stage.index] = FiniteFlag(context.device)
-            if module.sums_gradients:
-                for unit in fsdp_modules(network):
-                    watch(unit, flags[stage.index])
             stages[stage.index] = network
         terms = FiniteFlag(context.device)
         modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)
@@ -155,6 +156,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
             stage,
             vocab=vocab_size(spec),
             padded_vocab=padded_vocab_size(spec),
+            global_samples=spec.batch.global_,
             recompute=recompute,
         )
     if isinstance(module.model, TransformerEncoder):
@@ -194,8 +196,21 @@ def _freeze(network: nn.Module, frozen: bool | str) -> None:
             declared.parameter.requires_grad_(False)
 
 
-def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str) -> None:
-    """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere."""
+def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
+    """Return what a context says of the experts of a module."""
+    if module.experts is None:
+        return {}
+    ep, tp = (grids.group(module.name, axis) for axis in ("ep", "expert_tp"))
+    return {"ep": ep, "expert_tp": tp, "meter": LossMeter(grids.device)}
+
+
+def _shard(
+    network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str, flag: FiniteFlag
+) -> None:
+    """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere.
+
+    Experts are wrapped first, over replicas of their own. `flag` is shown what is summed.
+    """
     low = precision == "bf16"
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None,
@@ -203,6 +218,10 @@ def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precisi
         cast_forward_inputs=False,
     )
     mesh, reshard = grids.mesh(name), sharding == "full"
+    experts = [module for module in network.modules() if isinstance(module, Experts)]
+    replicas = grids.mesh(name, "expert_dp") if experts else mesh
+    for each in experts:
+        fully_shard(each, mesh=replicas, mp_policy=policy, reshard_after_forward=reshard)
     blocks = list(cast(_Stage, network).layers.values())
     for unit in [[block] for block in blocks] if reshard else _units(blocks):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
@@ -213,6 +232,8 @@ def _shard(network: nn.Module, grids: GridSet, name: str, sharding: str, precisi
         # sum that gloo does not have.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        if (replicas if isinstance(module, Experts) else mesh).size() > 1:
+            watch(module, flag)
         if low and not reshard:
             accumulate_in_products(module)
 
@@ -232,7 +253,10 @@ def _units(blocks: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _num_parameters(modules: list[nn.Module]) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())
+    """Return the parameters of blocks that no unit inside of them has."""
+    return sum(
+        p.numel() for module in modules for p in module.parameters() if not isinstance(p, DTensor)
+    )
 
 
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:

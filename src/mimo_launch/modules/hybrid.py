@@ -9,19 +9,26 @@ from torch import Tensor, nn
 
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import Layer, Mlp
+from mimo_launch.modules.moe import MoeMlp, MoeShape
 from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm
 from mimo_launch.parallel.mamba import Mamba
 from mimo_launch.parallel.masks import CausalMask, ImageMask
-from mimo_launch.spec.hybrid import ATTENTION, MAMBA, MLP, HybridModel
+from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel
 
 
 class HybridLayer(Layer):
-    """The layer that a letter stands for. Its mixer is called `mamba`, `attention` or `mlp`."""
+    """The layer of a letter. Its mixer is called `mamba`, `attention`, `mlp` or `moe`."""
 
     def __init__(
-        self, context: ParallelContext, model: HybridModel, letter: str, *, recompute: bool
+        self,
+        context: ParallelContext,
+        model: HybridModel,
+        letter: str,
+        experts: MoeShape | None,
+        *,
+        recompute: bool,
     ) -> None:
         """Raises: ValueError for a letter that no layer has."""
         super().__init__(recompute=recompute)
@@ -31,6 +38,20 @@ class HybridLayer(Layer):
         self.mamba: Mamba | None = None
         self.attention: Attention | None = None
         self.mlp: Mlp | None = None
+        self.moe: MoeMlp | None = None
+
+        def mlp(inner: int) -> Mlp:
+            return Mlp(
+                context,
+                model.hidden,
+                inner,
+                model.hidden,
+                gated=model.gated_mlp,
+                bias=False,
+                activation="squared_relu",
+                out_scale=out_scale,
+            )
+
         if letter == MAMBA and model.mamba is not None:
             self.mamba = Mamba(
                 context, model.hidden, model.mamba, eps=model.norm_eps, out_scale=out_scale
@@ -49,15 +70,16 @@ class HybridLayer(Layer):
                 out_scale=out_scale,
             )
         elif letter == MLP:
-            self.mlp = Mlp(
+            self.mlp = mlp(model.mlp_width)
+        elif letter == EXPERTS and experts is not None:
+            shared = mlp(experts.model.shared) if experts.model.shared else None
+            self.moe = MoeMlp(
                 context,
+                experts,
                 model.hidden,
-                model.mlp_width,
-                model.hidden,
-                gated=False,
-                bias=False,
-                activation="squared_relu",
+                gated=model.gated_mlp,
                 out_scale=out_scale,
+                shared=shared,
             )
         else:
             raise ValueError(f"no layer of a hybrid model is a {letter}")
@@ -69,19 +91,26 @@ class HybridLayer(Layer):
             mixed = self.mamba(normed, mask)
         elif self.attention is not None:
             mixed = self.attention(normed, mask)
+        elif self.moe is not None:
+            mixed = self.moe(normed, mask)
         else:
             mixed = self.mlp(normed)  # type: ignore[misc]
         return x_nD + mixed
 
 
 def hybrid_layers(
-    context: ParallelContext, model: HybridModel, stage: Stage, *, recompute: bool
+    context: ParallelContext,
+    model: HybridModel,
+    stage: Stage,
+    experts: MoeShape | None,
+    *,
+    recompute: bool,
 ) -> nn.ModuleDict:
     """Return the layers of a stage, named by their number in the whole model."""
     numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
     return nn.ModuleDict(
         {
-            str(i): HybridLayer(context, model, model.pattern[i], recompute=recompute)
+            str(i): HybridLayer(context, model, model.pattern[i], experts, recompute=recompute)
             for i in numbers
         }
     )

@@ -17,6 +17,7 @@ from mimo_launch.comm.autograd import gather_rows
 from mimo_launch.layout.layout import Stage
 from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.modules.hybrid import hybrid_layers
+from mimo_launch.modules.moe import MoeShape
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
@@ -43,7 +44,8 @@ class LanguageInput:
     tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
     holds of each sequence; without labels the last stage gives greedy answers. positions [S], or
     [3, B, S] where they have three axes. documents: what the samples pack, None where every sample
-    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only.
+    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only. shares
+    [B, S], where there are experts: 1/T for each of the T tokens of a sample, 0 for its padding.
     """
 
     num_sequences: int
@@ -53,6 +55,7 @@ class LanguageInput:
     labels: Tensor | None
     rows: Mapping[str, Tensor]
     placements: Mapping[str, Placement]
+    shares: Tensor | None = None
 
 
 class LanguageStage(nn.Module):
@@ -66,6 +69,7 @@ class LanguageStage(nn.Module):
         *,
         vocab: int,
         padded_vocab: int,
+        global_samples: int,
         recompute: bool,
     ) -> None:
         super().__init__()
@@ -77,7 +81,7 @@ class LanguageStage(nn.Module):
             self.embedding = VocabEmbedding(
                 context, padded_vocab, model.hidden, std=std, counted=stage.is_first
             )
-        self.layers = _layers(context, model, stage, recompute=recompute)
+        self.layers = _layers(context, model, stage, global_samples, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
             if not model.tied:
@@ -98,6 +102,7 @@ class LanguageStage(nn.Module):
             x_nD.dtype,
             documents=batch.documents,
             sections=self.model.mrope if isinstance(self.model, DecoderModel) else None,
+            shares=batch.shares,
         )
         for layer in self.layers.values():
             x_nD = layer(x_nD, mask)
@@ -132,14 +137,21 @@ class LanguageStage(nn.Module):
 
 
 def _layers(
-    context: ParallelContext, model: LanguageModel, stage: Stage, *, recompute: bool
+    context: ParallelContext,
+    model: LanguageModel,
+    stage: Stage,
+    global_samples: int,
+    *,
+    recompute: bool,
 ) -> nn.ModuleDict:
     """Return the layers of a stage, named by their number in the whole model.
 
     Raises: TypeError for a language model of another kind; BackendError as `blocks` does.
     """
+    # The loss that balances experts is the mean over the samples of a step.
+    moe = None if model.moe is None else MoeShape(model.moe, model.moe.aux_loss / global_samples)
     if isinstance(model, HybridModel):
-        return hybrid_layers(context, model, stage, recompute=recompute)
+        return hybrid_layers(context, model, stage, moe, recompute=recompute)
     if not isinstance(model, DecoderModel):
         raise TypeError(f"no language stage is a {model.kind}")
     shape = BlockShape(
@@ -155,5 +167,6 @@ def _layers(
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
         eps=model.norm_eps,
+        moe=moe,
     )
     return blocks(context, shape, stage, recompute=recompute)

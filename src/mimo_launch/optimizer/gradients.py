@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite import FiniteFlag
 from mimo_launch.grids.grid_set import Group
@@ -22,13 +24,17 @@ TIED_NAME = "language.embedding.weight"
 
 
 def show_own_gradients(module: RankModule) -> None:
-    """Show the flags of a module's stages the gradients that its replicas did not sum.
+    """Show the flags of a module's stages the gradients of parameters that have no other replica.
 
-    For a module with one replica; otherwise FSDP2's reduction has shown them (`comm.finite`).
+    FSDP2's reduction has shown the others (`comm.finite`).
     """
     for stage, network in module.stages.items():
-        found = [local_tensor(p.grad) for p in network.parameters() if p.grad is not None]
-        module.flags[stage].show_all(found)
+        found = [p.grad for p in network.parameters() if p.grad is not None]
+        module.flags[stage].show_all([local_tensor(g) for g in found if not _is_summed(g)])
+
+
+def _is_summed(gradient: Tensor) -> bool:
+    return isinstance(gradient, DTensor) and gradient.device_mesh.size() > 1
 
 
 def sum_partial_gradients(

@@ -28,11 +28,13 @@ class StepTotals:
     """What all ranks know after the one reduction of a step.
 
     `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
-    step's labels; `flags` are sums over ranks of what each passed in; `zeros` counts per module the
-    gradients that are exactly zero, None where nobody asked.
+    step's labels, `aux_loss` the loss that balances experts, 0 without any; `flags` are sums over
+    ranks of what each passed in; `zeros` counts per module the gradients that are exactly zero,
+    None where nobody asked.
     """
 
     loss: float
+    aux_loss: float
     norms: dict[str, float]
     norm: float
     flags: tuple[int, ...]
@@ -70,12 +72,12 @@ class PendingTotals:
 
     def read(self) -> StepTotals:
         """Return the totals. Waits until the device has them."""
-        loss, norm, *rest = self.host.read()
+        loss, norm, aux_loss, *rest = self.host.read()
         names, numbers = list(self.squares), iter(rest)
         norms = {name: next(numbers) ** 0.5 for name in names}
         flags = tuple(int(next(numbers)) for _ in range(self.num_flags))
         zeros = {name: int(count) for name, count in zip(names, numbers, strict=False)}
-        return StepTotals(loss, norms, norm, flags, zeros or None)
+        return StepTotals(loss, aux_loss, norms, norm, flags, zeros or None)
 
 
 def reduce_totals(
@@ -103,18 +105,27 @@ def reduce_totals(
         squares[name] = own_squares[name] + sum_of_squares(shared, device)
         if count_zeros:
             zeros[name] = _num_zeros((*alone, *shared), device)
+    aux_loss = torch.zeros((), dtype=torch.float64, device=device)
+    for module in modules.values():
+        if module.context.meter is not None:
+            aux_loss += module.context.meter.total
     noted = to_device(torch.tensor(flags, dtype=torch.float64), device)
     counts = list(zeros.values()) if count_zeros else []
     slots = torch.cat(
-        [torch.stack([loss.double(), *squares.values()]), noted, *(c[None] for c in counts)]
+        [
+            torch.stack([loss.double(), aux_loss, *squares.values()]),
+            noted,
+            *(c[None] for c in counts),
+        ]
     )
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(slots)
-    norm = slots[1 : 1 + len(names)].sum().sqrt()
+    per_module = slots[2 : 2 + len(names)]
+    norm = per_module.sum().sqrt()
     return PendingTotals(
         loss=slots[0],
         norm=norm,
-        squares=dict(zip(names, slots[1:], strict=False)),
+        squares=dict(zip(names, per_module, strict=True)),
         own_squares=own_squares,
         num_flags=len(flags),
         host=HostCopy(torch.cat([slots[:1], norm[None], slots[1:]])),

@@ -17,6 +17,7 @@ from torch import Tensor
 from mimo_launch.comm.autograd import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.shards import even_cut
+from mimo_launch.parallel.added_loss import LossMeter
 from mimo_launch.parallel.segments import Segment, TpGrad
 
 SINGLE = Group((0,), 0, None)
@@ -42,7 +43,8 @@ class ParallelContext:
 
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
-    provides the blocks.
+    provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
+    `meter` adds up the losses that balance their load.
     """
 
     tp: Group = SINGLE
@@ -54,6 +56,9 @@ class ParallelContext:
     compiled: bool = False
     owner: str = ""
     backend: Literal["torch", "transformer_engine"] = "torch"
+    ep: Group = SINGLE
+    expert_tp: Group = SINGLE
+    meter: LossMeter | None = None
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""

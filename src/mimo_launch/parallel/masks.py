@@ -36,7 +36,8 @@ class CausalMask:
 
     `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence; [B, S, K] where
     the sequences differ in positions; None where attention knows no positions. `documents` are
-    packed into sequences and do not see each other.
+    packed into sequences and do not see each other. `shares` [batch, S] are 1/T for each of the T
+    tokens of a sequence, 0 for its padding; experts need them.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class CausalMask:
     cos: Tensor | None
     sin: Tensor | None
     documents: Documents | None
+    shares: Tensor | None = None
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
         """Return the mask of the last `queries` of the first `keys` positions, which end together.
@@ -105,6 +107,7 @@ def causal_mask(
     *,
     documents: Documents | None,
     sections: tuple[int, ...] | None = None,
+    shares: Tensor | None = None,
 ) -> CausalMask:
     """Return the mask of `batch` sequences of which this rank holds the given positions.
 
@@ -115,7 +118,7 @@ def causal_mask(
     run on from one document to the next: a rotary embedding sees distances only.
     """
     if theta is None:
-        return CausalMask(batch, positions.device, None, None, documents)
+        return CausalMask(batch, positions.device, None, None, documents, shares)
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
     angle = positions.to(wide).unsqueeze(-1) * theta**-exponent
@@ -125,7 +128,7 @@ def causal_mask(
         parts = torch.split(angle, list(sections), dim=-1)
         angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
     angle = torch.cat([angle, angle], dim=-1)
-    return CausalMask(batch, positions.device, angle.cos(), angle.sin(), documents)
+    return CausalMask(batch, positions.device, angle.cos(), angle.sin(), documents, shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from mimo_launch.runtime.inputs import (
     read_documents,
     read_positions,
     read_text,
+    token_shares,
 )
 from mimo_launch.schedule.actions import Action
 from mimo_launch.spec.model import DecoderModel, Spec, image_input
@@ -192,7 +193,16 @@ class Stages:
             labels=None if labels is None else labels[:, held],
             rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},
+            shares=self._shares(microbatch, step, held),
         )
+
+    def _shares(self, microbatch: int, step: StepState, held: Tensor) -> Tensor | None:
+        """Return what experts need to know of the tokens held of each sequence, [B, S]."""
+        layout = self.modules[LANGUAGE].layout
+        if layout.experts is None:
+            return None
+        replica, device = layout.grid.index("dp", self.rank), self.grids.device
+        return token_shares(self.layout, step.plan, replica, microbatch, device)[:, held]
 
     def _positions(self, microbatch: int, step: StepState, held: Tensor) -> Tensor:
         """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].

@@ -79,6 +79,8 @@ class Executor:
         }
         for module in self.modules.values():
             module.terms.clear()
+            if module.context.meter is not None:
+                module.context.meter.clear()
             for stage in module.stages:
                 module.flags[stage].clear()
                 _set_gradient_sync(module, stage, sync=False)

@@ -104,6 +104,22 @@ def read_positions(
     return to_device(np.stack(found, axis=1), device)
 
 
+def token_shares(
+    layout: Layout, plan: DataPlan, replica: int, microbatch: int, device: torch.device
+) -> Tensor:
+    """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
+
+    Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
+    gap, and no token.
+    """
+    samples = [plan.samples[index] for index in layout.samples.language(replica, microbatch)]
+    shares = np.zeros((len(samples), layout.seq))
+    for row, sample in zip(shares, samples, strict=True):
+        for record in sample.records:
+            row[record.first : record.first + record.num_tokens] = 1 / max(1, sample.num_tokens)
+    return to_device(shares, device)
+
+
 def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
     """Return time, height and width of the tokens of a sample, int64 [3, seq]."""
     ids = np.empty((NUM_AXES, seq), dtype=np.int64)

@@ -54,9 +54,10 @@ class HybridModel(LanguageModel):
 
     kind: Literal["hybrid"]
     pattern: Annotated[str, Field(pattern=r"^[M*E-]+$")] = Field(
-        description="The layers, one letter each: `M` Mamba-2, `*` attention, `-` MLP.",
+        description="The layers, one letter each: `M` Mamba-2, `*` attention, `-` MLP, `E` "
+        "experts.",
         examples=['"M-M*-M-"'],
-        json_schema_extra={"expected": "layers by letter: `M`, `*` and `-`, as in `M-M*-M-`"},
+        json_schema_extra={"expected": "layers by letter: `M`, `*`, `-` and `E`, as in `M-M*-ME`"},
     )
     mamba: MambaSizes | None = Field(
         None,
@@ -79,3 +80,12 @@ class HybridModel(LanguageModel):
     def mlp_width(self) -> int:
         """Width inside an MLP, default applied."""
         return self.mlp or 4 * self.hidden
+
+    @property
+    def gated_mlp(self) -> bool:
+        """MLPs are squared ReLU."""
+        return False
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether the pattern has experts at a layer."""
+        return self.pattern[layer] == EXPERTS

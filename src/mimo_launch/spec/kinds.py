@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from mimo_launch.spec.base import Strict
+from mimo_launch.spec.experts import Moe
 
 # The second convolution of Whisper has stride 2.
 FRAMES_PER_TOKEN = 2
@@ -216,6 +217,12 @@ class LanguageModel(Strict):
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1e-5, description="Added to the mean square in every RMSNorm of the module."
     )
+    moe: Moe | None = Field(
+        None,
+        description="Experts in place of the MLP, in all layers of a decoder or in those that "
+        "`every` and `first_dense` leave, in the layers `E` of a hybrid.",
+        examples=["{experts: 8, top_k: 2, width: 256}"],
+    )
 
     @property
     def num_kv_heads(self) -> int:
@@ -230,6 +237,15 @@ class LanguageModel(Strict):
     @property
     def mlp_width(self) -> int:
         """Width inside an MLP, default applied."""
+        raise NotImplementedError
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether MLPs, those of experts among them, are SwiGLU; otherwise squared ReLU."""
+        raise NotImplementedError
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, is a mixture of experts."""
         raise NotImplementedError
 
 
@@ -258,3 +274,12 @@ class DecoderModel(LanguageModel):
     def mlp_width(self) -> int:
         """Width inside the MLP, default applied."""
         return self.mlp or -(-8 * self.hidden // (3 * 64)) * 64
+
+    @property
+    def gated_mlp(self) -> bool:
+        """MLPs are SwiGLU."""
+        return True
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether experts take the place of the MLP of a layer."""
+        return self.moe is not None and self.moe.is_in(layer)

@@ -19,6 +19,7 @@ from mimo_launch.spec.data import (
     SyntheticData,
     WebdatasetData,
 )
+from mimo_launch.spec.experts import ExpertGrid, Moe
 from mimo_launch.spec.hybrid import HybridModel, MambaSizes
 from mimo_launch.spec.kinds import (
     AudioModel,
@@ -62,6 +63,7 @@ __all__ = [
     "DigitsData",
     "EncoderModel",
     "EvalSpec",
+    "ExpertGrid",
     "Grid",
     "HybridModel",
     "ImageInput",
@@ -73,6 +75,7 @@ __all__ = [
     "Model",
     "ModuleOptimizer",
     "ModuleSpec",
+    "Moe",
     "NodesSpec",
     "OptimizerSpec",
     "Ranks",
@@ -115,6 +118,12 @@ class ModuleSpec(Strict):
         ("tp", "cp", "dp", "pp"),
         description="Axes from fastest to slowest varying with the rank.",
         strict=False,
+    )
+    experts: ExpertGrid | None = Field(
+        None,
+        description="Sizes of the grid on which the experts of the model stand; without it every "
+        "rank of a stage holds all of them.",
+        examples=["{ep: 4}"],
     )
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."

@@ -44,7 +44,7 @@ class StepFinished:
     the step, or from the end of the one before where the host does not wait for it, to the end of
     its update; `bad_samples` could not be read and were left out of the step; `imbalance` is that
     of encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
-    gradients that are exactly zero, where asked for.
+    gradients that are exactly zero, where asked for; `aux_loss` balances the load of experts.
     """
 
     step: int
@@ -60,6 +60,7 @@ class StepFinished:
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
     reading: Reading | None = None
     zero_grads: dict[str, int] | None = None
+    aux_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +234,11 @@ def as_record(event: Event) -> dict[str, Any]:
     """Return an event as one JSON-able object; a number that is not finite becomes null."""
     record: dict[str, Any] = _finite(asdict(event))
     if isinstance(event, StepFinished):
-        unknown = (key for key in ("imbalance", "reading", "zero_grads") if not record[key])
-        for key in tuple(unknown):
-            del record[key]
+        for key in ("imbalance", "reading", "zero_grads"):
+            if not record[key]:
+                del record[key]
+        if event.aux_loss is None:
+            del record["aux_loss"]
     return record
 
 

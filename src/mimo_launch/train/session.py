@@ -131,8 +131,7 @@ class RankSession:
     def _sum_partial(self) -> None:
         """Sum the gradients that ranks hold terms of: over tp, and those of a tied embedding."""
         for name, module in self.modules.items():
-            if not module.layout.sums_gradients:
-                show_own_gradients(module)
+            show_own_gradients(module)
             sum_partial_gradients(self.declared(name), module.context.tp, module.terms)
         tied = self.grids.tied()
         if tied is not None and not self.layout.language.frozen:

@@ -21,7 +21,7 @@ from mimo_launch.layout.owners import Imbalance
 from mimo_launch.optimizer.lr import learning_rate
 from mimo_launch.optimizer.totals import PendingTotals, StepTotals
 from mimo_launch.runtime.whereabouts import Phase
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import Order, Sample
 from mimo_launch.train.events import Listener, Reading, StepFinished
@@ -152,6 +152,11 @@ class StepRunner:
         return totals
 
 
+def _has_experts(spec: Spec) -> bool:
+    model = spec.language.model
+    return isinstance(model, LanguageModel) and model.moe is not None
+
+
 def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: bool) -> StepFinished:
     schedule, steps, step = spec.optimizer.schedule, spec.train.steps, started.plan.step
     tokens = sum(sample.num_tokens for sample in started.plan.samples)
@@ -183,4 +188,5 @@ def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: boo
         imbalance=started.imbalance,
         reading=started.reading,
         zero_grads=totals.zeros,
+        aux_loss=totals.aux_loss if _has_experts(spec) else None,
     )

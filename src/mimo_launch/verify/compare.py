@@ -8,7 +8,8 @@ Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module
 1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: a tensor
 smaller than that is judged by noise. More than 5 % of a module's tensors judged by the floor is a
 failure, except key biases of encoders, whose exact gradient is zero (a softmax does not see a shift
-of all scores) unless rotary embeddings come between, as in the decoder and some encoders.
+of all scores) unless rotary embeddings come between, as in the decoder and some encoders, and
+experts that no token chose: their gradient is zero, and must be exactly that.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,7 @@ EXACT = Bound(1e-10, 1e-6, 1e-3)
 BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1)}
 MAX_FLOOR_SHARE = 0.05
 EXEMPT_SUFFIX = ".attention.k.bias"
+EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,15 @@ def _judge_module(
         difference = _difference(got[name], full)
         norm = float(full.norm())
         is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
-        scale = max(norm, (bound.zero_floor if is_zero else bound.floor) * module_norm)
+        is_unused = norm == 0 and EXPERTS in name
+        floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
+        scale = max(norm, floor * module_norm)
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
         if not error <= verdict.worst:
             verdict.worst, verdict.worst_name = error, name
         if not error <= bound.tolerance:
             verdict.failures.append(f"{name}: relative error {error:.1e}")
-        if not is_zero:
+        if not is_zero and not is_unused:
             judged += 1
             verdict.by_floor += norm < bound.floor * module_norm
     if verdict.by_floor > MAX_FLOOR_SHARE * judged:

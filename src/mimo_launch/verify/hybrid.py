@@ -14,11 +14,19 @@ from torch import Tensor
 
 from mimo_launch.spec.hybrid import HybridModel, MambaSizes
 from mimo_launch.verify.maths import Weights, attend, linear, rms_norm
+from mimo_launch.verify.mixture import Load, mixture, mlp
 from mimo_launch.verify.rotary import text_angles, turned
 
 
-def hybrid_layers(weights: Weights, x_SD: Tensor, model: HybridModel, documents: Tensor) -> Tensor:
-    """Return the stream behind the last layer, [S, D]."""
+def hybrid_layers(
+    weights: Weights,
+    x_SD: Tensor,
+    model: HybridModel,
+    documents: Tensor,
+    load: Load,
+    num_tokens: int,
+) -> Tensor:
+    """Return the stream behind the last layer, [S, D]; `mixture` says what the last two are."""
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
         y = rms_norm(weights, x_SD, f"{layer}.norm", model.norm_eps)
@@ -26,9 +34,10 @@ def hybrid_layers(weights: Weights, x_SD: Tensor, model: HybridModel, documents:
             change = _mamba(weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, documents)
         elif letter == "*":
             change = _attention(weights, y, f"{layer}.attention", model, documents)
+        elif letter == "E" and model.moe is not None:
+            change = mixture(weights, f"{layer}.moe", model.moe, y, load, num_tokens)
         else:
-            up = linear(weights, y, f"{layer}.mlp.up")
-            change = linear(weights, up.clamp(min=0) ** 2, f"{layer}.mlp.down")
+            change = mlp(weights, f"{layer}.mlp", y)
         x_SD = x_SD + change
     return x_SD
 

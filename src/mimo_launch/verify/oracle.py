@@ -31,9 +31,11 @@ from mimo_launch.spec.model import (
     image_input,
 )
 from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import Sample, records_of
 from mimo_launch.verify.encode import encode
 from mimo_launch.verify.hybrid import hybrid_layers
 from mimo_launch.verify.maths import attend, linear, rms_norm
+from mimo_launch.verify.mixture import Load, mixture, mlp
 from mimo_launch.verify.own import OneRankEncoder, keep_activations
 from mimo_launch.verify.rotary import axis_angles, axis_ids, text_angles, turned
 
@@ -43,7 +45,8 @@ class Oracle:
 
     def __init__(self, spec: Spec, *, randomise: bool) -> None:
         """Draw the same initial weights as every layout of the spec."""
-        self.spec, self.dataset = spec, build_dataset(spec)
+        self.spec, self.dataset, self.model = spec, build_dataset(spec), spec.language.model
+        self.balance_loss = 0.0
         self.weights: dict[str, Tensor] = {}
         self.own: dict[str, OneRankEncoder] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
@@ -69,20 +72,30 @@ class Oracle:
                     )
                     self.weights[placed.name] = values.requires_grad_(trains)
 
-    def loss_and_gradients(self, ids: Sequence[int]) -> tuple[float, dict[str, Tensor]]:
-        """Return the mean loss over all labels of the samples and its gradient by every weight."""
+    def loss_and_gradients(self, samples: Sequence[Sample]) -> tuple[float, dict[str, Tensor]]:
+        """Return the mean loss over all labels of the samples and the gradient by every weight.
+
+        The gradient is that of this loss and, where there are experts, of `balance_loss` besides.
+        The records of a pack are computed by themselves: only the balance of experts joins them.
+        """
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
         total, labels = torch.zeros((), dtype=torch.float64), 0
-        for index in ids:
-            tokens, targets = (torch.from_numpy(x) for x in self.dataset.text("train", index))
-            total = total + self._sample_loss(index, tokens, targets)
-            labels += int((targets != IGNORE_LABEL).sum())
-        if not total.requires_grad:
+        balance = torch.zeros((), dtype=torch.float64)
+        for sample in samples:
+            load = Load()
+            for index in records_of(sample):
+                tokens, targets = (torch.from_numpy(x) for x in self.dataset.text("train", index))
+                total = total + self._record_loss(index, tokens, targets, load)
+                labels += int((targets != IGNORE_LABEL).sum())
+            if isinstance(self.model, LanguageModel) and self.model.moe is not None:
+                balance = balance + load.loss(self.model.moe) / len(samples)
+        self.balance_loss = float(balance.detach())
+        if labels == 0 or not (total + balance).requires_grad:
             # No label, or nothing that trains reaches one (frozen language, no image).
             mean = float(total) / max(1, labels)
             return mean, {name: torch.zeros_like(w) for name, w in trained.items()}
         loss = total / labels
-        grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss + balance, list(trained.values()), allow_unused=True)
         return float(loss.detach()), {
             name: torch.zeros_like(weight) if grad is None else grad
             for (name, weight), grad in zip(trained.items(), grads, strict=True)
@@ -96,7 +109,7 @@ class Oracle:
             for name, grad in grads.items():
                 self.weights[name] -= lr * scale * grad
 
-    def _sample_loss(self, index: int, tokens: Tensor, targets: Tensor) -> Tensor:
+    def _record_loss(self, index: int, tokens: Tensor, targets: Tensor, load: Load) -> Tensor:
         x_SD = self.weights["language.embedding.weight"][tokens]
         for encoder in self.spec.encoders:
             images = self.dataset.images("train", index, encoder)
@@ -105,12 +118,13 @@ class Oracle:
                 x_SD = x_SD.clone()
                 x_SD[tokens == placeholder_id(self.spec, encoder)] = rows
         documents = torch.from_numpy(self.dataset.documents("train", index))
-        model = self.spec.language.model
+        model = self.model
+        num_tokens = self.dataset.plan("train", index).num_tokens
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, documents)
+            x_SD = hybrid_layers(self.weights, x_SD, model, documents, load, num_tokens)
         elif isinstance(model, DecoderModel):
             angles = self._angles(index, model, tokens, documents)
-            x_SD = self._decode(x_SD, model, documents, angles)
+            x_SD = self._decode(x_SD, model, documents, angles, load, num_tokens)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         logits = self._logits(x_SD, model)[:, : vocab_size(self.spec)]
@@ -142,7 +156,13 @@ class Oracle:
         return linear(self.weights, normed, head)
 
     def _decode(
-        self, x_SD: Tensor, model: DecoderModel, documents: Tensor, angles: Tensor
+        self,
+        x_SD: Tensor,
+        model: DecoderModel,
+        documents: Tensor,
+        angles: Tensor,
+        load: Load,
+        num_tokens: int,
     ) -> Tensor:
         heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
         for i in range(model.layers):
@@ -159,8 +179,9 @@ class Oracle:
             attended = attend(q, k, v, documents)
             x_SD = x_SD + linear(self.weights, attended, f"{layer}.attention.o")
             y = rms_norm(self.weights, x_SD, f"{layer}.mlp_norm", eps)
-            gate = F.silu(linear(self.weights, y, f"{layer}.mlp.gate"))
-            x_SD = x_SD + linear(
-                self.weights, gate * linear(self.weights, y, f"{layer}.mlp.up"), f"{layer}.mlp.down"
-            )
+            if model.moe is not None and model.has_experts(i):
+                mixed = mixture(self.weights, f"{layer}.mlp", model.moe, y, load, num_tokens)
+                x_SD = x_SD + mixed
+            else:
+                x_SD = x_SD + mlp(self.weights, f"{layer}.mlp", y)
         return x_SD

@@ -10,7 +10,15 @@ Which axes exceed 1, their order, and which modules are colocated, disjoint or o
 from collections.abc import Mapping
 from math import lcm
 
-from mimo_launch.spec.model import Grid, HybridModel, LanguageModel, ModuleSpec, ScheduleSpec, Spec
+from mimo_launch.spec.model import (
+    ExpertGrid,
+    Grid,
+    HybridModel,
+    LanguageModel,
+    ModuleSpec,
+    ScheduleSpec,
+    Spec,
+)
 
 MAX_RANKS = 32
 
@@ -40,6 +48,8 @@ def regrid(spec: Spec, smaller: Mapping[str, Grid] | None = None) -> Spec:
             sizes = model.mamba.model_copy(update={"groups": 1})
             model = model.model_copy(update={"mamba": sizes})
         update = {"grid": grids[name], "ranks": ranks, "model": model}
+        if module.experts is not None:
+            update["experts"] = _regrid_experts(module.experts, grids[name])
         modules[name] = module.model_copy(update=update)
     # A batch that every dp size and group size divides, with two samples per microbatch.
     share = lcm(*(grid.dp for grid in grids.values()))
@@ -54,6 +64,17 @@ def regrid(spec: Spec, smaller: Mapping[str, Grid] | None = None) -> Spec:
             "batch": spec.batch.model_copy(update={"global_": max(size, replicas * microbatches)}),
         }
     )
+
+
+def _regrid_experts(sizes: ExpertGrid, grid: Grid) -> ExpertGrid:
+    """Keep which axes of the experts exceed 1, as far as the ranks of a stage go."""
+    ranks = grid.tp * grid.cp * grid.dp
+
+    def fitting(size: int, room: int) -> int:
+        return next((n for n in (2, 3) if size > 1 and room % n == 0), 1)
+
+    tp = fitting(sizes.tp, ranks)
+    return ExpertGrid(tp=tp, ep=fitting(sizes.ep, ranks // tp))
 
 
 def _regrid_schedule(spec: Spec, pp: int) -> ScheduleSpec:

@@ -22,7 +22,7 @@ from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import global_order, records_of, steps_of
+from mimo_launch.train.data.order import global_order, steps_of
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.compare import (
@@ -40,6 +40,7 @@ class StepOutcome:
     """What one rank saw of one step; tensors only from the first data-parallel rank."""
 
     loss: float
+    aux_loss: float
     norms: dict[str, float]
     gradients: list[TensorPiece]
     weights: list[TensorPiece]
@@ -47,9 +48,10 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RightStep:
-    """What the oracle has of one step: loss, gradients and the weights after it, by name."""
+    """What the oracle has of one step: losses, gradients and the weights after it, by name."""
 
     loss: float
+    aux_loss: float
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
 
@@ -102,12 +104,10 @@ def right_steps(spec: Spec) -> list[RightStep]:
     order = global_order(spec, oracle.dataset)
     steps = []
     for ids in steps_of(order, spec.train.steps):
-        # Records by themselves: the oracle knows nothing of packs.
-        records = [record for sample in ids for record in records_of(sample)]
-        loss, grads = oracle.loss_and_gradients(records)
+        loss, grads = oracle.loss_and_gradients(ids)
         oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
         weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
-        steps.append(RightStep(loss, grads, weights))
+        steps.append(RightStep(loss, oracle.balance_loss, grads, weights))
     return steps
 
 
@@ -128,22 +128,22 @@ def rank_outcomes(
             session.update(step, totals)
             weights = _pieces(session, gradients=False)
             read = totals.read()
-            outcomes.append(StepOutcome(read.loss, read.norms, gradients, weights))
+            outcomes.append(StepOutcome(read.loss, read.aux_loss, read.norms, gradients, weights))
     return outcomes
 
 
 def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
-    """Return this rank's parts of all tensors, gathered over dp x cp.
+    """Return this rank's parts of all tensors, gathered over their replicas.
 
-    Ranks: collective over dp x cp of each module.
+    Ranks: collective over dp x cp of each module, and over the replicas of its experts.
     """
     pieces = []
     for name in session.modules:
-        group = session.grids.group(name, "dp", "cp")
         for declared in session.declared(name):
             tensor = declared.parameter.grad if gradients else declared.parameter.detach()
             if tensor is None:
                 continue
+            group = session.grids.replicas(name, declared.parameter)
             full = _unsharded(tensor, group)
             if group.index > 0:
                 continue
@@ -181,6 +181,12 @@ def _compare_step(
         compare_numbers("loss", "language", outcome.loss, right.loss, bound)
         for outcome in {outcome.loss: outcome for outcome in ranks}.values()
     ]
+    if spec.language.frozen is False:
+        # Where language is frozen, those terms alone are counted that reach an encoder.
+        verdicts += [
+            compare_numbers("aux loss", "language", aux_loss, right.aux_loss, bound)
+            for aux_loss in {outcome.aux_loss for outcome in ranks}
+        ]
     for module in spec.modules:
         grads = [g for name, g in right.gradients.items() if name.startswith(f"{module}.")]
         squares = [grad.square().sum() for grad in grads]

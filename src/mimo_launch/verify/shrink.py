@@ -18,11 +18,13 @@ from mimo_launch.spec.model import (
     Clips,
     CustomModel,
     DecoderModel,
+    ExpertGrid,
     Grid,
     HybridModel,
     LanguageModel,
     LrSchedule,
     ModuleSpec,
+    Moe,
     Spec,
     SyntheticData,
     TransformerEncoder,
@@ -40,7 +42,7 @@ MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 NUM_STEPS = 2
 
-Language = TypeVar("Language", bound=LanguageModel)
+Language = TypeVar("Language", DecoderModel, HybridModel)
 
 
 def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
@@ -145,11 +147,10 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
             update |= {"mels": min(3, model.mels), "frames": _clip_frames(model)}
         small = model.model_copy(update=update)
     elif isinstance(model, HybridModel):
-        small = _shrink_hybrid(model, module.grid, layers)
+        small = _with_experts(_shrink_hybrid(model, module.grid, layers), module)
     else:
-        small = _shrink_language(model, tp).model_copy(
-            update={"layers": layers, "mrope": model.mrope and _shrink_mrope(model)}
-        )
+        update = {"layers": layers, "mrope": model.mrope and _shrink_mrope(model)}
+        small = _with_experts(_shrink_language(model, tp).model_copy(update=update), module)
     return module.model_copy(
         update={
             "model": small,
@@ -237,6 +238,33 @@ def _shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
         "chunk": min(8, model.mamba.chunk),
     }
     return small.model_copy(update={"mamba": model.mamba.model_copy(update=sizes)})
+
+
+def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
+    """Keep several experts on a rank, a choice among them, and layers with and without experts."""
+    experts = sizes.ep * min(2, moe.experts // sizes.ep)
+    return moe.model_copy(
+        update={
+            "experts": experts,
+            "top_k": min(moe.top_k, 2, experts),
+            "width": 2 * sizes.tp * HEAD_SIZE,
+            "shared": min(moe.shared, 2 * tp * HEAD_SIZE),
+            # Large enough that a wrong balance loss is seen beside the main one.
+            "aux_loss": 0.1 if moe.aux_loss else 0.0,
+            "every": min(moe.every, 2),
+            "first_dense": min(moe.first_dense, 1),
+        }
+    )
+
+
+def _with_experts(model: Language, module: ModuleSpec) -> Language:
+    """Return a small model whose experts are small, too, with at least one layer of them."""
+    if model.moe is None:
+        return model
+    small = _shrink_moe(model.moe, module.experts or ExpertGrid(), module.grid.tp)
+    if not any(model.model_copy(update={"moe": small}).has_experts(i) for i in range(model.layers)):
+        small = small.model_copy(update={"every": 1, "first_dense": 0})
+    return model.model_copy(update={"moe": small})
 
 
 def _global_batch(spec: Spec) -> int:

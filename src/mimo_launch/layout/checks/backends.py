@@ -71,6 +71,14 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "delete `class_token`",
             Related(path=("modules", name, "model", "class_token"), label="a class token"),
         )
+    if isinstance(model, LanguageModel) and model.moe is not None:
+        yield _cannot(
+            name,
+            "provide experts",
+            "it stands for the dense block only",
+            "keep the layers of torch for this module",
+            Related(path=("modules", name, "model", "moe"), label="experts"),
+        )
     size = model.head_size if isinstance(model, LanguageModel) else model.hidden // model.heads
     if size % HEAD_STEP or size > LARGEST_HEAD:
         given = "head_dim" if isinstance(model, LanguageModel) and model.head_dim else "heads"

@@ -7,22 +7,8 @@ Leaves: attention heads and widths, which these models have like any other, to `
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
-from mimo_launch.spec.hybrid import EXPERTS, MAMBA, MambaSizes
+from mimo_launch.spec.hybrid import MAMBA, MambaSizes
 from mimo_launch.spec.model import HybridModel, Spec
-
-
-def layers_are_there(spec: Spec, name: str) -> Findings:
-    """Every letter of a pattern is a layer of ours."""
-    model = spec.modules[name].model
-    if not isinstance(model, HybridModel) or EXPERTS not in model.pattern:
-        return
-    yield Diagnostic(
-        code="not-supported-yet",
-        headline=f"`{name}`: layers of experts (`{EXPERTS}`) are not there yet",
-        path=("modules", name, "model", "pattern"),
-        why="a hybrid model has Mamba-2 (`M`), attention (`*`) and MLP (`-`) layers so far",
-        help=f"write `pattern: {model.pattern.replace(EXPERTS, '-')!r}`",
-    )
 
 
 def mamba_has_sizes(spec: Spec, name: str) -> Findings:

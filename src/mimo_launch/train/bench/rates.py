@@ -147,6 +147,7 @@ def _decoder(session: RankSession, context: ParallelContext, stage: Stage) -> nn
         stage,
         vocab=vocab_size(spec),
         padded_vocab=padded_vocab_size(spec),
+        global_samples=spec.batch.global_,
         recompute=False,
     )
 

@@ -31,6 +31,7 @@ def scalars(event: Event) -> dict[str, float]:
 def _of_step(event: StepFinished) -> dict[str, float]:
     return {
         "train/loss": event.loss,
+        **({} if event.aux_loss is None else {"train/aux_loss": event.aux_loss}),
         "train/grad_norm": event.grad_norm,
         "train/tokens_per_s": event.tokens_per_s,
         "train/skipped": float(event.skipped),

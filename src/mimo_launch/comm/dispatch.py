@@ -1,0 +1,112 @@
+"""Moves tokens between ranks that hold unequal numbers of them, each way the other's adjoint.
+
+Decides: the collectives under a mixture of experts.
+Relies on: sizes that the host knows; `collectives` for uneven gathers.
+Leaves: which tokens go where to `parallel.dispatch`.
+
+Legend: r rows on this rank, R rows of all ranks of a group, D width.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.comm.collectives import all_gather, all_gather_uneven, reduce_scatter
+from mimo_launch.grids.grid_set import Group
+
+Sizes = tuple[int, ...]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        return _all_to_all(x, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(grad, ctx.receive, ctx.send, ctx.group), None, None, None
+
+
+class _GatherUneven(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return all_gather_uneven(x, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None
+
+
+class _ScatterUneven(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return _reduce_scatter_uneven(x, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
+
+
+def _all_to_all(x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
+    out = x.new_empty((sum(receive), *x.shape[1:]))
+    dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
+    return out
+
+
+def _reduce_scatter_uneven(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    """Return this rank's shard of the sum; padded, because backends scatter equal shapes only."""
+    padded = x.new_zeros((group.size, max(sizes), *x.shape[1:]))
+    for shard, values in zip(padded, torch.split(x, list(sizes)), strict=True):
+        shard[: values.shape[0]] = values
+    return reduce_scatter(padded.flatten(0, 1), group)[: sizes[group.index]].clone()
+
+
+def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
+    """Send rows to each rank of `group` in turn and return what they sent, in their order.
+
+    Shapes: [sum(send), D] -> [sum(receive), D]. Gradient: the same exchange, back. Traffic: an
+    all-to-all with uneven splits; a rank without rows takes part, too.
+    """
+    if group.handle is None:
+        return x_rD
+    out: Tensor = _Exchange.apply(x_rD, send, receive, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    """Return the rows of all ranks, each of which then computes a part of a product with them.
+
+    Shapes: [sizes[index], D] -> [sum(sizes), D]. Gradient: summed over `group`, own rows kept.
+    """
+    if group.handle is None:
+        return x_rD
+    out: Tensor = _GatherUneven.apply(x_rD, sizes, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
+    """Sum partial outputs for the rows of all ranks, and keep those of this one.
+
+    Shapes: [sum(sizes), D] -> [sizes[index], D]. Gradient: all-gather.
+    """
+    if group.handle is None:
+        return x_RD
+    out: Tensor = _ScatterUneven.apply(x_RD, sizes, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def exchange_counts(counts_E: Tensor, ep: Group, tp: Group) -> Tensor:
+    """Return what all ranks have for the experts of this one: [tp ranks, ep ranks, own experts].
+
+    `counts_E` are this rank's tokens for each expert.
+    """
+    theirs = counts_E
+    if ep.handle is not None:
+        theirs = torch.empty_like(counts_E)
+        dist.all_to_all_single(theirs, counts_E, group=ep.handle)
+    return all_gather(theirs, tp).view(tp.size, ep.size, -1)

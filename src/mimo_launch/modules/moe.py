@@ -1,0 +1,89 @@
+"""A mixture of experts in place of the MLP of a block.
+
+Decides: which tokens of a replica each tp rank sends, and how answers are put together.
+Relies on: `parallel.router`, `parallel.dispatch` and `parallel.experts`.
+Leaves: sharding the experts over their replicas to `build`.
+
+Legend: N tokens of a replica's cp rank, n those of this tp rank, D width, k choices of a token.
+
+tp ranks that hold the same tokens (without sequence parallelism) each route a part of them, or
+every token would travel once per tp rank.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd import gather_rows, split_rows
+from mimo_launch.layout.shards import even_cut
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.dispatch import from_experts, plan_trip, to_experts
+from mimo_launch.parallel.experts import Experts
+from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.router import Router, TokenShares
+from mimo_launch.spec.experts import Moe
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """A mixture of experts of a model; `coefficient` is that of its loss, over a step's samples."""
+
+    model: Moe
+    coefficient: float
+
+
+class MoeMlp(nn.Module):
+    """Experts for each token, and an MLP for all of them if the model shares one: [n, D]."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        shape: MoeShape,
+        width: int,
+        *,
+        gated: bool,
+        out_scale: float,
+        shared: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.context, self.num_experts = context, shape.model.experts
+        self.router = Router(context, shape.model, width, shape.coefficient)
+        self.experts = Experts(context, shape.model, width, gated=gated, out_scale=out_scale)
+        self.shared = shared
+
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return the weighted answers of every token's experts.
+
+        Without shares in the mask the load is not balanced.
+        """
+        shares_BS = mask.shares if isinstance(mask, CausalMask) else None
+        routed = self._routed(x_nD, shares_BS)
+        return routed if self.shared is None else routed + self.shared(x_nD)
+
+    def _routed(self, x_nD: Tensor, shares_BS: Tensor | None) -> Tensor:
+        tp = self.context.tp
+        if tp.size == 1 or self.context.sequence_parallel:
+            return self._answers(x_nD, self._tokens(shares_BS))
+        sizes = tuple(len(even_cut(x_nD.shape[0], tp.size, index)) for index in range(tp.size))
+        own = self._answers(split_rows(x_nD, sizes, tp), self._tokens(shares_BS))
+        return gather_rows(own, sizes, tp)
+
+    def _tokens(self, shares_BS: Tensor | None) -> TokenShares | None:
+        """Return what this tp rank's tokens are of their samples."""
+        if shares_BS is None:
+            return None
+        tp, (samples, positions) = self.context.tp, shares_BS.shape
+        part = even_cut(samples * positions, tp.size, tp.index)
+        places = torch.arange(part.start, part.stop, device=shares_BS.device)
+        own = shares_BS.flatten()[part.start : part.stop]
+        return TokenShares(samples, places // positions, own)
+
+    def _answers(self, x_nD: Tensor, tokens: TokenShares | None) -> Tensor:
+        choice = self.router(x_nD, tokens)
+        trip = plan_trip(self.context, choice.experts, self.num_experts)
+        answers = self.experts(to_experts(x_nD, trip, self.context), trip.counts)
+        answers = from_experts(answers, trip, self.context)
+        weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
+        per_token = answers.view(*choice.weights.shape, -1)
+        return torch.bmm(weights_n1k, per_token).squeeze(1)

@@ -1,0 +1,65 @@
+"""Mixtures of experts: what such a layer is made of, and the grid on which the experts stand.
+
+Decides: keys, defaults, and which layers have experts.
+Relies on: `base`.
+Leaves: what fits together to `layout.checks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from mimo_launch.spec.base import Strict
+
+
+class ExpertGrid(Strict):
+    """A second factorisation of the ranks of each pipeline stage, for the experts alone.
+
+    What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
+    """
+
+    ep: PositiveInt = Field(
+        1, description="Expert-parallel size: the experts of a layer are dealt out."
+    )
+    tp: PositiveInt = Field(
+        1, description="Tensor-parallel size of the experts: the width of each is split."
+    )
+
+
+class Moe(Strict):
+    """A mixture of experts in place of the MLP of a layer: each token goes to `top_k` of them.
+
+    An expert is an MLP as the dense layers of the model have it. No token is dropped, however many
+    choose the same expert.
+    """
+
+    experts: PositiveInt = Field(description="Number of experts of a layer.", examples=[8])
+    top_k: PositiveInt = Field(description="Experts that each token goes to.", examples=[2])
+    width: PositiveInt = Field(description="Width inside an expert.", examples=[256])
+    score: Literal["softmax", "sigmoid"] = Field(
+        "softmax",
+        description="What the router makes of its logits, over all experts: `softmax` as in "
+        "Mixtral and Qwen3, `sigmoid` as in DeepSeek-V3.",
+    )
+    normalize: bool = Field(
+        True, description="Divide the scores of the chosen experts by their sum."
+    )
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="Factor on the scores of the chosen experts."
+    )
+    shared: NonNegativeInt = Field(
+        0, description="Width of an MLP that every token goes through besides; 0: none."
+    )
+    aux_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.01, description="Coefficient of the loss that balances the load of the experts."
+    )
+    every: PositiveInt = Field(
+        1, description="Each so-many-th layer of a decoder has experts; the others have the MLP."
+    )
+    first_dense: NonNegativeInt = Field(
+        0, description="The first layers of a decoder, so many, have the MLP in any case."
+    )
+
+    def is_in(self, layer: int) -> bool:
+        """Return whether a layer of a decoder, counted from 0, has experts."""
+        return layer >= self.first_dense and (layer + 1) % self.every == 0
