@@ -141,6 +141,29 @@ def test_a_folder_that_cannot_be_read(
     assert says in err
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_attention_heads": 0}, "makes `heads` 0, not a positive number"),
+        ({"num_hidden_layers": 1.5}, "makes `layers` 1.5, not a whole number"),
+        ({"rope_parameters": [1]}, "rope_type: [1]"),
+        ({"model_type": "clip_vision_model", "hidden_act": ["gelu"]}, "is malformed: TypeError"),
+        ({"model_type": "clip_vision_model", "image_size": 8}, "makes `image` [0, 0], not"),
+        ({"model_type": "qwen2_vl", "text_config": "x"}, "`text_config` in config.json is x, not"),
+        ({"model_type": "llava", "vision_config": [1]}, "`vision_config` in config.json is [1],"),
+        ({"model_type": "siglip", "vision_config": 3}, "`vision_config` in config.json is 3, not"),
+    ],
+)
+def test_a_configuration_of_no_model_is_refused(
+    changes: dict, says: str, llama: Path, run_cli: Cli
+) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | changes))
+    code, out, err = run_cli(f"inspect '{llama}'")
+    assert says in (out if "rope" in says else err)
+    assert code == (0 if "rope" in says else 2)
+
+
 def test_nothing_there(tmp_path: Path, run_cli: Cli) -> None:
     assert run_cli(f"inspect {tmp_path}")[::2] == (
         2,

@@ -6,6 +6,8 @@ Leaves: what a configuration means to the families, reading tensors to `train.ch
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,28 @@ def number(config: Config, key: str, *defaults: float | None) -> int | float:
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ConfigError(f"`{key}` in {CONFIG} is {short(found)}, not a number")
     return found
+
+
+def section(config: Config, key: str) -> Config:
+    """Return a configuration inside another; a missing one is empty. Raises: ConfigError."""
+    found = config.get(key) or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"`{key}` in {CONFIG} is {short(found)}, not an object")
+    return found
+
+
+@contextmanager
+def reading_config() -> Iterator[None]:
+    """Raise ConfigError where something is of another type than any model has there.
+
+    Configurations come from anywhere, and say of a dozen models some hundred things.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{CONFIG} is malformed: {error!r}") from error
 
 
 def short(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mimo_launch.layout.hugging_face import decoder, vit
 from mimo_launch.layout.hugging_face.family import differs
-from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.model import DecoderModel, VitModel
 
@@ -78,7 +78,7 @@ def config_of(
 
 
 def _vision(config: Config) -> Part[VitModel]:
-    inner = {"model_type": vit.CLIP, **(config.get("vision_config") or {})}
+    inner = {"model_type": vit.CLIP, **section(config, "vision_config")}
     family = _VISION.get(str(inner["model_type"]))
     if family is None:
         raise NoSuchPart(f"vision_config.model_type: {short(inner['model_type'])}")
@@ -130,7 +130,7 @@ def _refused(config: Config, inner: Config) -> Iterator[str]:
 
 
 def _text(config: Config) -> Part[DecoderModel]:
-    inner = {"model_type": "llama", **(config.get("text_config") or {})}
+    inner = {"model_type": "llama", **section(config, "text_config")}
     family = _TEXT.get(str(inner["model_type"]))
     if family is None:
         raise NoSuchPart(f"text_config.model_type: {short(inner['model_type'])}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from mimo_launch.layout.hugging_face import decoder
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
-from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.layout.hugging_face.vit import ACTIVATIONS
 from mimo_launch.spec.model import DecoderModel, VitModel
@@ -120,7 +120,7 @@ def vision_not_computed(config: Config) -> Iterator[str]:
         yield f"hidden_act: {short(config['hidden_act'])}"
     if differs(config, "quantization_config", None):
         yield f"quantization_config: {short(config['quantization_config'])}"
-    rope = config.get("rope_parameters") or {}
+    rope = section(config, "rope_parameters")
     for key, only in (("rope_type", "axial"), ("rope_theta", 10000.0)):
         if differs(rope, key, only):
             yield f"{key}: {short(rope[key])}"
@@ -210,13 +210,13 @@ FAMILIES: tuple[Family[Any], ...] = (_TEXT_FAMILY, _VISION_FAMILY)
 def part(config: Config, kind: str) -> Part[Any]:
     """Return the vision part with its merger, or the decoder. Raises: NoSuchPart."""
     if kind == "vit":
-        inner = config.get("vision_config") or {}
+        inner = section(config, "vision_config")
         beside = ("model.language_model.", *(f"model.{x}." for x in _LANGUAGE), "lm_head.")
         return Part(family=_VISION_FAMILY, config=inner, prefixes=_VISION_NAMES, elsewhere=beside)
     if kind != "decoder":
         raise NoSuchPart(f"model_type: {MODEL_TYPE}")
     # Before 4.52 what it says of the text stood beside `vision_config`.
-    inner = config.get("text_config") or config
+    inner = section(config, "text_config") or config
     tied = bool(config.get("tie_word_embeddings")) or bool(inner.get("tie_word_embeddings"))
     return Part(
         family=_TEXT_FAMILY,

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
-from mimo_launch.layout.hugging_face.folder import Config, number, short
+from mimo_launch.layout.hugging_face.folder import Config, number, section, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.model import VitModel
 
@@ -178,7 +178,7 @@ def tower(config: Config, kind: str) -> Part[VitModel]:
 
 def tower_of_pair(model_type: str, config: Config, kind: str) -> Part[VitModel]:
     """Return the vision tower of a SiglipModel or CLIPModel. Raises: NoSuchPart."""
-    inner = {"model_type": model_type, **(config.get("vision_config") or {})}
+    inner = {"model_type": model_type, **section(config, "vision_config")}
     if kind != "vit" or inner["model_type"] not in _BY_TYPE:
         raise NoSuchPart(f"model_type: {config['model_type']}")
     return Part(
