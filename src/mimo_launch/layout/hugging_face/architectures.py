@@ -14,7 +14,7 @@ from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.hugging_face.part import Part
 from mimo_launch.layout.hugging_face.registry import FAMILIES, part_of
-from mimo_launch.spec.model import Model, VitModel
+from mimo_launch.spec.model import Model, Strict, VitModel
 
 # What a key means where it is left out, by the property of the model that says so.
 _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
@@ -144,7 +144,8 @@ def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | Non
 def value_of(model: Model, key: str) -> Any:
     """Return what a model says by a key of its own, defaults applied."""
     derived = _DERIVED.get(key, key)
-    return getattr(model, derived if hasattr(model, derived) else key)
+    found = getattr(model, derived if hasattr(model, derived) else key)
+    return found.model_dump() if isinstance(found, Strict) else found
 
 
 def text_of(value: Any) -> str:
@@ -153,6 +154,8 @@ def text_of(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "null"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {text_of(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(text_of(each) for each in value)}]"
     if isinstance(value, float):

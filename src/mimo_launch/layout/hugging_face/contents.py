@@ -21,7 +21,7 @@ from mimo_launch.spec.load import model_from_data
 
 # What a whole model calls the token that stands for a row of an image.
 _TOKENS = ("image_token_index", "image_token_id")
-NAMES = {"decoder": "language", "vit": "vision", "audio": "audio"}
+NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

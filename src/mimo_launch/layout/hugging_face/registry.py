@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mimo_launch.layout.hugging_face import decoder, llava, qwen2_vl, vit, whisper
+from mimo_launch.layout.hugging_face import decoder, llava, nemotron_h, qwen2_vl, vit, whisper
 from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
@@ -19,6 +19,7 @@ _ALL: tuple[Family[Any], ...] = (
     *vit.FAMILIES,
     *qwen2_vl.FAMILIES,
     whisper.ENCODER,
+    nemotron_h.HYBRID,
 )
 FAMILIES = {each.model_type: each for each in _ALL}
 # Models that hold a part of a kind under names of their own, by `model_type`.
@@ -30,8 +31,9 @@ PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     llava.MODEL_TYPE: llava.part,
     qwen2_vl.MODEL_TYPE: qwen2_vl.part,
     whisper.WHISPER: whisper.part,
+    nemotron_h.NEMOTRON_H: nemotron_h.part,
 }
-KINDS = ("vit", "audio", "decoder")
+KINDS = ("vit", "audio", "decoder", "hybrid")
 
 
 def part_of(config: Config, kind: str) -> Part[Any]:

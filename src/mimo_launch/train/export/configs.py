@@ -33,7 +33,7 @@ def whole_config(
         source, key = sources[name], nested.get(name)
         ours = config if key is None else config[key]
         defaults = {}
-        if part.family.kind == "decoder":
+        if part.family.kind in ("decoder", "hybrid"):
             defaults = {"max_position_embeddings": seq, **_NO_TOKENS}
         made = defaults | merged(ours, None if source is None else source.part.config)
         config = made if key is None else {**config, key: {**made, "dtype": dtype}}

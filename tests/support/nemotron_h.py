@@ -1,0 +1,102 @@
+"""Tiny Nemotron-H models of `transformers` with random weights, and specs that start from them."""
+
+import warnings
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from tests.support.hugging_face import widen
+from tests.support.specs import box, spec
+from torch import Tensor
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.spec.model import Spec
+
+VOCAB = 37
+MODEL = {
+    "kind": "hybrid", "pattern": "M-*M-", "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8,
+    "mlp": 48, "vocab": VOCAB, "vocab_multiple": 16, "norm_eps": 1e-3,
+    "mamba": {
+        "heads": 8, "head_dim": 4, "state": 6, "groups": 4, "conv": 3, "chunk": 8, "min_step": 0.1,
+    },
+}  # fmt: skip
+CONFIG = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size": 48, "layer_norm_epsilon": 1e-3, "mamba_num_heads": 8,
+    "mamba_head_dim": 4, "ssm_state_size": 6, "n_groups": 4, "conv_kernel": 3, "chunk_size": 8,
+    "time_step_min": 0.1, "time_step_max": 0.2,
+    "layers_block_type": [
+        "linear_attention", "mlp", "full_attention", "linear_attention", "mlp",
+    ],
+}  # fmt: skip
+
+
+def tiny(dtype: torch.dtype = torch.float32, **config: Any) -> Any:
+    """Return a model in which no weight is a constant; `min_step` is in force for some heads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import NemotronHConfig, NemotronHForCausalLM
+    made = NemotronHForCausalLM(NemotronHConfig(**{**CONFIG, **config})).to(dtype).eval()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            # Time steps near the least one, and as different decays as of a trained model.
+            start = -2.0 if "dt_bias" in name else 1.0 if "norm" in name or "A_log" in name else 0.0
+            weight.copy_(noise * (0.5 if "mixer" in name else 0.2) + start)
+    return made
+
+
+def loaded(folder: Path) -> Any:
+    """Return the model of a folder, every tensor of which must be used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import NemotronHForCausalLM
+
+        model, info = NemotronHForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def widened(model: Any) -> None:
+    """Compute everything in float64: `transformers` norms and scans in float32, whatever the type.
+
+    Its scan says so by `float()`, which callers must make `double()`.
+    """
+    widen(model)
+
+    def gated(self: Any, x: Tensor, gate: Tensor) -> Tensor:
+        product = x * torch.nn.functional.silu(gate)
+        groups = product.unflatten(-1, (-1, self.group_size))
+        scale = (groups.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+        return self.weight * (groups * scale).flatten(-2)
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNormGated"):
+            module.forward = MethodType(gated, module)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp2": {"tp": 2},
+    "pp2": {"pp": 2},
+    "cp2": {"cp": 2},
+    "cp2 colocated": {"cp": 2, "vision": 0},
+    "tp2 apart": {"tp": 2, "vision": 2},
+}
+
+
+def made(layout: str, folder: Path | None, precision: str = "fp32", **model: Any) -> Spec:
+    """Return a spec whose language module starts from a folder; `vision` begins at a rank."""
+    grid = dict(LAYOUTS[layout])
+    first = grid.pop("vision", None)
+    words = VOCAB + (first is not None)
+    language = box(0, **grid, **({} if folder is None else {"init_from": str(folder)}))
+    modules = {"language": language | {"model": {**MODEL, "vocab": words, **model}}}
+    if first is not None:
+        modules["vision"] = box(first, dp=2 if first == 0 else 1)
+    train = {"steps": 1, "precision": precision}
+    found = spec(modules, microbatches=2, mbs=2, seq=16, text_only=1.0, train=train)
+    assert not [item for item in check(found) if item.is_error]
+    return found
