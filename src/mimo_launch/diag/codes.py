@@ -7,6 +7,7 @@ Leaves: headlines with values to the checks.
 
 from mimo_launch.diag.code import Code
 from mimo_launch.diag.codes_audio import AUDIO_CODES
+from mimo_launch.diag.codes_data import DATA_CODES
 from mimo_launch.diag.codes_experts import EXPERT_CODES
 from mimo_launch.diag.codes_hybrid import HYBRID_CODES
 from mimo_launch.diag.codes_layout import LAYOUT_CODES
@@ -21,6 +22,7 @@ TABLES = (
     LAYOUT_CODES,
     SCHEDULE_CODES,
     MODEL_CODES,
+    DATA_CODES,
     AUDIO_CODES,
     EXPERT_CODES,
     HYBRID_CODES,

@@ -19,9 +19,10 @@ from mimo_launch.modules.block import BlockShape, blocks
 from mimo_launch.modules.hybrid import hybrid_layers
 from mimo_launch.modules.moe import MoeShape
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.layers import Norm, VocabEmbedding, VocabHead
+from mimo_launch.parallel.layers import Norm
 from mimo_launch.parallel.loss import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.parallel.masks import Documents, causal_mask
+from mimo_launch.parallel.vocab import VocabEmbedding, VocabHead
 from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
 
 

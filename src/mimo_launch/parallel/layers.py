@@ -1,13 +1,12 @@
-"""Linear layers, norms and the vocabulary, cut over tp.
+"""Linear layers and norms, cut over tp.
 
 Decides: which dimension of each weight is cut, and the kind of each gradient.
 Relies on: `context` for the collectives around a region.
-Leaves: attention to `attention`, the loss to `loss`.
+Leaves: attention to `attention`, words to `vocab`.
 
 Legend: N tokens, D width, F features of a region; lower case is this rank's share.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -221,46 +220,3 @@ class Norm(SegmentedModule):
         if self.bias is None:
             return self.context.fused(add_rms_norm, x, change, self.weight, self.eps)
         return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)
-
-
-class VocabEmbedding(SegmentedModule):
-    """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D]."""
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        vocab: int,
-        width: int,
-        *,
-        std: float = 0.5,
-        counted: bool = True,
-    ) -> None:
-        """`counted` is False on the second stage that holds a tied embedding."""
-        super().__init__()
-        self.context = context
-        self.part = context.part(vocab)
-        segment = sharded("weight", (vocab, width), 0, self.part, std=std, decay=False)
-        self.declare("weight", replace(segment, counted=counted), dtype=context.dtype)
-
-    def forward(self, ids_N: Tensor) -> Tensor:
-        """Return the embeddings; each rank looks up its own ids, the rest are zero in the sum."""
-        local = ids_N - self.part.start
-        outside = (local < 0) | (local >= len(self.part))
-        rows = F.embedding(local.masked_fill(outside, 0), self.weight)
-        return self.context.leave(rows.masked_fill(outside.unsqueeze(1), 0))
-
-
-class VocabHead(SegmentedModule):
-    """Output layer with the vocabulary cut over tp: [N, D] -> this rank's logits [N, v]."""
-
-    weight_gradients: GradAccumulator | None = None
-
-    def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
-        super().__init__()
-        self.part = context.part(vocab)
-        segment: Segment = sharded("weight", (vocab, width), 0, self.part, std=width**-0.5)
-        self.declare("weight", segment, dtype=context.dtype)
-
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """Return this rank's logits."""
-        return linear(x_ND, self.weight, None, self.weight_gradients)

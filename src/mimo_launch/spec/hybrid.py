@@ -1,7 +1,7 @@
 """Hybrid language models: Mamba-2, attention and MLP layers in any order.
 
 Decides: sizes, defaults and derived sizes of the kind `hybrid`.
-Relies on: `kinds` for what it has in common with other language models.
+Relies on: `language` for what it has in common with other language models.
 Leaves: which letters a pattern may have, and what fits together, to `layout.checks`.
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.kinds import LanguageModel
+from mimo_launch.spec.language import LanguageModel
 
 # The letters of a pattern: as in Megatron-LM's `--hybrid-override-pattern` and in Nemotron-H.
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"

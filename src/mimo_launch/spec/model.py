@@ -24,13 +24,12 @@ from mimo_launch.spec.hybrid import HybridModel, MambaSizes
 from mimo_launch.spec.kinds import (
     AudioModel,
     Clips,
-    DecoderModel,
     EncoderModel,
     Grid,
-    LanguageModel,
     TransformerEncoder,
     VitModel,
 )
+from mimo_launch.spec.language import DecoderModel, LanguageModel
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,

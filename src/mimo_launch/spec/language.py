@@ -1,0 +1,102 @@
+"""Language models: what they have in common, and decoders.
+
+Decides: sizes, defaults and derived sizes.
+Relies on: `base`, `experts`.
+Leaves: hybrids to `hybrid`, what fits together to `layout.checks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.experts import Moe
+
+
+class LanguageModel(Strict):
+    """What language models have in common: words, a stream, attention heads and RMSNorms."""
+
+    kind: str
+    hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
+    heads: PositiveInt = Field(description="Number of query heads.", examples=[4])
+    kv_heads: PositiveInt | None = Field(None, description="Key/value heads; default `heads`.")
+    head_dim: PositiveInt | None = Field(None, description="Size of a head; default hidden/heads.")
+    mlp: PositiveInt | None
+    rope_theta: float | None
+    vocab: PositiveInt | Literal["digits"] = Field(
+        description="Number of tokens, or `digits` for the vocabulary of that data set.",
+        examples=["digits"],
+    )
+    vocab_multiple: PositiveInt = Field(
+        128, description="The vocabulary is padded to a multiple of this, whatever tp is."
+    )
+    tied: bool = Field(False, description="Use the token embedding as the output layer.")
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-5, description="Added to the mean square in every RMSNorm of the module."
+    )
+    moe: Moe | None = Field(
+        None,
+        description="Experts in place of the MLP, in all layers of a decoder or in those that "
+        "`every` and `first_dense` leave, in the layers `E` of a hybrid.",
+        examples=["{experts: 8, top_k: 2, width: 256}"],
+    )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads, default applied."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of one head, default applied."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside an MLP, default applied."""
+        raise NotImplementedError
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether MLPs, those of experts among them, are SwiGLU; otherwise squared ReLU."""
+        raise NotImplementedError
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, is a mixture of experts."""
+        raise NotImplementedError
+
+
+class DecoderModel(LanguageModel):
+    """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
+
+    kind: Literal["decoder"]
+    layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
+    mlp: PositiveInt | None = Field(
+        None, description="Width inside the MLP; default 8/3 x hidden, rounded up to 64."
+    )
+    qk_norm: bool = Field(False, description="RMSNorm on each query and key head.")
+    qkv_bias: bool = Field(False, description="Biases of queries, keys and values, as in Qwen2.")
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        10000.0, description="Base of the rotary position embedding."
+    )
+    mrope: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
+        None,
+        description="Pairs of each head that turn with time, height and width (M-RoPE, as in "
+        "Qwen2-VL), head size / 2 together; without it all turn with the place in the sequence.",
+        examples=["[16, 24, 24]"],
+        strict=False,
+    )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or -(-8 * self.hidden // (3 * 64)) * 64
+
+    @property
+    def gated_mlp(self) -> bool:
+        """MLPs are SwiGLU."""
+        return True
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether experts take the place of the MLP of a layer."""
+        return self.moe is not None and self.moe.is_in(layer)
