@@ -9,11 +9,11 @@ Legend: as in `ssd`.
 """
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.parallel import ssd as plain
 
 # Channels of the convolution's kernel, and its widths (its sources, `causal_conv1d.cpp`).
@@ -22,7 +22,7 @@ CHANNEL_STEP, WIDTHS = 8, range(2, 5)
 
 @cache
 def _are_installed() -> bool:
-    return all(find_spec(name) is not None for name in ("mamba_ssm", "causal_conv1d"))
+    return all(is_installed(name) for name in ("mamba_ssm", "causal_conv1d"))
 
 
 def _can(x: Tensor) -> bool:
