@@ -152,8 +152,10 @@ class EncoderStage(nn.Module):
             maps = cells.view(len(indices), h, w, tall, wide, -1).transpose(2, 3)
             made = function(maps.reshape(len(indices), h * tall, w * wide, -1))
             back = made.reshape(len(indices), h, tall, w, wide, -1).transpose(2, 3)
-            for index, image in zip(indices, back, strict=True):
-                out[index] = image.reshape(h * w * tall * wide, -1)
+            # All in one copy, not one copy for each image.
+            images = back.reshape(len(indices), h * w * tall * wide, -1)
+            for index, image in zip(indices, images, strict=True):
+                out[index] = image
         return torch.cat(out)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
