@@ -15,7 +15,7 @@ from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.shard_files import shard_files
-from mimo_launch.layout.tokenizers import num_tokens
+from mimo_launch.layout.tokenizers import num_tokens, token_id
 from mimo_launch.layout.tokens import largest_image, longest_sample
 
 TEXT = """
@@ -49,6 +49,16 @@ def test_a_sound_spec_has_no_findings(text: str) -> None:
     assert found(text) == []
 
 
+def test_the_id_of_the_marker_is_what_to_write(text: str, tmp_path: Path) -> None:
+    """A placeholder that the tokenizer has is fine; the marker is known to few tokenizers."""
+    known = token_id(tmp_path / "tok", "<|image_pad|>")
+    assert found(text, f"modules.vision.placeholder={known}") == []
+    [item] = found(text, "modules.vision.placeholder=7")
+    assert item.help == "teach the tokenizer `<image>`, and write its id"
+    [item] = found(text, "modules.vision.placeholder=7", "data.image_marker=<|image_pad|>")
+    assert item.help == f"write `placeholder: {known}`, which is `<|image_pad|>`"
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "words"),
     [
@@ -58,6 +68,7 @@ def test_a_sound_spec_has_no_findings(text: str) -> None:
         (["data.eval_shards={tmp}/1.tar", "eval={every: 1}"], "shards-not-found", "1.tar"),
         (["data.eval_shards={tmp}/000.tar"], "setting-without-effect", "without an `eval`"),
         (["data.tokenizer={tmp}"], "tokenizer-not-usable", "cannot be used"),
+        (["modules.vision.placeholder=7"], "placeholder-not-in-tokenizer", "no special token 7"),
         (["data.processors={visoin: {tmp}}"], "processor-not-supported", "no encoder of images"),
         (["data.processors={vision: {tmp}}"], "processor-not-supported", "does not fit"),
         (["modules.vision.model.channels=1", "data.processors={vision: {tmp}/clip}"],

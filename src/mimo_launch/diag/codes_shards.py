@@ -62,4 +62,15 @@ SHARD_CODES = (
         "modules: {vision: {model: {kind: vit, ...}}, ...}",
         is_warning=True,
     ),
+    Code(
+        "placeholder-not-in-tokenizer",
+        "The placeholder of an encoder is no token of the tokenizer.",
+        "Training does without: the marker in the texts becomes a token by itself. But whoever "
+        "uses the model needs a token with that id in the tokenizer, to say where an image goes. "
+        "So use the id that the tokenizer has, or teach it the marker (docs/worked-example.md). "
+        "Only tokens that were added to the vocabulary count, as all special ones are.",
+        "modules: {vision: {placeholder: 322, ...}}  # <image> is 320",
+        "modules: {vision: {placeholder: 320, ...}}",
+        is_warning=True,
+    ),
 )

@@ -21,37 +21,41 @@ class TokenizerError(ValueError):
 
 def num_tokens(folder: Path) -> int:
     """Return one more than the largest id of the tokenizer in a folder. Raises: TokenizerError."""
+    return _vocabulary(folder)[0]
+
+
+def token_text(folder: Path, token: int) -> str | None:
+    """Return the added token that has an id, None if there is none. Raises: TokenizerError."""
+    return _vocabulary(folder)[1].get(token)
+
+
+def token_id(folder: Path, text: str) -> int | None:
+    """Return the id of an added token, None if there is none. Raises: TokenizerError."""
+    added = _vocabulary(folder)[1]
+    return next((token for token, content in added.items() if content == text), None)
+
+
+def _vocabulary(folder: Path) -> tuple[int, dict[int, str]]:
+    """Return how many ids there are, and the tokens that were added, by id."""
     file = folder / TOKENIZER
     try:
         changed = file.stat().st_mtime_ns
     except OSError as error:
         raise TokenizerError(f"it has no {TOKENIZER}") from error
-    return _num_tokens(file, changed)
+    return _read_vocabulary(file, changed)
 
 
 @lru_cache(maxsize=4)
-def _num_tokens(file: Path, changed: int) -> int:  # Part of the key only.
+def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:  # Of the key only.
     found = _read(file)
     try:
         vocab = found["model"]["vocab"]
         # A unigram vocabulary is a list in the order of ids.
         last = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
-        added = max((int(token["id"]) for token in found.get("added_tokens", ())), default=-1)
+        added = {int(token["id"]): str(token["content"]) for token in found.get("added_tokens", ())}
     except (KeyError, TypeError, AttributeError) as error:
         raise TokenizerError(f"{TOKENIZER} is not understood: {error!r}") from error
-    return 1 + max(last, added)
-
-
-def token_text(folder: Path, token: int) -> str | None:
-    """Return the added token that has an id, None if there is none. Raises: TokenizerError."""
-    added = _read(folder / TOKENIZER).get("added_tokens", ())
-    return next((each.get("content") for each in added if each.get("id") == token), None)
-
-
-def token_id(folder: Path, text: str) -> int | None:
-    """Return the id of an added token, None if there is none. Raises: TokenizerError."""
-    added = _read(folder / TOKENIZER).get("added_tokens", ())
-    return next((each.get("id") for each in added if each.get("content") == text), None)
+    return 1 + max(last, max(added, default=-1)), added
 
 
 def special_texts(folder: Path) -> dict[str, str]:

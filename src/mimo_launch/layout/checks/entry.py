@@ -105,6 +105,10 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(shards.shards_are_there, needs=_PACKAGES),
     SpecRule(shards.tokenizer_is_usable),
     SpecRule(shards.vocab_holds_tokenizer, needs=("tokenizer-not-usable", "no-language-module")),
+    ModuleRule(
+        shards.placeholder_is_token,
+        needs=("tokenizer-not-usable", "placeholder-outside-vocab", "setting-without-effect"),
+    ),
     ModuleRule(shards.processor_is_understood),
     SpecRule(shards.processors_have_encoders),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS)),

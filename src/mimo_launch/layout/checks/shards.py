@@ -14,7 +14,13 @@ from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.images import ProcessorError, Smart, processor_folder, recipe_of
 from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_SUFFIXES, shard_files
-from mimo_launch.layout.tokenizers import TokenizerError, chat_source, num_tokens
+from mimo_launch.layout.tokenizers import (
+    TokenizerError,
+    chat_source,
+    num_tokens,
+    token_id,
+    token_text,
+)
 from mimo_launch.layout.tokens import num_last_placeholders
 from mimo_launch.spec.model import (
     ChatTemplate,
@@ -139,6 +145,30 @@ def vocab_holds_tokenizer(spec: Spec) -> Findings:
         + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),
         help=f"write `vocab: {tokens + placeholders}`",
         related=(Related(path=("data", "tokenizer"), label=f"{tokens} tokens"),),
+    )
+
+
+def placeholder_is_token(spec: Spec, name: str) -> Findings:
+    """A given placeholder is a token of the tokenizer (a warning)."""
+    data, given = spec.data, spec.modules[name].placeholder
+    if not isinstance(data, WebdatasetData) or name not in spec.encoders or given is None:
+        return
+    folder = Path(data.tokenizer)
+    if token_text(folder, given) is not None:
+        return
+    sound = clip_input(spec.encoders[name].model) is not None
+    marker = data.audio_marker if sound else data.image_marker
+    known = token_id(folder, marker)
+    yield Diagnostic(
+        code="placeholder-not-in-tokenizer",
+        severity=Severity.WARNING,
+        headline=f"`{name}`: the tokenizer in {folder} has no special token {given}",
+        path=("modules", name, "placeholder"),
+        why="who uses the trained model cannot say where an image or a clip goes",
+        help=f"teach the tokenizer `{marker}`, and write its id"
+        if known is None
+        else f"write `placeholder: {known}`, which is `{marker}`",
+        related=(Related(path=("data", "tokenizer"), label="this tokenizer"),),
     )
 
 
