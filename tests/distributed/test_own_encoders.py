@@ -6,6 +6,8 @@ import pytest
 from tests.support.proof import failures, verdicts
 from tests.support.specs import Box, box, spec
 
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder, make_data_plan
@@ -76,12 +78,42 @@ def projector_only() -> Spec:
     )
 
 
-@pytest.mark.parametrize("made", [staged, cut, around, of_sound, projector_only])
+def one_sided() -> Spec:
+    """Plain torch, pp 2 dp 2, weights gathered layer by layer; one replica has no image."""
+    return spec(
+        {
+            "vision": own("Mixer", pp=2, dp=2, sharding="full", model={"layers": 2}),
+            "language": box(0, dp=4),
+        },
+        microbatches=1,
+        mbs=1,
+        max_patches=12,
+        text_only=0.7,
+    )
+
+
+@pytest.mark.parametrize("made", [staged, cut, around, of_sound, projector_only, one_sided])
 def test_a_layout_computes_what_the_class_computes_on_one_rank(made: Any) -> None:
     """Parallelism: as each spec says."""
     found = verdicts(made())
     assert failures(found) == []
     assert sum(verdict.tensors for verdict in found if verdict.module == "vision") > 4
+
+
+def test_one_replica_of_the_one_sided_spec_has_images() -> None:
+    made = shrink(one_sided())
+    dataset = build_dataset(made)
+    order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, made.train.seed)
+    plan = make_data_plan(dataset, "train", order.ids(0), 0)
+    layout = build_layout(made)
+    rows = [
+        sum(
+            plan.samples[sample].rows("vision")
+            for sample in encoder_samples(layout, plan, layout["vision"], replica, 0)
+        )
+        for replica in range(2)
+    ]
+    assert [count > 0 for count in rows] in ([True, False], [False, True])
 
 
 def test_the_staged_spec_has_a_group_without_images() -> None:

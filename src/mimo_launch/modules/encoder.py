@@ -42,7 +42,8 @@ class EncoderFactory(Protocol):
     * is called as `network(hidden, packed)`. `hidden` [N, D] is what the stage before returned,
       None on the first, which embeds `packed.patches`. It returns the hidden state, or on the last
       stage the rows [r, L] that this rank owns (`modules.rows.owned`);
-    * must also run where there is no image at all (N = 0), through every layer;
+    * must also run where there is no image at all (N = 0), through every layer, and return a tensor
+      of its own either way: with full sharding, ranks gather weights in the order of gradients;
     * keeps images apart: a row depends on its own image only. `verify` encodes each by itself;
     * holds parameters that are declared as segments (`parallel.segments`), as the layers of
       `parallel` do, or with tp 1 plain ones; and no buffer that is saved.
@@ -161,7 +162,12 @@ class EncoderStage(nn.Module):
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [N, D], on the last stage the rows [r, L] that this rank owns."""
         out = self._run(hidden, packed) if packed.images else self._run_empty(hidden, packed)
-        return owned(out, packed.sizes, self.context) if self.stage.is_last else out
+        if self.stage.is_last:
+            out = owned(out, packed.sizes, self.context)
+        # A tensor of its own, whether there are images or not. FSDP gathers weights in the order in
+        # which gradients reach the outputs that it hooks: of the stage, and of its last layer. Were
+        # they one tensor where there are images and two where there are none, ranks would differ.
+        return out.clone()
 
     def _run(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         if hidden is not None:
@@ -210,8 +216,7 @@ class EncoderStage(nn.Module):
         one = replace(packed, mask=mask, patches=blank, images=((1, shares * context.cp.size),))
         if hidden is not None:
             hidden = hidden.new_zeros((size // shares, hidden.shape[1])) + hidden.sum()
-        # A copy, not a view: FSDP hooks the outputs of a module and would lose them on a view.
-        return self._run(hidden, one)[:0].clone()
+        return self._run(hidden, one)[:0]
 
 
 def _recompute(layer: nn.Module) -> None:
