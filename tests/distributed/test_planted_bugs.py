@@ -15,6 +15,7 @@ from tests.support.planted import (
     turned_patches,
     wide_group,
 )
+from tests.support.planted_hybrid import split_heads
 from tests.support.proof import failures, verdicts
 
 from mimo_launch.layout.data_plan import DataPlan
@@ -37,6 +38,9 @@ CLEAN = {
     "class tokens": class_tokens,
     "three axes": three_axes,
     "turned patches": turned_patches,
+    "hybrid over tp": lambda: split_heads(tp=2),
+    "hybrid over cp": lambda: split_heads(cp=2),
+    "hybrid, one group": lambda: split_heads(1, tp=2),
 }
 
 

@@ -55,9 +55,9 @@ def heads_of_another_rank() -> None:
     """cp ranks compute with the weights of each other's heads."""
     correct = mamba.Mamba._mix
 
-    def swapped(self: Any, arrived: Any, share: Any, mask: Any) -> Any:
+    def swapped(self: Any, xbc: Any, dt: Any, share: Any, mask: Any) -> Any:
         size = self.context.cp.size
-        return correct(self, arrived, self._share((self.context.cp.index + 1) % size), mask)
+        return correct(self, xbc, dt, self._share((self.context.cp.index + 1) % size), mask)
 
     mamba.Mamba._mix = swapped
 

@@ -64,6 +64,8 @@ class GroupNorm(SegmentedModule):
 class Convolution(SegmentedModule):
     """Weights of the depthwise convolution over x, B and C, fused like the channels they act on."""
 
+    bias: Tensor
+
     def __init__(self, context: ParallelContext, sizes: MambaSizes) -> None:
         super().__init__()
 
@@ -152,25 +154,27 @@ class Mamba(nn.Module):
             fused = torch.cat([fused, self.shared_bc(x_ND)], dim=1)
         inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
         z, x, dt, b, c = torch.split(fused, [inner, inner, self.heads, shared, shared], dim=1)
-        y_Nf = self._along_sequences(x, b, c, dt, mask)
+        y_Nf = self._along_sequences((x, b, c), dt, mask)
         out: Tensor = self.output(self.norm(y_Nf, z))
         return out
 
-    def _along_sequences(
-        self, x_Nf: Tensor, b: Tensor, c: Tensor, dt_Nh: Tensor, mask: CausalMask
-    ) -> Tensor:
+    def _along_sequences(self, xbc: tuple[Tensor, ...], dt_Nh: Tensor, mask: CausalMask) -> Tensor:
         """Return what the recurrence makes of this rank's tokens, [N, f]."""
         cp = self.context.cp
         shares = [self._share(index) for index in range(cp.size)]
-        parts = [self._of(share, x_Nf, b, c, dt_Nh) for share in shares]
-        # One part of all features per cp rank; then the tokens of all ranks of this one's.
-        arrived = exchange(torch.stack(parts), cp) if cp.size > 1 else parts[0]
-        arrived = in_order(arrived.flatten(0, -2), mask.batch, cp.size)
-        back = in_shards(self._mix(arrived, shares[cp.index], mask), cp.size)
+        channels = [self._channels(xbc, share, dim=1) for share in shares]
         if cp.size == 1:
-            return back
-        back = exchange(back.view(cp.size, -1, back.shape[-1]), cp)
-        return back.transpose(0, 1).flatten(1)
+            xbc_BS, dt_BSe = (in_order(t, mask.batch, 1) for t in (channels[0], dt_Nh))
+            return self._mix(xbc_BS, dt_BSe, shares[0], mask).flatten(0, 1)
+        steps = [_rows(dt_Nh, share.heads, 1, dim=1) for share in shares]
+        parts = [torch.cat(part, dim=1) for part in zip(channels, steps, strict=True)]
+        # One part of all features per cp rank; then the tokens of all ranks of this one's.
+        arrived = exchange(torch.stack(parts), cp).flatten(0, 1)
+        sizes = [channels[0].shape[1], steps[0].shape[1]]
+        xbc_BS, dt_BSe = torch.split(in_order(arrived, mask.batch, cp.size), sizes, dim=2)
+        y_BSe = self._mix(xbc_BS, dt_BSe, shares[cp.index], mask)
+        back = in_shards(y_BSe, cp.size).view(cp.size, -1, y_BSe.shape[2])
+        return exchange(back, cp).transpose(0, 1).flatten(1)
 
     def _share(self, cp_index: int) -> _Share:
         heads = even_cut(self.heads, self.context.cp.size, cp_index)
@@ -178,60 +182,48 @@ class Mamba(nn.Module):
         first = heads.start // per_group
         return _Share(heads, range(first, -(-heads.stop // per_group)))
 
-    def _of(self, share: _Share, x: Tensor, b: Tensor, c: Tensor, dt: Tensor) -> Tensor:
-        """Return what a cp rank needs of each token: channels of x, B and C, and time steps."""
-        channels, state = self.sizes.head_dim, self.sizes.state
+    def _channels(self, xbc: tuple[Tensor, ...], share: _Share, *, dim: int) -> Tensor:
+        """Return of x, B and C, or of weights for them, what a cp rank needs, joined again."""
+        x, b, c = xbc
+        state = self.sizes.state
         return torch.cat(
             [
-                _rows(x, share.heads, channels, dim=1),
-                _rows(b, share.groups, state, dim=1),
-                _rows(c, share.groups, state, dim=1),
-                _rows(dt, share.heads, 1, dim=1),
+                _rows(x, share.heads, self.sizes.head_dim, dim=dim),
+                _rows(b, share.groups, state, dim=dim),
+                _rows(c, share.groups, state, dim=dim),
             ],
-            dim=1,
+            dim=dim,
         )
 
-    def _mix(self, arrived_BS: Tensor, share: _Share, mask: CausalMask) -> Tensor:
+    def _mix(self, xbc_BS: Tensor, dt_BSe: Tensor, share: _Share, mask: CausalMask) -> Tensor:
         """Run convolution and recurrence over whole sequences of some heads, [B, S, e * P]."""
         sizes, heads, groups = self.sizes, len(share.heads), len(share.groups)
         inner, shared = heads * sizes.head_dim, groups * sizes.state
-        xbc, dt = torch.split(arrived_BS, [inner + 2 * shared, heads], dim=2)
         numbers = None if mask.documents is None else mask.documents.numbers
-        weight, bias = (self._conv_rows(t, share) for t in (self.conv.weight, self.conv.bias))
-        mixed = causal_conv(xbc, weight, bias, documents_BS=numbers)
+        weight, bias = (self._of_channels(t, share) for t in (self.conv.weight, self.conv.bias))
+        mixed = causal_conv(xbc_BS, weight, bias, documents_BS=numbers)
         x, b, c = torch.split(mixed, [inner, shared, shared], dim=2)
         a_log, dt_bias, d = (
-            _rows(t, share.heads, 1, dim=0)
+            _rows(widened(t), share.heads, 1, dim=0)
             for t in (self.head.A_log, self.head.dt_bias, self.head.D)
         )
-        step = F.softplus(widened(dt) + widened(dt_bias)).clamp(min=sizes.min_step)
-        tokens = xbc.shape[:2]
+        tokens = mixed.shape[:2]
         y, _ = ssd(
             x.reshape(*tokens, heads, sizes.head_dim),
-            step,
-            -widened(a_log).exp(),
+            F.softplus(widened(dt_BSe) + dt_bias).clamp(min=sizes.min_step),
+            -a_log.exp(),
             b.reshape(*tokens, groups, sizes.state),
             c.reshape(*tokens, groups, sizes.state),
-            widened(d),
+            d,
             chunk=sizes.chunk,
             documents_BS=numbers,
         )
         return y.flatten(2)
 
-    def _conv_rows(self, rows: Tensor | None, share: _Share) -> Tensor:
-        """Return the rows of a convolution's weight or bias for the channels of a share."""
-        if rows is None:
-            raise ValueError("a convolution has a bias")
+    def _of_channels(self, rows: Tensor, share: _Share) -> Tensor:
+        """Return the rows of the convolution's weight or bias for the channels of a share."""
         inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
-        x, b, c = torch.split(rows, [inner, shared, shared])
-        state = self.sizes.state
-        return torch.cat(
-            [
-                _rows(x, share.heads, self.sizes.head_dim, dim=0),
-                _rows(b, share.groups, state, dim=0),
-                _rows(c, share.groups, state, dim=0),
-            ]
-        )
+        return self._channels(torch.split(rows, [inner, shared, shared]), share, dim=0)
 
 
 def _rows(t: Tensor, items: range, size: int, *, dim: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Memory of one stage on one rank: what it holds always, and what each action adds or frees.
 
 Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them.
-Relies on: `estimate_params` for weights, `kept` for activations, `workload` for tokens.
+Relies on: `estimate_params` for weights, `kept_by_layer` for activations, `workload` for tokens.
 Leaves: their sum over the course of a step to `memory_peak`.
 """
 
@@ -12,41 +12,14 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.plan.estimate_params import adds_in_products, stage_weights
-from mimo_launch.plan.kept import (
-    ATTENTION_LAYER,
-    DECODER_BACKWARD,
-    DECODER_BLOCK,
-    DECODER_EAGER,
-    DECODER_EAGER_BF16,
-    DECODER_FORWARD,
-    GATHERED,
-    HYBRID_BACKWARD,
-    HYBRID_EAGER,
-    HYBRID_EAGER_BF16,
-    HYBRID_FORWARD,
-    MAMBA_EAGER,
-    MAMBA_LAYER,
-    MAMBA_RETURNED,
-    MLP_EAGER,
-    MLP_LAYER,
-    QUICK_GELU_EAGER,
-    RECOMPUTED,
-    ROTATED,
-    VIT_BACKWARD,
-    VIT_BLOCK,
-    VIT_EAGER_BF16,
-    VIT_FORWARD,
-    Kept,
-)
+from mimo_launch.plan.kept import RECOMPUTED, Kept
+from mimo_launch.plan.kept_by_layer import backward_tensors, forward_tensors, layer_tensors
 from mimo_launch.plan.workload import Widths, Workload, layer_widths, patch_work, widths
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.model import (
     CustomModel,
-    DecoderModel,
-    HybridModel,
     LanguageModel,
     Spec,
-    TransformerEncoder,
     VitModel,
 )
 
@@ -136,7 +109,7 @@ class _Activations:
         tp: int,
     ) -> None:
         self.spec, self.module, self.stage, self.work = spec, module, stage, work
-        self.model = spec.modules[module.name].model
+        self.name, self.model = module.name, spec.modules[module.name].model
         self.size, self.tp = widths(self.model), module.grid.size("tp")
         self.layers = layer_widths(self.model, stage)
         self.bytes = COMPUTED[spec.train.precision]
@@ -147,6 +120,7 @@ class _Activations:
         frozen = spec.modules[module.name].frozen
         self.through_blocks = self.differentiates and frozen != "except_projector"
         self.weights_train = frozen is False
+        self.recomputes = spec.modules[module.name].recompute == "full"
 
     @property
     def stream(self) -> int:
@@ -157,7 +131,7 @@ class _Activations:
         """Return what stays until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += sum(self._sum(self._per_block(each), each) for each in self.layers)
+            total += sum(self._sum(self._of_layer(each), each) for each in self.layers)
             total += self.stream
         return total
 
@@ -165,8 +139,8 @@ class _Activations:
         """Return what a forward needs besides, at its worst place."""
         if self.through_blocks:
             return self.logits()
-        table = self._table(VIT_FORWARD, DECODER_FORWARD, HYBRID_FORWARD)
-        return max(*(self._sum(table, each) for each in self.layers), self.logits())
+        alive = forward_tensors(self.model)
+        return max(*(self._sum(alive, each) for each in self.layers), self.logits())
 
     def backward(self) -> int:
         """Return what a backward needs besides, at its worst place."""
@@ -176,71 +150,20 @@ class _Activations:
             *(self._layer_backward(each) for each in self.layers), self.logits() + self.stream
         )
 
-    def _layer_backward(self, size: Widths) -> int:
-        table = self._table(VIT_BACKWARD, DECODER_BACKWARD, HYBRID_BACKWARD)
-        total = self._sum(table, size)
-        if self.spec.modules[self.module.name].recompute == "full":
-            total += self._sum(self._of_block(size), size) - self._sum(RECOMPUTED, size)
-        return total
+    def _of_layer(self, size: Widths) -> tuple[Kept, ...]:
+        return RECOMPUTED if self.recomputes else layer_tensors(self.spec, self.name, size)
 
-    def _table(
-        self, encoder: tuple[Kept, ...], decoder: tuple[Kept, ...], hybrid: tuple[Kept, ...]
-    ) -> tuple[Kept, ...]:
-        if isinstance(self.model, HybridModel):
-            return hybrid
-        return decoder if isinstance(self.model, DecoderModel) else encoder
+    def _layer_backward(self, size: Widths) -> int:
+        total = self._sum(backward_tensors(self.model), size)
+        if self.recomputes:
+            total += self._sum(layer_tensors(self.spec, self.name, size), size)
+            total -= self._sum(RECOMPUTED, size)
+        return total
 
     def logits(self) -> int:
         """Return one tensor of logits; beside it stands the gradient, which is kept."""
         is_head = self.module.is_language and self.stage.is_last
         return self.tokens * self.words * self.bytes if is_head else 0
-
-    def _per_block(self, size: Widths) -> tuple[Kept, ...]:
-        recompute = self.spec.modules[self.module.name].recompute == "full"
-        return RECOMPUTED if recompute else self._of_block(size)
-
-    def _of_block(self, size: Widths) -> tuple[Kept, ...]:
-        if isinstance(self.model, CustomModel):
-            return RECOMPUTED  # The inputs of its layers; what they keep is not known.
-        if isinstance(self.model, HybridModel):
-            kept = self._of_hybrid(self.model, size)
-        else:
-            kept = VIT_BLOCK if isinstance(self.model, TransformerEncoder) else DECODER_BLOCK
-        if isinstance(self.model, VitModel) and self.model.positions == "rope2d":
-            kept += (ROTATED,)
-        if not self._is_compiled():
-            kept += self._eager(size)
-        cp = self.module.grid.size("cp")
-        if cp > 1:
-            kept += (MAMBA_RETURNED,) if size.mamba is not None else (GATHERED,) * cp
-        return tuple(each for each in kept if self.weights_train or not each.for_weights)
-
-    def _of_hybrid(self, model: HybridModel, size: Widths) -> tuple[Kept, ...]:
-        if size.mamba is not None:
-            return MAMBA_LAYER
-        if size.query:
-            return ATTENTION_LAYER + (() if model.rope_theta is None else (ROTATED,))
-        return MLP_LAYER
-
-    def _is_compiled(self) -> bool:
-        """Return whether the passes between products are compiled, as on GPUs (`modules.build`).
-
-        The kernels of Transformer Engine are taken to keep as little.
-        """
-        module = self.spec.modules[self.module.name]
-        if module.compile == "auto":
-            return self.spec.train.precision != "fp64" or module.backend != "torch"
-        return module.compile
-
-    def _eager(self, size: Widths) -> tuple[Kept, ...]:
-        is_narrow = self.spec.train.precision == "bf16"
-        if isinstance(self.model, HybridModel):
-            norm = HYBRID_EAGER_BF16 if is_narrow else HYBRID_EAGER
-            return (norm, *(MAMBA_EAGER if size.mamba is not None else (MLP_EAGER,)))
-        if isinstance(self.model, TransformerEncoder):
-            is_quick = isinstance(self.model, VitModel) and self.model.activation == "quick_gelu"
-            return (VIT_EAGER_BF16 if is_narrow else ()) + (QUICK_GELU_EAGER,) * is_quick
-        return DECODER_EAGER_BF16 if is_narrow else DECODER_EAGER
 
     def _sum(self, tensors: Iterable[Kept], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""

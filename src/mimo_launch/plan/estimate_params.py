@@ -1,7 +1,7 @@
 """The weights of a stage as one rank holds them: shapes, before sharding over dp x cp.
 
 Decides: nothing; repeats what the layers of `modules` declare, which a test compares.
-Relies on: the even cut of `layout.shards` over tp.
+Relies on: `language_shapes` for the layers of language.
 Leaves: bytes to `estimate_memory`.
 """
 
@@ -11,17 +11,13 @@ from functools import cached_property
 from math import prod
 
 from mimo_launch.layout.layout import Stage
-from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.spec.hybrid import ATTENTION, MAMBA
+from mimo_launch.plan.language_shapes import Shapes, language_layers, part
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
-    DecoderModel,
-    HybridModel,
     LanguageModel,
-    MambaSizes,
     Model,
     ModuleSpec,
     Spec,
@@ -113,7 +109,7 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     module = spec.modules[stage.module]
     trains = trains_last = module.frozen is False
     if isinstance(module.model, LanguageModel):
-        blocks = tuple(_language_layers(module.model, stage, module, tp))
+        blocks = tuple(language_layers(module.model, stage, module, tp))
         ends = list(_language_ends(spec, module.model, stage, tp))
         products: tuple[tuple[int, ...], ...] = ()
         if stage.is_last and not module.model.tied:
@@ -138,78 +134,8 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     )
 
 
-Shapes = Iterator[tuple[int, ...]]
-
-
-def _part(total: int, module: ModuleSpec, tp: int) -> int:
-    return len(even_cut(total, module.grid.tp, tp))
-
-
-def _language_layers(
-    model: LanguageModel, stage: Stage, module: ModuleSpec, tp: int
-) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield the shapes of each layer of a stage."""
-    if isinstance(model, DecoderModel):
-        yield from (tuple(_decoder_block(model, module, tp)),) * stage.num_layers
-    elif isinstance(model, HybridModel):
-        for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
-            yield tuple(_hybrid_layer(model, model.pattern[number], module, tp))
-
-
-def _decoder_block(model: DecoderModel, module: ModuleSpec, tp: int) -> Shapes:
-    width, head = model.hidden, model.head_size
-    yield from ((width,), (width,))
-    yield from _attention(model, module, tp)
-    if model.qkv_bias:
-        queries = _part(model.heads * head, module, tp)
-        if model.num_kv_heads < module.grid.tp:
-            yield from ((queries,), (2 * head,))
-        else:
-            yield (queries + 2 * _part(model.num_kv_heads * head, module, tp),)
-    if model.qk_norm:
-        yield from ((head,), (head,))
-    inner = _part(model.mlp_width, module, tp)
-    yield from ((2 * inner, width), (width, inner))
-
-
-def _attention(model: LanguageModel, module: ModuleSpec, tp: int) -> Shapes:
-    width, head, kv_heads = model.hidden, model.head_size, model.num_kv_heads
-    queries = _part(model.heads * head, module, tp)
-    if kv_heads < module.grid.tp:
-        # Each rank holds the one key/value head that its query heads need.
-        yield from ((queries, width), (2 * head, width))
-    else:
-        yield (queries + 2 * _part(kv_heads * head, module, tp), width)
-    yield (width, queries)
-
-
-def _hybrid_layer(model: HybridModel, letter: str, module: ModuleSpec, tp: int) -> Shapes:
-    width = model.hidden
-    yield (width,)
-    if letter == MAMBA and model.mamba is not None:
-        yield from _mamba(width, model.mamba, module, tp)
-    elif letter == ATTENTION:
-        yield from _attention(model, module, tp)
-    else:
-        inner = _part(model.mlp_width, module, tp)
-        yield from ((inner, width), (width, inner))
-
-
-def _mamba(width: int, sizes: MambaSizes, module: ModuleSpec, tp: int) -> Shapes:
-    heads, inner = _part(sizes.heads, module, tp), _part(sizes.inner, module, tp)
-    if sizes.groups < module.grid.tp:
-        shared = sizes.state
-        yield from ((2 * inner + heads, width), (2 * shared, width))
-    else:
-        shared = _part(sizes.shared, module, tp)
-        yield (2 * inner + heads + 2 * shared, width)
-    channels = inner + 2 * shared
-    yield from ((channels, sizes.conv), (channels,))
-    yield from ((heads,), (heads,), (heads,), (inner,), (width, inner))
-
-
 def _language_ends(spec: Spec, model: LanguageModel, stage: Stage, tp: int) -> Shapes:
-    words = _part(padded_vocab_size(spec), spec.modules[stage.module], tp)
+    words = part(padded_vocab_size(spec), spec.modules[stage.module], tp)
     if stage.is_first or (stage.is_last and model.tied):
         yield (words, model.hidden)
     if stage.is_last:
@@ -220,7 +146,7 @@ def _language_ends(spec: Spec, model: LanguageModel, stage: Stage, tp: int) -> S
 
 def _encoder_block(model: TransformerEncoder, module: ModuleSpec, tp: int) -> Shapes:
     width = model.hidden
-    mine, inner = _part(width, module, tp), _part(model.mlp_width, module, tp)
+    mine, inner = part(width, module, tp), part(model.mlp_width, module, tp)
     yield from ((width,),) * 4
     # Whisper's keys have no bias.
     biased = 2 if isinstance(model, AudioModel) else 3
@@ -249,7 +175,7 @@ def _image_embedding(model: VitModel) -> Shapes:
 def _own_layer(model: CustomModel, module: ModuleSpec, tp: int) -> Shapes:
     """Yield a layer's share of as many parameters as the spec says that there are."""
     if model.parameters is not None:
-        yield (_part(-(-model.parameters // model.layers), module, tp),)
+        yield (part(-(-model.parameters // model.layers), module, tp),)
 
 
 def _fixed(model: Model, stage: Stage) -> Shapes:
@@ -259,8 +185,8 @@ def _fixed(model: Model, stage: Stage) -> Shapes:
 
 
 def _projector(model: TransformerEncoder, module: ModuleSpec, tp: int, out: int) -> Shapes:
-    row, inner = model.row_width, _part(model.projector_width(out), module, tp)
+    row, inner = model.row_width, part(model.projector_width(out), module, tp)
     if not inner:
-        yield from ((out, _part(row, module, tp)), (out,))
+        yield from ((out, part(row, module, tp)), (out,))
         return
     yield from ((inner, row), (inner,), (out, inner), (out,))

@@ -7,7 +7,7 @@ Leaves: running the result to `run`.
 """
 
 from math import lcm
-from typing import Literal, TypeVar
+from typing import Literal
 
 from mimo_launch.layout.checks.batch import seq_unit
 from mimo_launch.layout.layout import LANGUAGE, encoder_group_size
@@ -17,14 +17,10 @@ from mimo_launch.spec.model import (
     AudioModel,
     Clips,
     CustomModel,
-    DecoderModel,
-    ExpertGrid,
-    Grid,
     HybridModel,
     LanguageModel,
     LrSchedule,
     ModuleSpec,
-    Moe,
     Spec,
     SyntheticData,
     TransformerEncoder,
@@ -34,15 +30,18 @@ from mimo_launch.spec.model import (
     image_input,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
+from mimo_launch.verify.shrink_language import (
+    HEAD_SIZE,
+    shrink_decoder,
+    shrink_hybrid,
+    with_experts,
+)
 
-HEAD_SIZE = 8
 MAX_LAYERS = 2
 MAX_CLIP_ROWS = 4
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 NUM_STEPS = 2
-
-Language = TypeVar("Language", DecoderModel, HybridModel)
 
 
 def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
@@ -147,10 +146,9 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
             update |= {"mels": min(3, model.mels), "frames": _clip_frames(model)}
         small = model.model_copy(update=update)
     elif isinstance(model, HybridModel):
-        small = _with_experts(_shrink_hybrid(model, module.grid, layers), module)
+        small = with_experts(shrink_hybrid(model, module.grid, layers), module)
     else:
-        update = {"layers": layers, "mrope": model.mrope and _shrink_mrope(model)}
-        small = _with_experts(_shrink_language(model, tp).model_copy(update=update), module)
+        small = with_experts(shrink_decoder(model, tp, layers), module)
     return module.model_copy(
         update={
             "model": small,
@@ -181,90 +179,6 @@ def _shrink_placeholders(
 def _clip_frames(model: AudioModel) -> int:
     """Return the frames of the longest clip: a few whole rows."""
     return min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
-
-
-def _shrink_language(model: Language, tp: int) -> Language:
-    """Keep whether key/value heads are shared, among query heads and among tp ranks."""
-    kv_heads = model.num_kv_heads if model.num_kv_heads < tp else tp
-    heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
-    if model.heads == model.num_kv_heads:
-        heads = kv_heads
-    vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
-    return model.model_copy(
-        update={
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "hidden": HEAD_SIZE * heads,
-            "head_dim": _head_dim(model),
-            "mlp": 2 * tp * HEAD_SIZE,
-            "vocab": vocab,
-            "vocab_multiple": 16,
-        }
-    )
-
-
-def _head_dim(model: LanguageModel) -> int | None:
-    return None if model.head_dim is None else HEAD_SIZE + 2
-
-
-def _shrink_mrope(model: DecoderModel) -> tuple[int, int, int]:
-    """One pair turns with time, so that height and width have fast ones, in which bugs show."""
-    pairs = (_head_dim(model) or HEAD_SIZE) // 2
-    height = (pairs - 1) // 2
-    return 1, height, pairs - 1 - height
-
-
-def _shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
-    """Keep which layers there are, and whether ranks share groups; every layer kind stays."""
-    kinds = list(dict.fromkeys(model.pattern))
-    layers = max(layers, min(len(kinds), model.layers))
-    pattern = model.pattern[:layers]
-    missing = [kind for kind in kinds if kind not in pattern]
-    if missing:
-        pattern = "".join([*kinds, *pattern[: layers - len(kinds)]])
-    small = _shrink_language(model, grid.tp).model_copy(update={"pattern": pattern})
-    if model.mamba is None:
-        return small
-    ranks = grid.tp * grid.cp
-    groups = min(model.mamba.groups, ranks * min(2, max(1, model.mamba.groups // ranks)))
-    unit = lcm(ranks, groups)
-    sizes = {
-        "heads": unit * min(2, model.mamba.heads // unit),
-        "groups": groups,
-        "head_dim": min(4, model.mamba.head_dim),
-        "state": min(6, model.mamba.state),
-        "conv": min(4, model.mamba.conv),
-        # Several chunks a sequence.
-        "chunk": min(8, model.mamba.chunk),
-    }
-    return small.model_copy(update={"mamba": model.mamba.model_copy(update=sizes)})
-
-
-def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
-    """Keep several experts on a rank, a choice among them, and layers with and without experts."""
-    experts = sizes.ep * min(2, moe.experts // sizes.ep)
-    return moe.model_copy(
-        update={
-            "experts": experts,
-            "top_k": min(moe.top_k, 2, experts),
-            "width": 2 * sizes.tp * HEAD_SIZE,
-            "shared": min(moe.shared, 2 * tp * HEAD_SIZE),
-            # Large enough that a wrong balance loss is seen beside the main one.
-            "aux_loss": 0.1 if moe.aux_loss else 0.0,
-            "every": min(moe.every, 2),
-            "first_dense": min(moe.first_dense, 1),
-        }
-    )
-
-
-def _with_experts(model: Language, module: ModuleSpec) -> Language:
-    """Return a small model whose experts are small, too, with at least one layer of them."""
-    if model.moe is None:
-        return model
-    small = _shrink_moe(model.moe, module.experts or ExpertGrid(), module.grid.tp)
-    if not any(model.model_copy(update={"moe": small}).has_experts(i) for i in range(model.layers)):
-        small = small.model_copy(update={"every": 1, "first_dense": 0})
-    return model.model_copy(update={"moe": small})
 
 
 def _global_batch(spec: Spec) -> int:
