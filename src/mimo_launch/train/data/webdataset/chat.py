@@ -23,6 +23,16 @@ from mimo_launch.train.data.webdataset.records import Message, Part
 # Characters that no text has: the last two planes of Unicode are for private use.
 OPEN, CLOSE = "\U000ffffc", "\U000ffffd"
 _PROBE = "probe"
+# What a program in a sandbox comes to: it may divide by zero, or call itself for ever.
+_FAILURES = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class TemplateRefused(ValueError):
@@ -88,7 +98,7 @@ class ChatFormat:
                 add_generation_prompt=False,
                 **self._specials,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except _FAILURES as error:
             raise BadSample(f"the chat template refuses it: {error}") from error
 
     def answers(
@@ -113,14 +123,22 @@ class ChatFormat:
         return text, spans
 
     def media_text(self, medium: Medium) -> str | None:
-        """Return what the template writes for an image or a clip; None if it takes text only."""
+        """Return what the template writes for an image or a clip; None if it takes text only.
+
+        Raises: TemplateRefused if it takes parts of a message, but none of this medium.
+        """
         if not self.takes_parts:
             return None
         text = {"type": "text", "text": _PROBE}
-        with_one, without = (
-            self.render([{"role": "user", "content": content}])
-            for content in ([{"type": medium}, text], [text])
-        )
+        try:
+            with_one, without = (
+                self.render([{"role": "user", "content": content}])
+                for content in ([{"type": medium}, text], [text])
+            )
+        except BadSample as error:
+            raise TemplateRefused(
+                f"of a message with a part of type `{medium}`: {error}"
+            ) from error
         start = 0
         while start < len(without) and without[start] == with_one[start : start + 1]:
             start += 1

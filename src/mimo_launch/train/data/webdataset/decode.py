@@ -51,6 +51,8 @@ def image_size(data: bytes) -> tuple[int, int]:
             image = Image.open(io.BytesIO(data))
         except UnidentifiedImageError as error:  # Whose words name an address in memory.
             raise ValueError("no format that is known") from error
+        except Image.DecompressionBombError as error:  # Of twice what a spec may allow.
+            raise ValueError(str(error)) from error
         with image:
             # Of a PNG, Pillow would decode everything to look for an orientation behind the pixels.
             has_exif = image.format != "PNG" or "exif" in image.info
@@ -64,10 +66,11 @@ def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
     Raises: OSError or ValueError for what cannot be decoded.
     """
     from PIL import ImageOps
+    from PIL.Image import DecompressionBombError
 
     try:
         image: Image | None = _handler("pilrgb" if channels == 3 else "pill")(suffix, data)
-    except _DAMAGE as error:
+    except (*_DAMAGE, DecompressionBombError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if image is None:
         raise ValueError(f"the webdataset library decodes no `.{suffix}`")

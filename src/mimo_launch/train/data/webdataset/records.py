@@ -149,7 +149,7 @@ def _parts(content: Any, markers: dict[str, Medium]) -> list[Part]:
         kind = each.get("type") if isinstance(each, dict) else None
         if kind == "text" and isinstance(each.get("text"), str):
             parts += _split(each["text"], markers)
-        elif kind in _PART_MEDIA:
+        elif isinstance(kind, str) and kind in _PART_MEDIA:
             parts.append(Part(_PART_MEDIA[kind]))
         else:
             raise BadSample(f"a message has a part of unknown type {kind!r}")

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 _MAX_OPEN = 64
@@ -54,11 +55,12 @@ def samples_of(path: Path) -> Iterator[Member]:
     """
     size, now = path.stat().st_size, None
     try:
-        for key, suffix, place in _members(path):
+        for key, suffix, place, fault in _members(path):
             if now is not None and key != now.key:
                 yield now
                 now = None
             now = now or Member(key)
+            now.fault = now.fault or fault
             if suffix in now.places:
                 now.fault = f"it has two members `.{suffix}`"
             now.places[suffix] = place
@@ -74,15 +76,37 @@ def samples_of(path: Path) -> Iterator[Member]:
         yield now
 
 
-def _members(path: Path) -> Iterator[tuple[str, str, Place]]:
-    """Yield key, suffix and place of the files of a tar. Raises: TarError, OSError."""
-    with tarfile.open(path, "r:") as tar:
-        while (member := tar.next()) is not None:
-            # Names like `__url__` are the library's own.
-            named = _KEY.match(member.name) if member.isreg() else None
-            if named is not None and not Path(named[1]).name.startswith("__"):
-                yield named[1], named[2].lower(), Place(member.offset_data, member.size)
-        _look_at_end(path, tar.offset)
+def _members(path: Path) -> Iterator[tuple[str, str, Place, str]]:
+    """Yield key, suffix, place and fault of the files of a tar. Raises: TarError, OSError."""
+    for member in _headers(path):
+        # Names like `__url__` are the library's own. Folders and devices are no samples.
+        is_link = member.islnk() or member.issym()
+        named = _KEY.match(member.name) if member.isreg() or is_link else None
+        if named is None or Path(named[1]).name.startswith("__"):
+            continue
+        suffix, fault = named[2].lower(), ""
+        if is_link or member.issparse():
+            fault = f"its `.{suffix}` is a {'link' if is_link else 'sparse file'}"
+        yield named[1], suffix, Place(member.offset_data, member.size), fault
+
+
+def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar. Raises: TarError, OSError."""
+    end = 0
+    try:
+        with tarfile.open(path, "r:") as tar:
+            while (member := tar.next()) is not None:
+                if member.size < 0 or tar.offset <= end:
+                    # A header that sends its reader back would be read for ever.
+                    raise tarfile.ReadError(f"a member of {member.size} bytes behind byte {end}")
+                end = tar.offset
+                cast(
+                    Any, tar
+                ).members.clear()  # It keeps all it has seen, for questions nobody asks here.
+                yield member
+            _look_at_end(path, tar.offset)
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise tarfile.ReadError(f"a header behind byte {end} makes no sense: {error}") from error
 
 
 def _look_at_end(path: Path, offset: int) -> None:
@@ -98,11 +122,12 @@ def _look_at_end(path: Path, offset: int) -> None:
 
 
 class ShardReader:
-    """Reads members of shards; for any number of threads, each of which keeps some shards open."""
+    """Reads members of shards; for any number of threads, which share the shards it keeps open."""
 
     def __init__(self, shards: Sequence[Path]) -> None:
         self.shards = tuple(shards)
-        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, _File] = OrderedDict()
 
     def read(self, shard: int, place: Place, limit: int | None = None) -> bytes:
         """Return the bytes of a member, or its first `limit`.
@@ -110,25 +135,25 @@ class ShardReader:
         Raises: OSError; EOFError if the shard is shorter than it was.
         """
         wanted = place.size if limit is None else min(place.size, limit)
-        found = os.pread(self._open(shard), wanted, place.offset)
+        file = self._open(shard)
+        found = os.pread(file.descriptor, wanted, place.offset)
         while len(found) < wanted:  # One call returns at most 2 GiB.
-            more = os.pread(self._open(shard), wanted - len(found), place.offset + len(found))
+            rest = wanted - len(found)
+            more = os.pread(file.descriptor, rest, place.offset + len(found))
             if not more:
-                raise EOFError(f"the shard ends {wanted - len(found)} bytes before the member does")
+                raise EOFError(f"the shard ends {rest} bytes before the member does")
             found += more
         return found
 
-    def _open(self, shard: int) -> int:
-        """Return the descriptor of an open shard of this thread."""
-        files: OrderedDict[int, _File] | None = getattr(self._local, "files", None)
-        if files is None:
-            files = self._local.files = OrderedDict()
-        if shard not in files:
-            files[shard] = _File(self.shards[shard])
-            if len(files) > _MAX_OPEN:
-                files.popitem(last=False)
-        files.move_to_end(shard)
-        return files[shard].descriptor
+    def _open(self, shard: int) -> "_File":
+        """Return an open shard, which stays open for as long as its caller holds it."""
+        with self._lock:
+            if shard not in self._files:
+                self._files[shard] = _File(self.shards[shard])
+                if len(self._files) > _MAX_OPEN:
+                    self._files.popitem(last=False)
+            self._files.move_to_end(shard)
+            return self._files[shard]
 
 
 class _File:
@@ -138,4 +163,5 @@ class _File:
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        if hasattr(self, "descriptor"):  # It could be opened.
+            os.close(self.descriptor)

@@ -66,7 +66,7 @@ class Writer:
                 raise TemplateRefused(f"{folder} has no chat template")
             self._chat = ChatFormat(source, specials)
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
-        probe = self._tokenizer.encode("a")
+        probe = self._tokenizer.encode("")
         self._start = [
             token
             for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
@@ -160,7 +160,10 @@ class Writer:
             text.encode()
         except UnicodeEncodeError as error:
             raise BadSample(f"its text has half a surrogate pair: {error.reason}") from error
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # The library raises nothing narrower.
+            raise BadSample(f"the tokenizer refuses its text: {error}") from error
         ids, offsets = encoded.ids, np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
         learnt = np.zeros(len(ids), dtype=np.bool_)
         for first, last in learn:

@@ -1,0 +1,212 @@
+"""Strange shards, made by accident or on purpose: what is strange is bad, the rest is read."""
+
+import os
+import signal
+import struct
+import tarfile
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.shards import CHATML, image_bytes, tokenizer_folder, write_shard
+from tests.unit.test_shard_samples import opened, shard_spec
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from mimo_launch.train.data.webdataset import shards
+from mimo_launch.train.data.webdataset.chat import TemplateRefused
+from mimo_launch.train.data.webdataset.shards import (
+    BrokenShard,
+    Place,
+    ShardReader,
+    samples_of,
+)
+
+ANSWER = {"role": "assistant", "content": "ho"}
+
+
+def conversation(content: Any = "hi", **more: Any) -> dict[str, Any]:
+    return {"json": {"messages": [{"role": "user", "content": content, **more}, ANSWER]}}
+
+
+def bad_beside_a_good_one(
+    folder: Path, members: dict[str, Any], template: str = CHATML
+) -> dict[str, str]:
+    """Return what is said of a record that stands in a shard with a good one."""
+    tokenizer_folder(folder / "tokenizer", template)
+    write_shard(folder / "0.tar", [("good", conversation()), ("strange", members)])
+    found = opened(shard_spec(folder))
+    assert found.num_samples("train") == 1
+    return {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
+
+
+@pytest.fixture
+def hurry() -> Iterator[None]:
+    """Fail what would read for ever."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemError("it does not end")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header with a size in base 256, which may be negative."""
+    made = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    made[124:136] = (
+        (size % (1 << 96)).to_bytes(12, "big") if size < 0 else b"\x80" + size.to_bytes(11, "big")
+    )
+    made[156:157] = kind
+    made[148:156] = b" " * 8
+    made[148:156] = b"%06o\0 " % sum(made)
+    return bytes(made)
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize(
+    ("size", "kind", "why"),
+    [
+        (-512, tarfile.REGTYPE, "a member of -512 bytes behind byte 512"),
+        (-100, tarfile.REGTYPE, "a member of -100 bytes"),
+        (1 << 80, tarfile.GNUTYPE_LONGNAME, "makes no sense"),
+    ],
+)
+def test_sizes_that_no_member_has_end_a_shard(
+    tmp_path: Path, size: int, kind: bytes, why: str
+) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(header("a.txt") + header("b.txt", size, kind) + bytes(1024))
+    found = samples_of(path)
+    assert next(found).key == "a"
+    with pytest.raises(BrokenShard, match=why):
+        next(found)
+
+
+def test_links_and_sparse_files_are_faults_and_not_missing(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, kind in [
+            ("0.jpg", tarfile.REGTYPE),
+            ("1.jpg", tarfile.LNKTYPE),
+            ("2.jpg", tarfile.SYMTYPE),
+            ("3.jpg", tarfile.GNUTYPE_SPARSE),
+            ("4.5", tarfile.DIRTYPE),
+        ]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "0.jpg"
+            tar.addfile(info)
+            if kind != tarfile.DIRTYPE:
+                tar.addfile(tarfile.TarInfo(f"{name[0]}.txt"))
+    found = list(samples_of(tmp_path / "x.tar"))
+    assert [each.key for each in found] == ["0", "1", "2", "3"]
+    link, sparse = "its `.jpg` is a link", "its `.jpg` is a sparse file"
+    assert [each.fault for each in found] == ["", link, link, sparse]
+
+
+def test_many_members_are_not_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    original = tarfile.TarFile.next
+
+    def spied(self: tarfile.TarFile) -> tarfile.TarInfo | None:
+        kept.append(len(self.members))
+        return original(self)
+
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for number in range(50):
+            tar.addfile(tarfile.TarInfo(f"{number}.txt"))
+    monkeypatch.setattr(tarfile.TarFile, "next", spied)
+    assert len(list(samples_of(tmp_path / "x.tar"))) == 50
+    assert max(kept) <= 1
+
+
+def test_threads_share_the_shards_that_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are few in a process: each that is one too many would make a good sample bad."""
+    monkeypatch.setattr(shards, "_MAX_OPEN", 4)
+    paths = [tmp_path / f"{number}.tar" for number in range(32)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * 64)
+    before, reader = len(os.listdir("/proc/self/fd")), ShardReader(paths)
+
+    def read(turn: int) -> bool:
+        number = turn * 7 % len(paths)
+        return reader.read(number, Place(3, 9)) == bytes([number]) * 9
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, range(2000)))
+        assert len(os.listdir("/proc/self/fd")) - before <= 4
+    with pytest.raises(EOFError):
+        reader.read(0, Place(60, 9))
+    with pytest.raises(FileNotFoundError):
+        ShardReader([tmp_path / "none.tar"]).read(0, Place(0, 1))
+
+
+def huge_png() -> bytes:
+    """The header of 400 million pixels, more than Pillow opens."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    size = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(bytes(9)))
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ({**conversation("<image>"), "png": huge_png()}, "400000000 pixels"),
+        (conversation([{"type": ["image"]}]), "unknown type ['image']"),
+        (conversation([{"type": {}}]), "unknown type {}"),
+    ],
+    ids=["image", "list", "object"],
+)
+def test_strange_members_are_bad(tmp_path: Path, members: dict[str, Any], why: str) -> None:
+    assert why in bad_beside_a_good_one(tmp_path, members)["strange"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "{{ 1 / 0 }}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    ],
+    ids=["division", "range", "recursion"],
+)
+def test_a_template_that_fails_on_a_record_refuses_that_record(tmp_path: Path, fault: str) -> None:
+    template = CHATML.replace("{{", f"{{% if message.x %}}{fault}{{% endif %}}{{{{", 1)
+    said = bad_beside_a_good_one(tmp_path, conversation(x=1), template)
+    assert "the chat template refuses it" in said["strange"]
+
+
+def test_a_template_that_refuses_images_is_refused(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{% if part.type == 'image' %}{{ raise_exception('no images') }}"
+        "{% endif %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    tokenizer_folder(tmp_path / "tokenizer", template)
+    write_shard(tmp_path / "0.tar", [("good", conversation())])
+    with pytest.raises(TemplateRefused, match="no images"):
+        opened(shard_spec(tmp_path))
+
+
+def test_a_tokenizer_without_a_token_for_a_word_refuses_the_text(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    words = Tokenizer(models.WordLevel({"a": 0, "caption": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    image = image_bytes(8, 8)
+    write_shard(tmp_path / "0.tar", [("0", {"png": image, "txt": "a caption"})])
+    write_shard(tmp_path / "1.tar", [("1", {"png": image, "txt": "a cat"})])
+    found = opened(shard_spec(tmp_path, template="caption"))
+    assert found.num_samples("train") == 1
+    assert "the tokenizer refuses" in found.splits["train"].first_bad()
