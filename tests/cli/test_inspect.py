@@ -144,11 +144,14 @@ def test_a_folder_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_attention_heads": 0}, "makes `heads` 0, not a positive number"),
-        ({"num_hidden_layers": 1.5}, "makes `layers` 1.5, not a whole number"),
+        ({"num_attention_heads": 0}, "of config.json, `heads` is `0`; it must be"),
+        ({"num_hidden_layers": 1.5}, "`layers` is `1.5`, a number with a fraction"),
         ({"rope_parameters": [1]}, "rope_type: [1]"),
         ({"model_type": "clip_vision_model", "hidden_act": ["gelu"]}, "is malformed: TypeError"),
-        ({"model_type": "clip_vision_model", "image_size": 8}, "makes `image` [0, 0], not"),
+        (
+            {"model_type": "clip_vision_model", "image_size": 8},
+            "`image[0]` is `0`; it must be a whole number",
+        ),
         ({"model_type": "qwen2_vl", "text_config": "x"}, "`text_config` in config.json is x, not"),
         ({"model_type": "llava", "vision_config": [1]}, "`vision_config` in config.json is [1],"),
         ({"model_type": "siglip", "vision_config": 3}, "`vision_config` in config.json is 3, not"),

@@ -12,9 +12,9 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
-from mimo_launch.spec.model import Model, ModuleSpec, Spec
+from mimo_launch.spec.model import Model, Spec
 from mimo_launch.spec.overrides import apply_overrides
-from mimo_launch.spec.reading import read_spec
+from mimo_launch.spec.reading import read_module, read_spec
 from mimo_launch.spec.source import Document, read_file, read_text
 
 
@@ -55,8 +55,11 @@ def spec_from_data(data: dict[str, Any]) -> Spec:
 
 
 def model_from_data(data: dict[str, Any]) -> Model:
-    """Return the model that `model:` of a module describes. Raises: ValueError."""
-    return ModuleSpec.model_validate({"model": data, "ranks": "0"}).model
+    """Return the model that `model:` of a module describes. Raises: ValueError, in plain words."""
+    module, diagnostics = read_module({"model": data, "ranks": "0"})
+    if diagnostics:
+        raise ValueError("; ".join(item.headline for item in diagnostics))
+    return module.model
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:

@@ -38,6 +38,13 @@ def read_spec(data: dict[str, Any]) -> tuple[Spec, tuple[Diagnostic, ...]]:
     return spec, tuple(reader.diagnostics)
 
 
+def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...]]:
+    """Do the same for one module."""
+    reader = _Reader()
+    module = reader.section(ModuleSpec, data, ())
+    return module, tuple(reader.diagnostics)
+
+
 class _Reader:
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
@@ -168,6 +175,9 @@ def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:
 
 
 def _item(schema: dict[str, Any], index: int) -> dict[str, Any]:
-    prefix = schema.get("prefixItems", [])
-    item = prefix[index] if index < len(prefix) else schema.get("items", {})
+    # A list that may be left out is one of several types.
+    types = (schema, *schema.get("anyOf", ()))
+    array = next((each for each in types if each.get("type") == "array"), {})
+    prefix = array.get("prefixItems", [])
+    item = prefix[index] if index < len(prefix) else array.get("items", {})
     return dict(item) if isinstance(item, dict) else {}

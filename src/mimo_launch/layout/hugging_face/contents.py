@@ -13,7 +13,13 @@ from typing import Any
 
 from mimo_launch.layout.hugging_face import vit
 from mimo_launch.layout.hugging_face.architectures import value_of
-from mimo_launch.layout.hugging_face.folder import Config, has_weights, read_config
+from mimo_launch.layout.hugging_face.folder import (
+    CONFIG,
+    Config,
+    ConfigError,
+    has_weights,
+    read_config,
+)
 from mimo_launch.layout.hugging_face.headers import Header, read_headers
 from mimo_launch.layout.hugging_face.part import Part
 from mimo_launch.layout.hugging_face.registry import parts_of
@@ -88,7 +94,12 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -
         keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
     mine = {}
     if keys:
-        model = model_from_data({"kind": family.kind, **keys})
+        try:
+            # As a spec has them, of which the words of an error speak.
+            plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
+            model = model_from_data({"kind": family.kind, **plain})
+        except ValueError as error:
+            raise ConfigError(f"of {CONFIG}, {error}") from error
         mine = {
             name: header
             for name, header in headers.items()

@@ -10,17 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from mimo_launch.layout.hugging_face.family import Family, M, Place
-from mimo_launch.layout.hugging_face.folder import (
-    CONFIG,
-    Config,
-    ConfigError,
-    reading_config,
-    short,
-)
+from mimo_launch.layout.hugging_face.folder import Config, ConfigError, reading_config
 
 PROJECTOR = "projector."
-# Keys of `model` that are no whole numbers.
-_FRACTIONS = ("norm_eps", "rope_theta")
 
 
 class NoSuchPart(ConfigError):
@@ -62,11 +54,7 @@ class Part(Generic[M]):
     def keys(self) -> dict[str, Any]:
         """Return what the folder says, in keys of `model`. Raises: ConfigError."""
         with reading_config():
-            found = {**self.family.keys(self.config), **self.fixed}
-        for key, value in found.items():
-            for each in value if isinstance(value, tuple) else (value,):
-                _check_number(key, value, each)
-        return found
+            return {**self.family.keys(self.config), **self.fixed}
 
     def place(self, name: str, model: M) -> Place | None:
         """Return where a segment of ours is, None if it keeps its initial values by rule.
@@ -102,13 +90,3 @@ class Part(Generic[M]):
         if inner is None:
             return name.startswith(self.elsewhere)
         return self.family.is_ignored(inner, model)
-
-
-def _check_number(key: str, value: Any, number: Any) -> None:
-    """Refuse a number, of all that a key says, that no model has. Raises: ConfigError."""
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return
-    if number <= 0:
-        raise ConfigError(f"{CONFIG} makes `{key}` {short(value)}, not a positive number")
-    if isinstance(number, float) and key not in _FRACTIONS:
-        raise ConfigError(f"{CONFIG} makes `{key}` {short(value)}, not a whole number")
