@@ -15,6 +15,7 @@ from mimo_launch.layout.owners import (
     encoder_samples,
     imbalance,
     replica_links,
+    replica_sources,
     replicas_that_share,
 )
 from mimo_launch.layout.reads import reads_of
@@ -197,3 +198,19 @@ def test_islands_are_those_of_the_table(made, sharing, links):
     layout = build_layout(spec(made, mbs=6))
     assert replicas_that_share(layout, layout["vision"]) == sharing
     assert [list(found) for found in replica_links(layout, "vision")] == links
+
+
+@given(layout_specs())
+@settings(max_examples=60)
+def test_sources_are_links_read_backwards(made):
+    layout = build_layout(made)
+    for module in layout.encoders:
+        links = replica_links(layout, module.name)
+        assert [
+            (source, target)
+            for target, sources in enumerate(replica_sources(layout, module.name))
+            for source in sources
+        ] == sorted(
+            ((source, target) for source, linked in enumerate(links) for target in linked),
+            key=lambda pair: pair[::-1],
+        )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
-from mimo_launch.layout.data_plan import packed
+from mimo_launch.layout.data_plan import SamplePlan, packed
 from mimo_launch.layout.reads import Reads
 from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
 from mimo_launch.spec.model import Spec
@@ -27,6 +27,7 @@ from mimo_launch.train.data.order import (
     steps_of,
 )
 from mimo_launch.train.data.packing import best_fit
+from mimo_launch.train.data.packs import joined_documents
 from mimo_launch.train.loader import read_step, step_inputs
 
 
@@ -200,6 +201,19 @@ class _Longer:
     def documents(self, split: Any, index: int) -> Any:
         own = self._dataset.documents(split, index)
         return np.concatenate([own, np.full(self._seq - len(own), own[-1])])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_no_record_attends_to_a_gap_in_front_of_it(bad: int):
+    """A gap in front would move positions, and padding would be among the keys."""
+    own = np.zeros(16, dtype=np.int64)
+    records = [SamplePlan(number, 4, 2, first=4 * number) for number in range(3)]
+    documents = joined_documents([(record, own) for record in records if record.id > bad], len(own))
+    assert (np.diff(documents) >= 0).all()
+    for record in records[bad + 1 :]:
+        here = slice(record.first, record.first + record.num_tokens)
+        assert len(set(documents[here])) == 1
+        assert documents[here.start - 1] < documents[here.start]
 
 
 def test_a_record_that_cannot_be_read_leaves_a_gap_in_its_pack():

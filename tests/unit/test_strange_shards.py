@@ -3,7 +3,10 @@
 import os
 import signal
 import struct
+import subprocess
+import sys
 import tarfile
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +148,37 @@ def test_threads_share_the_shards_that_are_open(
         reader.read(0, Place(60, 9))
     with pytest.raises(FileNotFoundError):
         ShardReader([tmp_path / "none.tar"]).read(0, Place(0, 1))
+
+
+POOL = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from tests.support.specs import box, spec
+from mimo_launch.train.data.webdataset.pool import _start
+
+if __name__ == "__main__":
+    made = spec({"vision": box(0)})
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_start, initargs=(made,)) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(100)
+"""
+
+
+def test_a_pool_ends_with_whoever_made_it_however_that_ends(tmp_path: Path) -> None:
+    """Else its processes wait for tasks for ever, with a tokenizer in memory each."""
+    script = tmp_path / "makes_a_pool.py"
+    script.write_text(POOL)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as it:
+        assert it.stdout is not None
+        child = Path("/proc", it.stdout.readline().decode().strip())
+        assert child.exists()
+        it.kill()
+    deadline = time.monotonic() + 20
+    while child.exists() and ") Z " not in (child / "stat").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def huge_png() -> bytes:

@@ -64,6 +64,16 @@ def replica_links(layout: Layout, encoder: str) -> tuple[range, ...]:
     return tuple(range(e // inside * wide, (e // inside + 1) * wide) for e in range(num_replicas))
 
 
+@lru_cache(maxsize=64)
+def replica_sources(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
+    """Return, per language replica, the encoder replicas that may encode its samples."""
+    found: list[list[int]] = [[] for _ in range(layout.language.grid.size("dp"))]
+    for replica, linked in enumerate(replica_links(layout, encoder)):
+        for target in linked:
+            found[target].append(replica)
+    return tuple(map(tuple, found))
+
+
 def encoder_samples(
     layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
 ) -> tuple[int, ...]:

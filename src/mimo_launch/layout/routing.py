@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.owners import replica_links
+from mimo_launch.layout.owners import replica_links, replica_sources
 from mimo_launch.layout.shards import Piece, encoder_pieces, language_pieces
 
 
@@ -45,8 +45,8 @@ def route(
     transfers = list(_between(layout, plan, module, group, senders, None))
     if receivers is not None and rank is not None:
         # Replicas already covered as senders contribute their transfers once.
-        others = tuple(e for e in range(module.grid.size("dp")) if e not in (senders or ()))
-        linked = tuple(e for e in others if set(replica_links(layout, encoder)[e]) & set(receivers))
+        sources = replica_sources(layout, encoder)
+        linked = sorted({e for receiver in receivers for e in sources[receiver]} - set(senders))
         transfers += _between(layout, plan, module, group, linked, receivers)
     if rank is not None:
         transfers = [t for t in transfers if rank in (t.src, t.dst)]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.owners import replica_links
+from mimo_launch.layout.owners import replica_links, replica_sources
 from mimo_launch.layout.routing import components
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import fills_bubbles
@@ -169,12 +169,11 @@ def _stage(layout: Layout, module: str, stage: int) -> tuple[int, ...]:
 @lru_cache(maxsize=65536)
 def _bridge_partners(layout: Layout, encoder: str, rank: int, at_encoder: bool) -> tuple[int, ...]:
     module, language = layout[encoder], layout.language
-    links = replica_links(layout, encoder)
     linked: Iterable[int]
     if at_encoder:
-        linked, grid, stage = links[module.grid.index("dp", rank)], language.grid, 0
+        linked = replica_links(layout, encoder)[module.grid.index("dp", rank)]
+        grid, stage = language.grid, 0
     else:
-        mine = language.grid.index("dp", rank)
-        linked = (replica for replica, replicas in enumerate(links) if mine in replicas)
+        linked = replica_sources(layout, encoder)[language.grid.index("dp", rank)]
         grid, stage = module.grid, module.pp_index(len(module.stages) - 1)
     return tuple(sorted(r for replica in linked for r in grid.slice(dp=replica, pp=stage)))

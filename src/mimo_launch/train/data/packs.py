@@ -1,7 +1,8 @@
 """Texts and documents of records that share a sequence, as those of one sample.
 
 Decides: that each record is a document of its own, or several, and that padding and records left
-out belong to the document before them.
+out belong to the document before them; a gap at the very front is a document of its own, which
+nothing attends to.
 Relies on: the DataPlan for where a record begins.
 Leaves: which records share a sequence to `packing`.
 """
@@ -36,6 +37,8 @@ def joined_documents(records: Iterable[tuple[SamplePlan, Int64s]], seq: int) -> 
     documents = np.zeros(seq, dtype=np.int64)
     num_documents = 0
     for record, own in records:
+        if record.first and not num_documents:
+            num_documents = 1
         documents[record.first :] = num_documents + own[: seq - record.first]
         num_documents = int(documents[record.first + record.num_tokens - 1]) + 1
     return documents

@@ -8,6 +8,7 @@ Leaves: what is made of the answers to `index`.
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -26,9 +27,18 @@ _LOOKERS: list[Looker] = []
 def _start(spec: Spec) -> None:
     # Ctrl-C reaches the whole group: the process that waits for these ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if isinstance(spec.data, WebdatasetData):
         _LOOKERS.append(Looker(spec, spec.data))
+
+
+def _end_with_parent() -> None:
+    """Leave when the process that asked is killed: the queues of a pool would not tell."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _task(number: int, path: Path) -> ShardIndex:
