@@ -7,7 +7,7 @@ import nox
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"  # torch is large.
-nox.options.sessions = ["lint", "types", "layers", "docs", "tests"]
+nox.options.sessions = ["lint", "types", "layers", "docs", "tests", "example"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -51,6 +51,13 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
     session.install("-e", ".", *group("docs"))
     session.run("mkdocs", "build", "--strict", "-f", ".mkdocs.yml")
+
+
+@nox.session
+def example(session: nox.Session) -> None:
+    """Run the worked example of the documentation as written."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", "tests/docs", "-m", "example", *session.posargs)
 
 
 @nox.session(default=False)

@@ -1,0 +1,137 @@
+"""The worked example runs as written: real folders, real files, real commands, in one shell."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.docs.test_docs import ROOT, Block, blocks
+
+PAGE = ROOT / "docs" / "worked-example.md"
+MARK = "=== command "
+# The default suite takes few steps and leaves out what other tests run, as well as the answers.
+FEWER = {
+    "--steps 30": "--steps 2",
+    "steps: 100": "steps: 60",
+    "every: 40": "every: 10",
+    "step-00000040": "step-00000010",
+}
+LEFT_OUT = re.compile(r"mimo-launch (inspect|data|plan|verify) |pip install ")
+LAST_CHAPTER = "## Sound"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the page, and the lines that the page shows behind it."""
+
+    typed: str
+    shown: tuple[str, ...]
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """Yield the commands of a block; one that ends with a backslash goes on in the next line."""
+    typed, shown = "", list[str]()
+    for line in block.text.splitlines():
+        if typed.endswith("\\"):
+            typed += f"\n{line}"
+        elif line.startswith("$ "):
+            if typed:
+                yield Command(typed, tuple(shown))
+            typed, shown = line.removeprefix("$ "), []
+        else:
+            shown.append(line)
+    yield Command(typed, tuple(shown))
+
+
+def script_of(page: Path, left_out: re.Pattern[str]) -> tuple[str, list[Command]]:
+    """Return one script that writes the files of a page and runs its commands, in order."""
+    lines, found = ["set -e"], list[Command]()
+    for block in blocks(page):
+        if block.title:
+            lines.append(f"printf %s {shlex.quote(block.text)} > {block.title}")
+        elif block.language == "console":
+            for command in commands(block):
+                if not left_out.search(command.typed):
+                    lines += [f"echo '{MARK}{len(found)}'", command.typed]
+                    found.append(command)
+    return "\n".join(lines) + "\n", found
+
+
+def quick(text: str) -> str:
+    """Return the page with fewer steps, and without its last chapter."""
+    for much, little in FEWER.items():
+        assert much in text
+        text = text.replace(much, little)
+    assert LAST_CHAPTER in text
+    return text.partition(LAST_CHAPTER)[0]
+
+
+def plain(line: str) -> str:
+    """Return a line without what differs from run to run: numbers, and how they are aligned."""
+    line = re.sub(r"plan [0-9a-f]{12}", "plan #", line)
+    return re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*(e[+-]\d+)?", "#", line)).strip()
+
+
+def missing(shown: tuple[str, ...], printed: str) -> list[str]:
+    """Return the lines shown that were not printed in this order."""
+    lines = iter([plain(line) for line in printed.splitlines()])
+    return [line for line in shown if line != "..." and plain(line) not in lines]
+
+
+def run(script: str, folder: Path) -> list[str]:
+    """Run a script in a folder; return what each command of it printed."""
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
+    }
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
+        "COLUMNS": "100",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # Both streams in the order of time, as on a terminal.
+    }
+    ended = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return re.split(rf"^{MARK}\d+\n", ended.stdout, flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.example
+def test_it_runs_as_written(tmp_path: Path) -> None:
+    script, found = script_of(PAGE, re.compile("pip install "))
+    for command, printed in zip(found, run(script, tmp_path), strict=True):
+        lost = missing(command.shown, printed)
+        assert not lost, f"$ {command.typed}\nnot printed:\n{lost}\nprinted:\n{printed}"
+
+
+def test_it_leads_to_a_model_in_a_hurry(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(quick(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    script, found = script_of(page, LEFT_OUT)
+    for command, printed in zip(found, run(script, tmp_path), strict=True):
+        if "ask.py" in command.typed:
+            answers = [line for line in printed.splitlines() if " -> " in line]
+            assert len(answers) == 4
+        else:
+            assert not missing(command.shown, printed), f"$ {command.typed}\n{printed}"
+
+
+def test_what_is_not_printed_is_seen() -> None:
+    log = "step  9 loss 0.1\nx\ndone: 4 s"
+    assert missing(("step 2  loss 1.5e-3", "...", "done: 3 s"), log) == []
+    assert missing(("green", "done"), "done\ngreen") == ["done"]
+    assert missing(("green",), "red") == ["green"]
