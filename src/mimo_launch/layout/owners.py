@@ -148,10 +148,12 @@ def _shared_out_group(
     one group makes up for another. The even cut stays if it is as good, and samples without rows
     stay where it has them.
     """
+    before = [0] * len(even) if alone else loads
+    if len(set(_added(before, even, costs))) == 1:
+        return even  # Nothing is better, as where all samples are alike.
     line = [sample for part in even for sample in part]
     heavy = [sample for sample in line if costs[sample]]
     own = [costs[sample] for sample in heavy]
-    before = [0] * len(even) if alone else loads
     shares = [[heavy[index] for index in share] for share in balanced(own, before)]
     if alone:
         most_first = sorted(shares, key=lambda share: -sum(costs[sample] for sample in share))
