@@ -66,6 +66,21 @@ def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, ru
     assert tps[0] < tps[-1]
 
 
+def test_a_hybrid_model_is_split_by_its_pattern(tmp_path: Path, run_cli: Cli) -> None:
+    folder, file = tmp_path / "nemotron", tmp_path / "hybrid.yaml"
+    folder.mkdir()
+    config = {
+        "model_type": "nemotron_h", "hybrid_override_pattern": "*M-M", "hidden_size": 64,
+        "num_attention_heads": 8, "head_dim": 8, "intermediate_size": 96, "mamba_num_heads": 16,
+        "vocab_size": 300,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    header_only(folder / "model.safetensors", {"backbone.norm_f.weight": (64,)})
+    assert run_cli(f"init {file} --language {folder} --gpus 2")[0] == 0
+    model = checked(file).spec.language.model
+    assert (model.kind, model.pattern, model.mamba.heads) == ("hybrid", "*M-M", 16)
+
+
 def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: Cli) -> None:
     folder, file = llava_folder(tmp_path / "llava"), tmp_path / "llava.yaml"
     options = "--gpus 16 --gpus-per-node 8 --gpu-memory 80GB --global-batch 64 --seq 512"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.distributed.test_session import two_modules
 from tests.support.planted import class_tokens, turned_patches
+from tests.support.planted_hybrid import split_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.pending import HostCopy
@@ -87,6 +88,16 @@ def test_class_tokens_and_learned_positions_are_made_without_waiting() -> None:
     train = {"steps": 3, "precision": "fp32"}
     made = class_tokens(train=train, optimizer={"kind": "sgd", "lr": 0.1})
     assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
+
+
+def test_a_hybrid_model_reads_nothing_back() -> None:
+    """Packed documents over cp: masks of chunks, shares of heads, the convolution."""
+    train, optimizer = {"steps": 3, "precision": "fp32"}, {"kind": "sgd", "lr": 0.1}
+    made = split_heads(cp=2)
+    made = Spec.model_validate(
+        {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
+    )
+    assert run_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
 
 
 def test_a_copy_to_the_host_is_of_the_moment() -> None:

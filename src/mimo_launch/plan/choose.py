@@ -128,7 +128,8 @@ def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[Layout]:
 def _splits(data: dict[str, Any], num_ranks: int) -> list[tuple[int, int]]:
     """Return (tp, pp) by their product, then with the larger tp first; tp stays on a host."""
     per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
-    layers = data["modules"]["language"]["model"]["layers"]
+    model = data["modules"]["language"]["model"]
+    layers = len(model["pattern"]) if "pattern" in model else model["layers"]
     found = [
         (tp, pp)
         for tp in divisors(num_ranks)

@@ -81,7 +81,7 @@ MAMBA_LAYER = (
     Kept(name="z, x, B and C, fused", query=2, key=2),
     Kept(name="x, B and C before the convolution", query=1, key=2),
     Kept(name="x, B and C behind it", query=1, key=2),
-    Kept(name="time steps before and behind softplus, sums of decays", heads=3),
+    Kept(name="time steps: given, with their bias, positive, limited; sums of decays", heads=5),
     Kept(name="output of the recurrence", query=1),
     Kept(name="gated and normed", query=1, for_weights=True),
 )
@@ -92,11 +92,9 @@ HYBRID_EAGER = Kept(name="result of the norm", stream=1, shared=True)
 HYBRID_EAGER_BF16 = Kept(
     name="input and result of the norm, less the stream", stream=3, shared=True
 )
-MLP_EAGER = Kept(name="ReLU of up", inner=1)
-MAMBA_EAGER = (
-    Kept(name="the gate's SiLU, twice", query=2),
-    Kept(name="gated, twice, and scaled", query=3),
-)
+MAMBA_EAGER = Kept(name="SiLU of the gate and gated, twice, and scaled", query=5)
+# In fp32, as are the gate and the output that is gated; so z, and all that it is a view into, goes.
+MAMBA_EAGER_BF16 = Kept(name="the same and their inputs, less z, x, B and C", query=18 - 2, key=-2)
 HYBRID_BACKWARD = (
     Kept(name="gradients of what is mixed", query=3, key=4, inner=2),
     Kept(name="gradients of the stream", stream=2),

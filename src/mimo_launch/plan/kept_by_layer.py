@@ -18,9 +18,9 @@ from mimo_launch.plan.kept import (
     HYBRID_EAGER_BF16,
     HYBRID_FORWARD,
     MAMBA_EAGER,
+    MAMBA_EAGER_BF16,
     MAMBA_LAYER,
     MAMBA_RETURNED,
-    MLP_EAGER,
     MLP_LAYER,
     QUICK_GELU_EAGER,
     RECOMPUTED,
@@ -102,7 +102,9 @@ def _is_compiled(spec: Spec, name: str) -> bool:
 def _eager(model: Model, size: Widths, *, is_narrow: bool) -> tuple[Kept, ...]:
     if isinstance(model, HybridModel):
         norm = HYBRID_EAGER_BF16 if is_narrow else HYBRID_EAGER
-        return (norm, *(MAMBA_EAGER if size.mamba is not None else (MLP_EAGER,)))
+        if size.mamba is None:
+            return (norm,)
+        return norm, MAMBA_EAGER_BF16 if is_narrow else MAMBA_EAGER
     if isinstance(model, TransformerEncoder):
         is_quick = isinstance(model, VitModel) and model.activation == "quick_gelu"
         return (VIT_EAGER_BF16 if is_narrow else ()) + (QUICK_GELU_EAGER,) * is_quick
