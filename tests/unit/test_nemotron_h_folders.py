@@ -9,9 +9,11 @@ from tests.support.specs import box, spec
 
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.hugging_face import nemotron_h
+from mimo_launch.layout.hugging_face.architectures import Modules, alone, obstacles
 from mimo_launch.layout.hugging_face.folder import ConfigError
 from mimo_launch.layout.hugging_face.part import NoSuchPart
 from mimo_launch.layout.hugging_face.registry import part_of
+from mimo_launch.spec.load import model_from_data
 
 # As NVIDIA's folders have it.
 CONFIG: dict[str, Any] = {
@@ -74,6 +76,17 @@ def ours(**change: Any) -> dict[str, Any]:
         "kind": "hybrid", "pattern": "M-M*", "hidden": 64, "heads": 8, "kv_heads": 2,
         "head_dim": 16, "mlp": 96, "vocab": 300, "mamba": sizes, **change,
     }  # fmt: skip
+
+
+def test_what_is_no_nemotron_h_is_said() -> None:
+    """Experts are not written yet, and attention there knows no positions."""
+    for change, said in (({"pattern": "MEM*"}, "MEM*"), ({"rope_theta": 100.0}, "100")):
+        model = model_from_data(ours(**change))
+        [key] = change
+        assert obstacles(model) == [f"no nemotron_h with `{key}: {said}`"]
+    assert alone(
+        Modules(models={"language": model_from_data(ours())}, tokens={}, width=64), "language"
+    )
 
 
 @pytest.mark.parametrize(

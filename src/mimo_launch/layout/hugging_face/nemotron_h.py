@@ -155,11 +155,14 @@ def fits(model: HybridModel) -> bool:
 
 
 def config_of(model: HybridModel) -> Config:
-    """Return the configuration of a hybrid model of ours, as transformers 5 writes it."""
+    """Return the configuration of a hybrid model of ours, as transformers 5 writes it.
+
+    Experts are left out: that of a model with some is, by its layers, that of another.
+    """
     sizes = model.mamba or MambaSizes.model_validate({"heads": 128})
     return {
         "model_type": NEMOTRON_H,
-        "layers_block_type": [_NAMES[letter] for letter in model.pattern],
+        "layers_block_type": [_NAMES.get(letter, "mlp") for letter in model.pattern],
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.num_kv_heads,
