@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mimo_launch.layout.images import ImageTooThin, ProcessorError, Smart, read_recipe
+from mimo_launch.layout.images import (
+    ImageRecipe,
+    ImageTooThin,
+    ProcessorError,
+    ShortEdge,
+    Smart,
+    read_recipe,
+)
 from mimo_launch.train.data.webdataset.decode import decode_image
 from mimo_launch.train.data.webdataset.pixels import process
 
@@ -154,3 +161,19 @@ def test_no_size_is_made_of_a_line(tmp_path: Path) -> None:
     saved(tmp_path, "qwen2-vl")
     with pytest.raises(ImageTooThin, match="more than 200 to 1"):
         read_recipe(tmp_path).size(2, 401)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ImageRecipe(ShortEdge(224)),
+        ImageRecipe(ShortEdge(224), crop=(224, 224)),
+        ImageRecipe(ShortEdge(224), crop=(224, 224), pad_square=True),
+    ],
+    ids=["resize", "crop", "square"],
+)
+def test_no_aspect_makes_a_giant_of_an_image(recipe: ImageRecipe) -> None:
+    """On the way to 224 x 224 a line of 20,000 pixels would be 224 x 4,480,000, or a square."""
+    with pytest.raises(ImageTooThin, match=r"20000 x 1 pixels become \d+ million on the way"):
+        recipe.size(1, 20_000)
+    assert min(recipe.size(10, 2_000)) == 224

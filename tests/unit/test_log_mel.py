@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from tests.support.shards import clip_bytes
 from transformers import WhisperFeatureExtractor
 
 from mimo_launch.spec.model import AudioModel
 from mimo_launch.train.data.log_mel import RATE, log_mel, num_frames
+from mimo_launch.train.data.webdataset.decode import decode_clip
 
 SECONDS = 2.345
 
@@ -108,3 +110,12 @@ def test_clips_of_any_length_have_features(size: int) -> None:
 def test_damaged_clips_are_refused(samples: np.ndarray) -> None:
     with pytest.raises(ValueError, match="a clip of"):
         log_mel(samples, RATE, 80)
+
+
+@pytest.mark.parametrize("rate", [8_000, 44_100])
+def test_the_part_of_a_clip_that_is_seen_needs_no_more_of_it(rate: int) -> None:
+    data = clip_bytes(6 * rate, rate, kind="FLAC")
+    whole, part = decode_clip(data, seconds=99), decode_clip(data, seconds=3)
+    assert (len(whole[0]), len(part[0])) == (6 * rate, 3 * rate)
+    found = log_mel(*part, 80, frames=200)
+    np.testing.assert_array_equal(found, log_mel(*whole, 80, frames=200))

@@ -19,6 +19,8 @@ from mimo_launch.spec.model import Spec, VitModel, WebdatasetData, image_input
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 BICUBIC = 3
 MAX_ASPECT = 200
+# No step makes more pixels, whatever the aspect of an image: half a gigabyte in 8-bit RGB.
+MOST_PIXELS = 178_000_000
 
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -103,6 +105,7 @@ class ImageRecipe:
             case ShortEdge(short):
                 # Rounded down, as transformers does.
                 long = int(short * max(height, width) / min(height, width))
+                _limit(height, width, made=long * short)
                 return (long, short) if width <= height else (short, long)
             case Smart() as rule:
                 return _smart(height, width, rule)
@@ -111,10 +114,11 @@ class ImageRecipe:
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of what becomes of an image. Raises: ImageTooThin."""
-        if self.crop is not None:
-            return self.crop
-        side = max(height, width)
-        return self.resized(side, side) if self.pad_square else self.resized(height, width)
+        if self.pad_square:
+            _limit(height, width, made=max(height, width) ** 2)
+            height = width = max(height, width)
+        resized = self.resized(height, width)
+        return self.crop or resized
 
     @property
     def only_size(self) -> tuple[int, int] | None:
@@ -232,6 +236,11 @@ def _resize(kind: str, config: Mapping[str, Any]) -> Exact | ShortEdge | Smart:
 
 def _edges(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size["height"]), int(size["width"]))
+
+
+def _limit(height: int, width: int, *, made: int) -> None:
+    if made > MOST_PIXELS:
+        raise ImageTooThin(f"{width} x {height} pixels become {made / 1e6:.0f} million on the way")
 
 
 def _smart(height: int, width: int, rule: Smart) -> tuple[int, int]:

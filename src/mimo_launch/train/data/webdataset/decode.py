@@ -7,6 +7,7 @@ Leaves: what an encoder is given of them to `pixels` and `log_mel`.
 """
 
 import io
+import math
 import struct
 import warnings
 import zlib
@@ -98,15 +99,18 @@ def clip_length(data: bytes) -> tuple[int, int]:
     return int(found.frames), int(found.samplerate)
 
 
-def decode_clip(data: bytes) -> tuple[npt.NDArray[np.float32], int]:
+def decode_clip(data: bytes, *, seconds: float) -> tuple[npt.NDArray[np.float32], int]:
     """Return a clip as the mean of its channels, float32 [samples] in -1 to 1, and its rate in Hz.
 
+    Only its first `seconds` are decoded: hours of silence are small in a file and large in memory.
     Raises: ValueError if it cannot be decoded.
     """
     import soundfile
 
     try:
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            rate = int(file.samplerate)
+            samples = file.read(math.ceil(seconds * rate), dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise ValueError(str(error)) from error
-    return samples.mean(axis=1, dtype=np.float32), int(rate)
+    return samples.mean(axis=1, dtype=np.float32), rate

@@ -137,9 +137,11 @@ class ShardSamples:
         data = found.read(row, members[suffix])
         shape = intake.model.input_shape(span.height, span.width)
         if clips := clip_input(intake.model):
-            from mimo_launch.train.data.log_mel import log_mel
+            from mimo_launch.train.data.log_mel import HOP, RATE, log_mel
 
-            return log_mel(*decode_clip(data), clips.mels, frames=shape[-1])
+            # One second more than is seen: resampling looks a little ahead.
+            clip = decode_clip(data, seconds=1 + shape[-1] * HOP / RATE)
+            return log_mel(*clip, clips.mels, frames=shape[-1])
         images = image_input(intake.model)
         if images is None or intake.recipe is None:
             raise TypeError(f"{intake.encoder} takes no images")
