@@ -8,20 +8,26 @@ import sys
 import tarfile
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.shards import CHATML, image_bytes, tokenizer_folder, write_shard
 from tests.unit.test_shard_samples import opened, shard_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.train.data.webdataset import shards
+from mimo_launch.train.data.webdataset.build import Seen, _add
 from mimo_launch.train.data.webdataset.chat import TemplateRefused
+from mimo_launch.train.data.webdataset.columns import TYPES
+from mimo_launch.train.data.webdataset.index import Progress
 from mimo_launch.train.data.webdataset.shards import (
     BrokenShard,
+    Member,
     Place,
     ShardReader,
     samples_of,
@@ -179,6 +185,30 @@ def test_a_pool_ends_with_whoever_made_it_however_that_ends(tmp_path: Path) -> N
     while child.exists() and ") Z " not in (child / "stat").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_each_sample_may_have_a_suffix_of_its_own() -> None:
+    """Names such as `KEY.CHECKSUM.png`: more of them than two bytes count."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    suffixes: dict[str, int] = {}
+    for number in range((1 << 16) + 1):
+        suffix = f"{number}.png"
+        seen = Seen(1, np.array([[0, 1]]), [], {"image": [suffix], "audio": []})
+        _add(rows, 0, Member("key", {suffix: Place(0, 1)}), seen, suffixes)
+    column = np.array(rows["member_suffix"], dtype=TYPES["member_suffix"])
+    assert np.array_equal(column, np.arange(len(suffixes)))
+
+
+def test_an_index_that_is_there_is_used_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shard(tmp_path / "0.tar", [("good", conversation())])
+    made = opened(shard_spec(tmp_path)).splits["train"].index.folder
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    heard: list[Progress] = []
+    found = opened(shard_spec(tmp_path), heard).splits["train"].index.folder
+    assert (found, heard) == (made, [])
 
 
 def huge_png() -> bytes:

@@ -160,7 +160,7 @@ def place_of(suffix: str) -> tuple[int, str]:
 def index_shard(looker: Looker, number: int, path: Path) -> ShardIndex:
     """Look at every sample of the shard with this number."""
     rows: dict[str, list[int]] = defaultdict(list)
-    suffixes: list[str] = []
+    suffixes: dict[str, int] = {}
     bad: list[Bad] = []
     reader = ShardReader((path,))
     try:
@@ -188,7 +188,7 @@ def _looked(looker: Looker, reader: ShardReader, member: Member) -> Seen:
 
 
 def _add(
-    rows: dict[str, list[int]], number: int, member: Member, seen: Seen, suffixes: list[str]
+    rows: dict[str, list[int]], number: int, member: Member, seen: Seen, suffixes: dict[str, int]
 ) -> None:
     """Append one sample to the columns of a shard."""
     runs = seen.runs
@@ -201,11 +201,9 @@ def _add(
         if suffix in member.places
     ]
     for suffix in kept:
-        if suffix not in suffixes:
-            suffixes.append(suffix)
         rows["member_offset"].append(member.places[suffix].offset)
         rows["member_size"].append(member.places[suffix].size)
-        rows["member_suffix"].append(suffixes.index(suffix))
+        rows["member_suffix"].append(suffixes.setdefault(suffix, len(suffixes)))
     for each in seen.placed:
         rows["span_encoder"].append(each.encoder)
         rows["span_member"].append(each.member)

@@ -22,17 +22,17 @@ import numpy.typing as npt
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 1
+VERSION = 2
 
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
 # Per member of a sample (of which only those are kept that training reads), per run of rows of one
 # image, per run of learnt tokens, and per byte of a key.
 LISTS = {
-    "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u2"},
+    "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
         "span_encoder": "u2",
-        "span_member": "u2",
+        "span_member": "u4",
         "span_position": "u4",
         "span_height": "u4",
         "span_width": "u4",

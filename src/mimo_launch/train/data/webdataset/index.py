@@ -64,10 +64,12 @@ def open_index(looker: Looker, split: Split, say: Say) -> Columns:
     """
     shards = split_files(looker.data, split)
     wanted = _identity(looker, shards)
-    folder = index_folder(looker.data, shards, wanted)
-    columns, _ = _usable(folder, wanted)
-    if columns is not None:
-        return columns
+    folders = _folders(looker.data, shards, wanted)
+    for folder in folders:
+        columns, _ = _usable(folder, wanted)
+        if columns is not None:
+            return columns
+    folder = next(filter(_can_be_made, folders), folders[-1])
     folder.parent.mkdir(parents=True, exist_ok=True)
     now = Progress(split, "another process makes it", 0, len(shards), 0, 0)
     with _lock(folder.with_suffix(".lock"), partial(say, now)):
@@ -86,17 +88,19 @@ def split_files(data: WebdatasetData, split: Split) -> tuple[Path, ...]:
     return shard_files((data.shards if split == "train" else data.eval_shards) or ())
 
 
-def index_folder(data: WebdatasetData, shards: Sequence[Path], wanted: dict[str, Any]) -> Path:
-    """Return the folder of the index, whose name says which settings it is for."""
+def _folders(data: WebdatasetData, shards: Sequence[Path], wanted: dict[str, Any]) -> list[Path]:
+    """Return where the index may be: folders whose name says which settings it is for."""
     names = [wanted[part] for part in ("names", "settings")]
     name = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
     if data.index is not None:
-        return Path(data.index) / name
-    beside = shards[0].parent / FOLDER
-    if os.access(beside if beside.exists() else beside.parent, os.W_OK):
-        return beside / name
+        return [Path(data.index) / name]
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "mimo-launch" / "index" / name
+    return [shards[0].parent / FOLDER / name, Path(cache) / "mimo-launch" / "index" / name]
+
+
+def _can_be_made(folder: Path) -> bool:
+    beside = folder.parent
+    return os.access(beside if beside.exists() else beside.parent, os.W_OK)
 
 
 def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
@@ -169,14 +173,14 @@ def _make(
     """Make an index beside its place, and then put it there."""
     made = _beside(folder)
     made.mkdir()
-    suffixes: list[str] = []
+    suffixes: dict[str, int] = {}
     samples, bad = 0, []
     try:
         writer = ColumnWriter(made)
         try:
             say(progress)
             for done, found in enumerate(looked_at(looker, shards), start=1):
-                numbers = [_number(each, suffixes) for each in found.suffixes]
+                numbers = [suffixes.setdefault(each, len(suffixes)) for each in found.suffixes]
                 members = found.columns["member_suffix"]
                 renumbered = np.array(numbers, dtype=members.dtype)[members]
                 writer.append({**found.columns, "member_suffix": renumbered})
@@ -184,7 +188,7 @@ def _make(
                 bad += [asdict(each) for each in found.bad]
                 say(replace(progress, done=done, samples=samples, bad=len(bad)))
             write_bad(made, bad)
-            writer.finish({"identity": identity, "suffixes": suffixes, "num_bad": len(bad)})
+            writer.finish({"identity": identity, "suffixes": list(suffixes), "num_bad": len(bad)})
         finally:
             writer.close()
         _put(made, folder)
@@ -209,10 +213,3 @@ def _put(made: Path, folder: Path) -> None:
 def _beside(folder: Path) -> Path:
     """Return a name that no other process takes, for a folder that others may read."""
     return folder.with_name(f"{folder.name}.{uuid4().hex[:12]}")
-
-
-def _number(suffix: str, suffixes: list[str]) -> int:
-    """Return the number of a suffix in the index, a new one if it is new."""
-    if suffix not in suffixes:
-        suffixes.append(suffix)
-    return suffixes.index(suffix)
