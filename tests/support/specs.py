@@ -390,9 +390,13 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
         if draw(seldom):
             model |= draw(_hybrid(tp * cp, layers))
+            has_experts = "E" in model["pattern"]
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
             model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
+            has_experts = draw(st.sampled_from([False, False, True]))
+        if has_experts:
+            made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
     elif draw(st.sampled_from(["vit", "audio", "vit"])) == "audio":
         model |= {
             "kind": "audio",
@@ -417,9 +421,33 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
 
 
 @st.composite
+def _experts(
+    draw: st.DrawFn, tp: int, others: int, layers: int
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Draw a grid of experts over tp * others ranks of a stage, and experts that it can split."""
+    ranks = tp * others
+    ep = draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
+    split = draw(st.sampled_from([n for n in (1, 1, 2, 3) if ranks // ep % n == 0]))
+    experts = ep * draw(st.integers(1 if ep > 1 else 2, 3))
+    top_k = draw(st.integers(1, min(3, experts)))
+    moe = {
+        "experts": experts,
+        "top_k": top_k,
+        "width": 4 * split,
+        "score": draw(st.sampled_from(["softmax", "sigmoid"])),
+        "normalize": top_k > 1 and draw(st.booleans()),
+        "scale": draw(st.sampled_from([1.0, 2.5])),
+        "shared": draw(st.sampled_from([0, 4 * tp])),
+        "aux_loss": draw(st.sampled_from([0.5, 0.01, 0.0])),
+        "every": draw(st.integers(1, min(2, layers))),
+    }
+    return {"ep": ep, "tp": split}, moe
+
+
+@st.composite
 def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
     """Draw a pattern, and Mamba sizes that tp * cp ranks can split: groups shared or own."""
-    pattern = "".join(draw(st.sampled_from("*-MMM")) for _ in range(layers))
+    pattern = "".join(draw(st.sampled_from("*-EMMM")) for _ in range(layers))
     groups = draw(st.sampled_from([1, ranks, 2 * ranks]))
     heads = lcm(ranks, groups) * draw(st.integers(1, 2))
     return {
@@ -489,11 +517,18 @@ def features(made: Spec) -> set[str]:
             found |= {"clips of one length"} if model.fixed_length else set()
     found |= {"tied"} if made.language.model.tied else set()
     if made.language.model.kind == "hybrid":
-        names = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers"}
+        names = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers", "E": "experts"}
         found |= {"hybrid", *(f"hybrid, {names[each]}" for each in made.language.model.pattern)}
     else:
         found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
         found |= {"positions on three axes"} if made.language.model.mrope else set()
+    experts = language.experts
+    if experts is not None:
+        found |= {"experts", f"experts, {made.language.model.moe.score}"}
+        found |= {"ep > 1"} if experts.size("ep") > 1 else set()
+        found |= {"split experts"} if experts.size("tp") > 1 else set()
+        found |= {"replicas of experts"} if experts.size("dp") > 1 else set()
+        found |= {"shared expert"} if made.language.model.moe.shared else set()
     found |= {"text only"} if made.data.text_only == 1 else set()
     found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
     for name, module in made.modules.items():

@@ -1,0 +1,114 @@
+"""Mixtures of experts on named layouts: loss, balance, every gradient and the update of one rank.
+
+The planted bugs of tests/support/planted_experts.py are rejected with all others.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from tests.support.planted_experts import mixture, routed
+from tests.support.proof import failures, verdicts
+from tests.support.specs import box, hybrid, spec
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.spec.model import Spec
+
+SP, FULL = {"sequence_parallel": True}, {"sharding": "full"}
+EP2, ETP2 = {"ep": 2}, {"tp": 2}
+DEEP = {"every": 2, "scale": 2.5}
+SIGMOID = {"score": "sigmoid", "shared": 8}
+
+LAYOUTS: dict[str, Callable[[], Spec]] = {
+    "one rank": lambda: routed({}),
+    "ep2": lambda: routed(EP2, dp=2),
+    "ep4, one expert each": lambda: routed({"ep": 4}, dp=4),
+    "ep2 by two replicas": lambda: routed(EP2, dp=4),
+    "ep2 inside tp": lambda: routed(EP2, SIGMOID, tp=2),
+    "ep2 inside tp, sequence parallel": lambda: routed(EP2, SIGMOID, tp=2, **SP),
+    "replicas along tp": lambda: routed({}, tp=2),
+    "ep2 inside cp": lambda: routed(EP2, cp=2),
+    "split experts": lambda: routed(ETP2, dp=2),
+    "ep2 x tp2 over tp2 dp2": lambda: routed({**EP2, **ETP2}, tp=2, dp=2),
+    "ep2 in two stages": lambda: routed(EP2, pp=2, dp=2),
+    "fully sharded, recomputed": lambda: routed(
+        EP2, SIGMOID, tp=2, cp=2, recompute="full", **SP, **FULL
+    ),
+    "stages interleave the ranks of experts": lambda: routed(
+        {**EP2, **ETP2}, {"top_k": 1, "normalize": False}, order=("pp", "tp", "cp", "dp"),
+        tp=2, pp=2, dp=2,
+    ),
+}  # fmt: skip
+
+
+def behind_vision(first: int = 0, vision: dict[str, Any] | None = None, **settings: Any) -> Spec:
+    """Vision in front of, or on the ranks of, experts over dp 2."""
+    model = mixture(**DEEP) | {"layers": 2}
+    language = box(first, dp=2, model=model, experts=EP2, **settings.pop("language", {}))
+    return spec(
+        {"vision": box(0, **(vision or {"dp": 2})), "language": language},
+        **{"microbatches": 2, "mbs": 2, **settings},
+    )
+
+
+WITH_MORE: dict[str, Callable[[], Spec]] = {
+    "colocated": lambda: behind_vision(encoder_microbatches=1),
+    "disjoint, packed records": lambda: behind_vision(2, packing=True),
+    "packed documents, frozen": lambda: behind_vision(
+        max_documents=3, language={"frozen": True}
+    ),
+    "bubbles filled": lambda: spec(
+        {
+            "vision": box(0, dp=4),
+            "language": box(0, pp=2, dp=2, model=mixture(), experts=EP2),
+        },
+        kind="bubble_filling", microbatches=4, encoder_microbatches=2, mbs=2,
+    ),
+    "interleaved, tied": lambda: spec(
+        {
+            "vision": box(4),
+            "language": box(
+                0, pp=2, dp=2, model=mixture(**DEEP) | {"tied": True, "layers": 4}, experts=EP2
+            ),
+        },
+        kind="interleaved", virtual_stages=2, microbatches=2, mbs=2,
+    ),
+    "hybrid": lambda: spec(
+        {
+            "language": box(
+                0, tp=2, cp=2, model=hybrid({"tp": 2, "cp": 2}, "M*ME") | mixture(shared=8),
+                experts={**EP2, **ETP2}, **SP,
+            )
+        },
+        microbatches=2, mbs=2, text_only=1.0, max_documents=2,
+    ),
+}  # fmt: skip
+
+
+# What the others prove, too, is left to `nox -s sweep`.
+SELDOM = (
+    "ep4, one expert each", "ep2 by two replicas", "ep2 inside tp, sequence parallel",
+    "ep2 in two stages", "stages interleave the ranks of experts", "colocated", "bubbles filled",
+    "interleaved, tied",
+)  # fmt: skip
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """Return parameters of a test, some of which are for `nox -s sweep`."""
+    marks = {name: [pytest.mark.sweep] if name in SELDOM else [] for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in marks]
+
+
+@pytest.mark.parametrize("name", cases(LAYOUTS))
+def test_experts_are_those_of_one_rank(name: str) -> None:
+    """float64, two clipped SGD steps."""
+    made = LAYOUTS[name]()
+    assert not [item for item in check(made) if item.is_error]
+    assert failures(verdicts(made)) == []
+
+
+@pytest.mark.parametrize("name", cases(WITH_MORE))
+def test_experts_beside_encoders_and_other_layers(name: str) -> None:
+    made = WITH_MORE[name]()
+    assert not [item for item in check(made) if item.is_error]
+    assert failures(verdicts(made)) == []

@@ -1,0 +1,123 @@
+"""Known ways to get a mixture of experts wrong; `planted` lists them with the others."""
+
+from typing import Any
+
+import torch
+from tests.support.specs import box, spec
+
+from mimo_launch.comm import dispatch
+from mimo_launch.comm.finite import WatchedReduceScatter
+from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.modules import build, moe
+from mimo_launch.parallel import router
+from mimo_launch.runtime import compute
+from mimo_launch.spec.model import Spec
+
+
+def mixture(**settings: Any) -> dict[str, Any]:
+    """Return a model with four experts, whose loss of balance weighs as much as the main one."""
+    return {"moe": {"experts": 4, "top_k": 2, "width": 8, "aux_loss": 0.5, **settings}}
+
+
+def routed(
+    experts: dict[str, int],
+    sizes: dict[str, Any] | None = None,
+    *,
+    packing: bool = False,
+    **grid: Any,
+) -> Spec:
+    """Text in a model of four experts on one grid; packs of records are of unequal lengths."""
+    module = box(0, model=mixture(**(sizes or {})), experts=experts, **grid)
+    return spec({"language": module}, microbatches=2, mbs=2, text_only=1.0, packing=packing)
+
+
+def counted_per_tp_rank() -> None:
+    """Every tp rank adds the balance loss of all tokens, not of its own."""
+    correct = router.Router._balance
+    router.Router._balance = lambda self, *rest: correct(self, *rest) * self.context.tp.size
+
+
+def balance_of_own_tokens() -> None:
+    """The share of a sample that chose an expert is that of the tokens of one cp rank."""
+    correct = router.all_reduce
+    router.all_reduce = lambda x, group: correct(x, group) if group.size == 1 else x
+
+
+def padding_counted() -> None:
+    """Padding counts as tokens of its sample."""
+    correct = compute.token_shares
+
+    def all_positions(layout: Any, *rest: Any) -> torch.Tensor:
+        return torch.full_like(correct(layout, *rest), 1 / layout.seq)
+
+    compute.token_shares = all_positions
+
+
+def summed_over_dense_replicas() -> None:
+    """Gradients of experts are summed over dp x cp of the module, where others stand."""
+    correct = GridSet.mesh
+    GridSet.mesh = lambda self, module, axes="dp_cp": correct(self, module)
+
+
+def not_summed_over_replicas() -> None:
+    """Replicas of an expert keep the gradients of their own tokens."""
+    correct = build.watch
+
+    class OwnShare(WatchedReduceScatter):
+        def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **_: Any):
+            output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
+
+    def watching(unit: Any, flag: Any) -> None:
+        correct(unit, flag)
+        if isinstance(unit, build.Experts):
+            unit.set_custom_reduce_scatter(OwnShare(flag))
+
+    build.watch = watching
+
+
+def router_taken_for_complete() -> None:
+    """The gradient of a router is that of one tp rank's tokens."""
+    correct = router.replicated
+    router.replicated = lambda name, shape, tp_grad, **rest: correct(
+        name, shape, "complete", **rest
+    )
+
+
+def parts_of_gradients_not_summed() -> None:
+    """Ranks that split an expert keep their own part of the gradient of a token."""
+
+    def own(ctx: Any, grad: torch.Tensor) -> Any:
+        start = sum(ctx.sizes[: ctx.group.index])
+        return grad[start : start + ctx.sizes[ctx.group.index]].clone(), None, None
+
+    dispatch._GatherUneven.backward = staticmethod(own)
+
+
+def tokens_sent_per_tp_rank() -> None:
+    """tp ranks that hold the same tokens send all of them, and add up the answers."""
+
+    def everything(self: Any, x: Any, shares: Any) -> Any:
+        return self._answers(x, self._tokens(shares))
+
+    def all_tokens(self: Any, shares: Any) -> Any:
+        samples, positions = shares.shape
+        places = torch.arange(samples * positions)
+        return moe.TokenShares(samples, places // positions, shares.flatten())
+
+    moe.MoeMlp._routed, moe.MoeMlp._tokens = everything, all_tokens
+
+
+EXPERT_BUGS = {
+    "aux loss counted per tp rank": (counted_per_tp_rank, routed({"ep": 2}, tp=2)),
+    "balance of a cp rank's own tokens": (balance_of_own_tokens, routed({"ep": 2}, cp=2)),
+    "padding balanced": (padding_counted, routed({"ep": 2}, dp=2, packing=True)),
+    "experts summed over dense dp": (summed_over_dense_replicas, routed({"ep": 2}, dp=2)),
+    "replicas of experts not summed": (not_summed_over_replicas, routed({"ep": 2}, dp=4)),
+    "router taken for complete": (
+        router_taken_for_complete, routed({"ep": 2}, tp=2, sequence_parallel=True),
+    ),
+    "gradients of a split expert not summed": (
+        parts_of_gradients_not_summed, routed({"tp": 2}, dp=2),
+    ),
+    "tokens sent once per tp rank": (tokens_sent_per_tp_rank, routed({"ep": 2}, tp=2)),
+}  # fmt: skip
