@@ -8,7 +8,7 @@ import torch
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.grids.grid_set import Group
-from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.layout import ModuleLayout, build_layout
 from mimo_launch.modules import build
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.plan import estimate_params
@@ -16,6 +16,10 @@ from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.spec.model import Spec
 
 DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
+EXPERTS: dict[str, Any] = {
+    "experts": {"ep": 2},
+    "model": {"moe": {"experts": 4, "top_k": 2, "width": 8}},
+}
 VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}
 
 
@@ -23,10 +27,24 @@ def hearing(model: dict, **audio) -> Spec:
     return spec({"audio": box(0, model={"kind": "audio", **model}, **audio), "language": box(4)})
 
 
-def mixing(groups: int = 0, **language) -> Spec:
+def mixing(groups: int = 0, pattern: str = "M-M*-", **language) -> Spec:
+    more = language.pop("model", {})
     module = box(0, **language)
-    module["model"] = hybrid(module["grid"], "M-M*-", groups)
+    module["model"] = hybrid(module["grid"], pattern, groups) | more
     return spec({"language": module})
+
+
+def routed(experts: dict, moe: dict, **language) -> Spec:
+    model = {**DECODER, "moe": {**EXPERTS["model"]["moe"], **moe}}
+    return spec({"language": box(0, model=model, experts=experts, **language)}, mbs=2)
+
+
+def expert_groups(module: ModuleLayout) -> dict[str, Group]:
+    """Groups of the last rank of the experts, which has the least if anyone has less."""
+    if module.experts is None:
+        return {}
+    groups = {"ep": module.experts.groups("ep")[-1], "expert_tp": module.experts.groups("tp")[-1]}
+    return {name: Group(ranks, len(ranks) - 1, None) for name, ranks in groups.items()}
 
 
 def specs() -> dict[str, Spec]:
@@ -74,6 +92,9 @@ def specs() -> dict[str, Spec]:
         ),
         "hybrid": mixing(tp=2, pp=2),
         "hybrid, groups shared": mixing(groups=2, tp=4, sequence_parallel=True),
+        "experts": routed({"ep": 2, "tp": 2}, {"shared": 8, "every": 2}, tp=2, dp=2),
+        "experts alone, one per rank": routed({"ep": 4}, {"first_dense": 1}, dp=4),
+        "hybrid with experts": mixing(pattern="M*ME", tp=2, **EXPERTS),
         "frozen": one({}, {}, 1, frozen=True),
         "full sharding": one({}, {}, 2, sharding="full"),
     }
@@ -90,6 +111,7 @@ def test_weights_are_those_of_the_layers(name: str) -> None:
                     tp=Group(tuple(range(size)), tp, None),
                     sequence_parallel=module.sequence_parallel,
                     device=torch.device("meta"),
+                    **expert_groups(module),
                 )
                 network = build.build_network(made, stage, context)
                 got = stage_weights(made, stage, tp)

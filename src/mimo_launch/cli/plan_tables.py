@@ -15,6 +15,7 @@ from mimo_launch.cli.plan_estimates import estimate_tables, headline, stage_tabl
 from mimo_launch.plan.grid import bubble_lines, grid_lines
 from mimo_launch.plan.rows import (
     BridgeRow,
+    ExpertsRow,
     GroupRow,
     Header,
     ModuleRow,
@@ -25,11 +26,13 @@ from mimo_launch.plan.rows import (
     SampleRow,
 )
 from mimo_launch.plan.words import (
+    bytes_text,
     coords_text,
     fan_text,
     percent,
     ranks_text,
     runs_text,
+    scaled,
     sizes_text,
     some,
     span_text,
@@ -49,6 +52,8 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield f"and {len(report.ranks) - RANKS_OF_MANY} more: --rank N shows one, --json all"
     if report.groups:
         yield from _part("Groups", _groups(report.groups))
+    if report.experts:
+        yield from _part("Experts", _experts(report.experts))
     stages = _table("module", "stage", "layers", "ranks", "peak live microbatches")
     for row in report.stages:
         layers = span_text(row.first_layer, row.last_layer)
@@ -166,6 +171,25 @@ def _ranks(rows: Sequence[RankRow]) -> Table:
             where = coords_text(held.coords)
             table.add_row(*lead, held.module, where, layers, str(held.samples), runs_text(held))
             lead = [""] * len(lead)
+    return table
+
+
+def _experts(rows: Sequence[ExpertsRow]) -> Table:
+    table = _table(
+        "module", "layers", "experts", "top k", "grid", "a rank", "parameters", "active", "sends"
+    )
+    for row in rows:
+        table.add_row(
+            row.module,
+            str(row.layers),
+            str(row.experts),
+            str(row.top_k),
+            sizes_text({"ep": row.ep, "tp": row.tp, "dp": row.dp}),
+            f"{row.per_rank} of a layer",
+            scaled(row.parameters),
+            scaled(row.active_parameters),
+            f"{bytes_text(row.sent_bytes)} a step",
+        )
     return table
 
 

@@ -12,7 +12,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops
 from mimo_launch.plan.estimate_memory import COMPUTED, STORED
-from mimo_launch.plan.estimate_params import StageWeights, adds_in_products, stage_weights
+from mimo_launch.plan.estimate_params import StageWeights, Weight, adds_in_products, stage_weights
 from mimo_launch.plan.workload import Workload, layer_widths, row_bytes
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
@@ -145,16 +145,31 @@ class CostModel:
                 features = 2 * layer.query + 2 * layer.key + layer.heads
             else:
                 features = grid.size("cp") * 2 * layer.key
+            if layer.experts is not None:
+                seconds += self._exchange(module, layer.experts.top_k, tokens)
             traded = work.held * features / grid.size("tp") * number
             if traded:
                 seconds += self._collective(grid.group_of(rank, "cp"), traded)
         return seconds
 
+    def _exchange(self, module: ModuleLayout, top_k: int, stream: int) -> float:
+        """Return the seconds in which tokens travel to their experts and answers come back.
+
+        `stream` are the bytes of the tokens of a tp group, each of whose ranks sends a part.
+        """
+        if module.experts is None:
+            return 0.0
+        size = top_k * stream // module.grid.size("tp")
+        there = self._collective(module.experts.groups("ep")[0], size)
+        # Ranks that split an expert gather what each of them got, and sum the answers.
+        split = module.experts.groups("tp")[0]
+        return 2 * (there + self._collective(split, len(split) * size))
+
     def _gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
         """Return the seconds in which each FSDP unit is gathered, the root last."""
-        group = module.grid.group_of(module.grid.ranks.start, "dp", "cp")
         number, seconds = COMPUTED[self.spec.train.precision], []
         for unit in weights.units():
+            group = _replicas(module, unit)
             size = sum(weight.numel for weight in unit) * number
             # Copied in and out of the buffer.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
@@ -163,9 +178,9 @@ class CostModel:
 
     def _reduction(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
         """Return the seconds in which the gradients of each unit are reduced, the root last."""
-        group = module.grid.group_of(module.grid.ranks.start, "dp", "cp")
         number, seconds = STORED[self.spec.train.precision], []
         for unit in weights.units():
+            group = _replicas(module, unit)
             size = sum(weight.numel for weight in unit if weight.trains) * number
             copies = 2 * size / self.constants.memory_bandwidth / GIGA
             seconds.append((self._collective(group, size) + copies) if size else 0.0)
@@ -187,8 +202,11 @@ class CostModel:
         return size / self.constants.memory_bandwidth / GIGA
 
     def _update(self, module: ModuleLayout, weights: StageWeights) -> float:
-        shards = module.grid.size("dp") * module.grid.size("cp")
-        size = weights.trained / shards * STORED[self.spec.train.precision]
+        own = sum(
+            sum(weight.numel for weight in unit if weight.trains) / len(_replicas(module, unit))
+            for unit in weights.units()
+        )
+        size = own * STORED[self.spec.train.precision]
         passes = _PASSES[self.spec.optimizer.kind]
         return passes * size / self.constants.memory_bandwidth / GIGA
 
@@ -223,6 +241,13 @@ class CostModel:
         # Rows that stay on their rank are copied.
         copy = 2 * size / self.constants.memory_bandwidth / GIGA
         return copy + (self._transfer(ranks, size) if others else 0.0)
+
+
+def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
+    """Return the ranks that share out the weights of an FSDP unit."""
+    if module.experts is not None and unit and unit[0].of_experts:
+        return module.experts.groups("dp")[0]
+    return module.grid.group_of(module.grid.ranks.start, "dp", "cp")
 
 
 def _parts(module: ModuleLayout) -> int:

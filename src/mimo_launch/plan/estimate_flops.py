@@ -69,7 +69,8 @@ def _features(size: Widths) -> int:
     """Return the features that the linear layers of a layer take and make, but for the stream's."""
     if size.mamba is not None:  # z, x, B, C, time steps; and the output.
         return 3 * size.query + 2 * size.key + size.heads
-    return 2 * size.query + 2 * size.key + (size.ups + 1) * size.inner
+    router = size.experts.experts if size.experts else 0
+    return 2 * size.query + 2 * size.key + (size.ups + 1) * size.inner + router
 
 
 def _mixing(size: Widths, work: Workload) -> float:

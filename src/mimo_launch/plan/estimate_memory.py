@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan.estimate_params import adds_in_products, stage_weights
+from mimo_launch.plan.estimate_params import Weight, adds_in_products, stage_weights
 from mimo_launch.plan.kept import RECOMPUTED, Kept
 from mimo_launch.plan.kept_by_layer import backward_tensors, forward_tensors, layer_tensors
 from mimo_launch.plan.workload import Widths, Workload, layer_widths, patch_work, widths
@@ -62,11 +62,17 @@ def stage_memory(
     """Return the memory of a stage on the ranks at `tp`."""
     weights = stage_weights(spec, stage, tp)
     shards = module.grid.size("dp") * module.grid.size("cp")
+    of_experts = module.experts.size("dp") if module.experts else 1
+
+    def sharded(some: Iterable[Weight]) -> int:
+        return sum(each.shard(of_experts if each.of_experts else shards) for each in some)
+
     stored, computed = STORED[spec.train.precision], COMPUTED[spec.train.precision]
     trained = [weight for weight in weights.all() if weight.trains]
-    shard = sum(weight.shard(shards) for weight in weights.all())
-    own = sum(weight.shard(shards) for weight in trained)
+    shard, own = sharded(weights.all()), sharded(trained)
     *blocks, root = weights.units()
+    if module.experts:  # Units are unlike each other: the two largest come one after another.
+        blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
     two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
     ends = sum(weight.numel for weight in root)
     full = weights.full_sharding
@@ -175,6 +181,10 @@ class _Activations:
         for each in tensors:
             width = each.stream * size.stream + each.query * size.query // tp + each.key * key
             width += each.inner * size.inner // tp
+            if size.experts is not None and self.module.experts is not None:
+                copies = size.experts.top_k * size.stream // tp
+                split = self.module.experts.size("tp")
+                width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
         return total

@@ -17,6 +17,7 @@ from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
+    ExpertGrid,
     LanguageModel,
     Model,
     ModuleSpec,
@@ -33,12 +34,14 @@ MIN_PARAMETERS_PER_UNIT = 64_000_000
 class Weight:
     """One parameter: its shape on a tp rank, and whether it is trained.
 
-    `in_product` says that its gradient can be added up inside a matrix product (`parallel.linear`).
+    `in_product` says that its gradient can be added up inside a matrix product (`parallel.linear`),
+    `of_experts` that its replicas are those of the grid of experts.
     """
 
     shape: tuple[int, ...]
     trains: bool
     in_product: bool = False
+    of_experts: bool = False
 
     @property
     def numel(self) -> int:
@@ -46,7 +49,7 @@ class Weight:
         return prod(self.shape)
 
     def shard(self, ranks: int) -> int:
-        """Return the elements of one shard over dp x cp, which FSDP2 pads to equal rows."""
+        """Return the elements of one shard over replicas, which FSDP2 pads to equal rows."""
         return -(-self.shape[0] // ranks) * prod(self.shape[1:])
 
 
@@ -54,7 +57,8 @@ class Weight:
 class StageWeights:
     """The weights of one stage: those of each of its blocks, and those around the blocks.
 
-    Runs of blocks are FSDP units, with full sharding every block; the rest belongs to the root.
+    Runs of blocks are FSDP units, with full sharding every block; the experts of a block are one of
+    their own. The rest belongs to the root.
     """
 
     blocks: tuple[tuple[Weight, ...], ...]
@@ -79,16 +83,22 @@ class StageWeights:
 
     def units(self) -> tuple[tuple[Weight, ...], ...]:
         """Return the FSDP units, the root last."""
+        experts = [
+            own
+            for block in self.blocks
+            if (own := tuple(each for each in block if each.of_experts))
+        ]
         units: list[tuple[Weight, ...]] = []
         run: tuple[Weight, ...] = ()
         for block in self.blocks:
-            run += block
+            run += tuple(each for each in block if not each.of_experts)
             if self.full_sharding or sum(each.numel for each in run) >= MIN_PARAMETERS_PER_UNIT:
                 units.append(run)
                 run = ()
         if run and units:
             units[-1] += run
-        return (*units, self.ends) if units else (tuple(self.all()),)
+            run = ()
+        return (*units, *experts, (*run, *self.ends))
 
 
 def adds_in_products(spec: Spec, name: str) -> bool:
@@ -123,8 +133,13 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
         width = spec.language.model.hidden
         products = tuple(_projector(module.model, module, tp, width)) if stage.is_last else ()
         trains_last = module.frozen is not True
+    dense = (tuple(Weight(shape, trains, len(shape) > 1) for shape in block) for block in blocks)
+    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
     return StageWeights(
-        tuple(tuple(Weight(shape, trains, len(shape) > 1) for shape in block) for block in blocks),
+        tuple(
+            (*block, *_routed(module, number, trains=trains))
+            for number, block in zip(numbers, dense, strict=True)
+        ),
         (
             *(Weight(shape, trains) for shape in ends),
             *(Weight(shape, trains=False) for shape in _fixed(module.model, stage)),
@@ -132,6 +147,19 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
         ),
         module.sharding == "full",
     )
+
+
+def _routed(module: ModuleSpec, number: int, *, trains: bool) -> Iterator[Weight]:
+    """Yield the router of a layer and the experts of one rank, all of which hold as many."""
+    model = module.model
+    if not isinstance(model, LanguageModel) or not model.moe or not model.has_experts(number):
+        return
+    moe, sizes = model.moe, module.experts or ExpertGrid()
+    own, inner = moe.experts // sizes.ep, moe.width // sizes.tp
+    yield Weight((moe.experts, model.hidden), trains)
+    ups = 1 + model.gated_mlp
+    for shape in ((own * ups * inner, model.hidden), (own * model.hidden, inner)):
+        yield Weight(shape, trains, of_experts=True)
 
 
 def _language_ends(spec: Spec, model: LanguageModel, stage: Stage, tp: int) -> Shapes:

@@ -17,7 +17,9 @@ class Kept:
 
     `stream` is whole on every rank; `query`, `key` and `inner` are cut over tp, and so are `heads`,
     which are 4-byte numbers. A `shared` tensor stands between tensor-parallel regions and is cut
-    over tp under sequence parallelism. One `for_weights` only is not kept where they are frozen.
+    over tp under sequence parallelism. `arrived` and `returned` are as wide as the stream for each
+    expert that a token of this rank chose, `arrived` on all ranks that split it; loads are taken to
+    be balanced. One `for_weights` only is not kept where they are frozen.
     """
 
     name: str
@@ -26,6 +28,8 @@ class Kept:
     key: int = 0
     inner: int = 0
     heads: int = 0
+    arrived: int = 0
+    returned: int = 0
     shared: bool = False
     for_weights: bool = False
 
@@ -57,6 +61,12 @@ VIT_BLOCK = (
     *_ATTENTION_OUT,
     Kept(name="up", inner=1),
     Kept(name="its GELU", inner=1, for_weights=True),
+)
+
+# Besides, in a layer of experts; what is inside them is `inner`.
+ROUTED = (
+    Kept(name="tokens that came to experts", arrived=1, for_weights=True),
+    Kept(name="answers of experts", returned=1),
 )
 
 # Layers of a hybrid model. Of a Mamba layer `query` are the channels of its heads, `key` the

@@ -8,12 +8,19 @@ Leaves: bridges to `bridges`, model time to `timeline`, drawing to `cli`.
 from collections.abc import Iterator
 
 from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.layout.layout import MODULE_GROUPS, Layout, ModuleLayout, build_layout
+from mimo_launch.layout.layout import (
+    EXPERT_GROUPS,
+    MODULE_GROUPS,
+    Layout,
+    ModuleLayout,
+    build_layout,
+)
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.plan.bridges import bridge_row, peer_rows
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimates import Estimator
+from mimo_launch.plan.experts import expert_rows
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.rows import (
     GroupRow,
@@ -60,6 +67,7 @@ def build_report(spec: Spec, calibration: Calibration | None = None) -> Report:
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
         groups=tuple(_group_rows(layout, per_node)),
+        experts=expert_rows(spec, layout, plan.samples[0]),
         stages=tuple(_stage_rows(layout, simulation)),
         bridges=tuple(bridge_row(layout, plan, each, per_node) for each in layout.encoders),
         schedule=Schedule(
@@ -201,6 +209,20 @@ def _group_rows(
             )
             crossing = sum(_crosses(group, per_node) for group in groups)
             yield GroupRow(module=module.name, axes=shown, groups=groups, num_crossing=crossing)
+        for axis, name in EXPERT_GROUPS.items() if module.experts else ():
+            yield from _expert_groups(module, axis, name, per_node, rank)
+
+
+def _expert_groups(
+    module: ModuleLayout, axis: str, name: str, per_node: int | None, rank: int | None
+) -> Iterator[GroupRow]:
+    """Yield the groups along an axis of the experts, if it has several ranks."""
+    view = module.experts
+    if view is None or view.size(axis) == 1:
+        return
+    groups = tuple(each for each in view.groups(axis) if rank is None or rank in each)
+    crossing = sum(_crosses(group, per_node) for group in groups)
+    yield GroupRow(module=module.name, axes=(name,), groups=groups, num_crossing=crossing)
 
 
 def _crosses(ranks: Ranks, per_node: int | None) -> bool:

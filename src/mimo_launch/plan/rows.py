@@ -79,6 +79,29 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsRow:
+    """The experts of a module, and where they stand.
+
+    `layers` of the module have `experts` each, of which a token goes to `top_k`. `ep`, `tp` and
+    `dp` are sizes of their grid, a rank holds `per_rank` of a layer. `parameters` are those of the whole
+    module, `active_parameters` those that one token meets. `sent_bytes` are what a rank sends to
+    others in the all-to-alls of a step, both ways, when the load is balanced.
+    """
+
+    module: str
+    layers: int
+    experts: int
+    top_k: int
+    ep: int
+    tp: int
+    dp: int
+    per_rank: int
+    parameters: int
+    active_parameters: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
     """One stage; `peak_live` is the most microbatches whose activations it holds at once."""
 
@@ -174,6 +197,7 @@ class Report:
     modules: tuple[ModuleRow, ...]
     ranks: tuple[RankRow, ...]
     groups: tuple[GroupRow, ...]
+    experts: tuple[ExpertsRow, ...]
     stages: tuple[StageRow, ...]
     bridges: tuple[BridgeRow, ...]
     schedule: Schedule

@@ -19,6 +19,7 @@ from mimo_launch.spec.model import (
     LanguageModel,
     MambaSizes,
     Model,
+    Moe,
     TransformerEncoder,
     VitModel,
 )
@@ -80,8 +81,8 @@ class Widths:
 
     `query` and `key` are the widths of all query heads and of all key heads; `inner` that inside
     the MLP, whose input has `ups` times that many features. Of a layer of `mamba`, `query` are the
-    channels of its heads and `key` the numbers of B or C. A layer has so many tensor-parallel
-    `regions`.
+    channels of its heads and `key` the numbers of B or C. Of a layer of `experts`, `inner` is the
+    width of all that one token goes through. A layer has so many tensor-parallel `regions`.
     """
 
     stream: int
@@ -93,14 +94,32 @@ class Widths:
     causal: bool
     mamba: MambaSizes | None = None
     regions: int = 2
+    experts: Moe | None = None
 
 
 def layer_widths(model: Model, stage: Stage) -> tuple[Widths, ...]:
     """Return the sizes of each layer of a stage."""
-    if not isinstance(model, HybridModel):
+    if not isinstance(model, LanguageModel):
         return (widths(model),) * stage.num_layers
-    last = stage.first_layer + stage.num_layers
-    return tuple(_hybrid_layer(model, letter) for letter in model.pattern[stage.first_layer : last])
+    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+    return tuple(_with_experts(model, number, _layer(model, number)) for number in numbers)
+
+
+def _layer(model: DecoderModel | HybridModel, number: int) -> Widths:
+    if isinstance(model, HybridModel):
+        return _hybrid_layer(model, model.pattern[number])
+    return widths(model)
+
+
+def _with_experts(model: LanguageModel, number: int, size: Widths) -> Widths:
+    """Return the widths of a layer with those of experts in place of its MLP, if it has any."""
+    moe = model.moe
+    if moe is None or not model.has_experts(number):
+        return size
+    # Without a shared expert the MLP is no tensor-parallel region.
+    regions = size.regions - (moe.shared == 0)
+    inner = moe.top_k * moe.width + moe.shared
+    return replace(size, inner=inner, regions=regions, experts=moe)
 
 
 def _hybrid_layer(model: HybridModel, letter: str) -> Widths:
