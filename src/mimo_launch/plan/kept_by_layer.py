@@ -25,6 +25,7 @@ from mimo_launch.plan.kept import (
     QUICK_GELU_EAGER,
     RECOMPUTED,
     ROTATED,
+    ROUTED,
     VIT_BACKWARD,
     VIT_BLOCK,
     VIT_EAGER_BF16,
@@ -57,6 +58,8 @@ def layer_tensors(spec: Spec, name: str, size: Widths) -> tuple[Kept, ...]:
         kept += (ROTATED,)
     if not _is_compiled(spec, name):
         kept += _eager(model, size, is_narrow=spec.train.precision == "bf16")
+    if size.experts is not None:
+        kept += ROUTED
     if cp > 1:
         kept += (MAMBA_RETURNED,) if size.mamba is not None else (GATHERED,) * cp
     return tuple(each for each in kept if module.frozen is False or not each.for_weights)

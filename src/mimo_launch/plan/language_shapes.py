@@ -29,15 +29,20 @@ def part(total: int, module: ModuleSpec, tp: int) -> int:
 def language_layers(
     model: LanguageModel, stage: Stage, module: ModuleSpec, tp: int
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield the shapes of each layer of a stage on the rank at `tp`."""
-    if isinstance(model, DecoderModel):
-        yield from (tuple(_decoder_block(model, module, tp)),) * stage.num_layers
-    elif isinstance(model, HybridModel):
-        for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
-            yield tuple(_hybrid_layer(model, model.pattern[number], module, tp))
+    """Yield the shapes of each layer of a stage, but for routers and experts, at `tp`."""
+    for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
+        if isinstance(model, DecoderModel):
+            yield tuple(_decoder_block(model, _inner(model, number), module, tp))
+        elif isinstance(model, HybridModel):
+            yield tuple(_hybrid_layer(model, number, module, tp))
 
 
-def _decoder_block(model: DecoderModel, module: ModuleSpec, tp: int) -> Shapes:
+def _inner(model: LanguageModel, number: int) -> int:
+    """Return the width of the MLP of a layer, or of the expert that all tokens share, if any."""
+    return model.moe.shared if model.moe and model.has_experts(number) else model.mlp_width
+
+
+def _decoder_block(model: DecoderModel, inner: int, module: ModuleSpec, tp: int) -> Shapes:
     width, head = model.hidden, model.head_size
     yield from ((width,), (width,))
     yield from _attention(model, module, tp)
@@ -49,8 +54,8 @@ def _decoder_block(model: DecoderModel, module: ModuleSpec, tp: int) -> Shapes:
             yield (queries + 2 * part(model.num_kv_heads * head, module, tp),)
     if model.qk_norm:
         yield from ((head,), (head,))
-    inner = part(model.mlp_width, module, tp)
-    yield from ((2 * inner, width), (width, inner))
+    if inner:
+        yield from ((2 * part(inner, module, tp), width), (width, part(inner, module, tp)))
 
 
 def _attention(model: LanguageModel, module: ModuleSpec, tp: int) -> Shapes:
@@ -64,15 +69,15 @@ def _attention(model: LanguageModel, module: ModuleSpec, tp: int) -> Shapes:
     yield (width, queries)
 
 
-def _hybrid_layer(model: HybridModel, letter: str, module: ModuleSpec, tp: int) -> Shapes:
-    width = model.hidden
+def _hybrid_layer(model: HybridModel, number: int, module: ModuleSpec, tp: int) -> Shapes:
+    width, letter = model.hidden, model.pattern[number]
     yield (width,)
     if letter == MAMBA and model.mamba is not None:
         yield from _mamba(width, model.mamba, module, tp)
     elif letter == ATTENTION:
         yield from _attention(model, module, tp)
-    else:
-        inner = part(model.mlp_width, module, tp)
+    elif _inner(model, number):
+        inner = part(_inner(model, number), module, tp)
         yield from ((inner, width), (width, inner))
 
 

@@ -83,9 +83,9 @@ class ExpertsRow:
     """The experts of a module, and where they stand.
 
     `layers` of the module have `experts` each, of which a token goes to `top_k`. `ep`, `tp` and
-    `dp` are sizes of their grid, a rank holds `per_rank` of a layer. `parameters` are those of the whole
-    module, `active_parameters` those that one token meets. `sent_bytes` are what a rank sends to
-    others in the all-to-alls of a step, both ways, when the load is balanced.
+    `dp` are sizes of their grid, a rank holds `per_rank` of a layer. `parameters` are those of the
+    whole module, `active_parameters` those that one token meets. `sent_bytes` are what a rank sends
+    to others in the all-to-alls of a step, both ways, when the load is balanced.
     """
 
     module: str

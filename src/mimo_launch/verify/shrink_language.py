@@ -88,7 +88,7 @@ def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
 
 def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
     """Keep several experts on a rank, a choice among them, and layers with and without experts."""
-    experts = sizes.ep * min(2, moe.experts // sizes.ep)
+    experts = sizes.ep * min(max(2, 4 // sizes.ep), moe.experts // sizes.ep)
     return moe.model_copy(
         update={
             "experts": experts,

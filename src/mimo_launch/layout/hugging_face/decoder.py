@@ -94,6 +94,7 @@ def keys(kind: Kind, config: Config) -> dict[str, Any]:
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
         "rope_theta": number({**config, **rope_settings(config)}, "rope_theta", ROPE_THETA),
         "mrope": None,
+        "moe": None,
     }
 
 

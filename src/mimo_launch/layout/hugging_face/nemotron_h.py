@@ -90,6 +90,7 @@ def keys(config: Config) -> dict[str, Any]:
         "tied": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": number(config, "layer_norm_epsilon", 1e-5),
         "rope_theta": None,
+        "moe": None,
     }
 
 
