@@ -154,8 +154,6 @@ def text_of(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "null"
-    if isinstance(value, Moe):
-        value = value.model_dump(exclude_defaults=True)
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {text_of(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
