@@ -1,6 +1,8 @@
 """`mimo-launch data` from the outside."""
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,20 @@ def test_shards_are_read_and_shown_on_a_page(run_cli: Cli, tmp_path: Path) -> No
     assert "data:image/png;base64," in page
     assert "<script" not in page
     assert "http" not in page
+
+
+def test_names_that_are_no_text_can_be_said(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shard_spec(tmp_path, shards=str(tmp_path / "*.tar"))
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("no\udcfftext.json"))
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", out)
+    code, _, err = run_cli(f"data {path} --steps 1")
+    out.seek(0)
+    assert (code, "1 bad" in err) == (0, True)
+    assert r"b.tar no\udcfftext" in out.read()
 
 
 def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Console:
         Raises: OSError if it cannot be written, unless nobody reads and nobody needs to.
         """
         try:
-            typer.echo(text)
+            typer.echo(_encodable(text, sys.stdout))
         except OSError as error:
             if not (self.needs_no_reader and give_up(sys.stdout, error)):
                 raise
@@ -54,11 +54,8 @@ class Console:
     def note(self, text: str) -> None:
         """Write diagnostics and remarks to stderr, as far as that is possible."""
         stream = sys.stderr
-        encoding = stream.encoding or "utf-8"
-        # Names of files may have bytes that are no text.
-        text = text.encode(encoding, errors="backslashreplace").decode(encoding)
         try:
-            typer.echo(text, err=True, color=self.colors(stream))
+            typer.echo(_encodable(text, stream), err=True, color=self.colors(stream))
         except OSError as error:
             give_up(stream, error)
         except ValueError:  # The stream was closed.
@@ -120,6 +117,12 @@ def open_closed_streams() -> None:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Return a text as a stream can write it: names of files may have bytes that are no text."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def give_up(stream: TextIO, error: OSError) -> bool:
