@@ -99,6 +99,31 @@ def test_a_hybrid_model_costs_what_torch_counts() -> None:
     assert back["bmm"] == 2 * (backward.attention - 2 * states) + 2 * states
 
 
+def test_experts_cost_what_torch_counts() -> None:
+    """On one rank, half of the layers with experts, of which one is shared."""
+    moe = {"experts": 4, "top_k": 2, "width": 24, "shared": 8, "every": 2}
+    made = spec({"language": box(0, model={**DECODER, "layers": 2, "moe": moe})}, mbs=2, seq=32)
+    layout = build_layout(made)
+    (stage,) = layout.language.stages
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    tokens = torch.randint(0, 300, (2, 32))
+    batch = LanguageInput(
+        num_sequences=2,
+        tokens=tokens,
+        positions=torch.arange(32),
+        documents=None,
+        labels=tokens,
+        rows={},
+        placements={},
+    )
+    ahead, back = counted(lambda: network(None, batch))
+    forward = forward_flops(made, stage, workload(layout, layout.language, nominal(made)))
+    assert ahead["mm"] == forward.linear + forward.head
+    assert back["mm"] == 2 * ahead["mm"]
+
+
 @pytest.mark.parametrize("projector", ["mlp", "linear", "merger"])
 @pytest.mark.parametrize("frames", [1, 2])
 def test_vision_costs_what_torch_counts(projector: str, frames: int) -> None:
