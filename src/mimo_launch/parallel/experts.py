@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.pointwise import squared_relu, swiglu
@@ -78,7 +79,7 @@ def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...]) -
     """
     if _is_grouped(x_MD, weights_eFD):
         ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        ends = ends.pin_memory().to(x_MD.device, non_blocking=True)
+        ends = to_device(ends, x_MD.device)
         out: Tensor = torch._grouped_mm(x_MD, weights_eFD.transpose(1, 2), offs=ends)
         return out
     parts = torch.split(x_MD, list(counts))
