@@ -177,7 +177,7 @@ def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:
 def _item(schema: dict[str, Any], index: int) -> dict[str, Any]:
     # A list that may be left out is one of several types.
     types = (schema, *schema.get("anyOf", ()))
-    array = next((each for each in types if each.get("type") == "array"), {})
+    array: dict[str, Any] = next((each for each in types if each.get("type") == "array"), {})
     prefix = array.get("prefixItems", [])
     item = prefix[index] if index < len(prefix) else array.get("items", {})
     return dict(item) if isinstance(item, dict) else {}
