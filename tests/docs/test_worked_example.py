@@ -17,7 +17,7 @@ MARK = "=== command "
 # The default suite takes few steps and leaves out what other tests run, as well as the answers.
 FEWER = {
     "--steps 30": "--steps 2",
-    "steps: 100": "steps: 60",
+    "steps: 100": "steps: 40",
     "every: 40": "every: 10",
     "step-00000040": "step-00000010",
 }
