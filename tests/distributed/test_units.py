@@ -12,7 +12,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.modules import build
+from mimo_launch.modules import build, sharding
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.run import verify_spec
@@ -50,7 +50,7 @@ SPECS = {
 
 
 def use_units_of(parameters: int) -> None:
-    build.MIN_PARAMETERS_PER_UNIT = parameters
+    sharding.MIN_PARAMETERS_PER_UNIT = parameters
 
 
 @pytest.mark.parametrize("parameters", [1, 2000])
@@ -72,10 +72,10 @@ def test_the_sizes_above_make_units_of_one_block_and_of_several() -> None:
 
 
 def units_of(network: Any, parameters: int) -> list[list[Any]]:
-    before = build.MIN_PARAMETERS_PER_UNIT
+    before = sharding.MIN_PARAMETERS_PER_UNIT
     use_units_of(parameters)
     try:
-        return build._units(list(network.layers.values()))
+        return sharding._units(list(network.layers.values()))
     finally:
         use_units_of(before)
 
@@ -89,6 +89,6 @@ def no_hook(made: Spec) -> None:
     with RankSession(made) as session:
         for module in session.modules.values():
             for network in module.stages.values():
-                for unit in build.fsdp_modules(network):
+                for unit in sharding.fsdp_modules(network):
                     group: Any = unit._get_fsdp_state()._fsdp_param_group
                     assert group._all_reduce_hook is None

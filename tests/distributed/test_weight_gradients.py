@@ -14,7 +14,7 @@ from torch import Tensor
 from mimo_launch.grids.world import DeviceKind, device_for
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.modules import build
+from mimo_launch.modules import sharding
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.parallel.segments import SegmentedModule
 from mimo_launch.spec.model import Spec
@@ -66,13 +66,13 @@ def gradients_of(
     spec: Spec, in_products: bool, device: DeviceKind = "cpu"
 ) -> tuple[int, dict[str, Tensor]]:
     """Return how many layers add gradients by themselves, and those of this rank's shards."""
-    before = build.accumulate_in_products
+    before = sharding.accumulate_in_products
     if not in_products:
-        build.accumulate_in_products = lambda unit: None
+        sharding.accumulate_in_products = lambda unit: None
     try:
         return _gradients(spec, device_for(device, dist.get_rank()))
     finally:
-        build.accumulate_in_products = before
+        sharding.accumulate_in_products = before
 
 
 def _gradients(spec: Spec, device: torch.device) -> tuple[int, dict[str, Tensor]]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from mimo_launch.comm.transfer import to_device
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.layout.layout import LANGUAGE, Layout
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.shards import held_patches, local_class_tokens
 from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.inputs import EncoderInput, pack, reader

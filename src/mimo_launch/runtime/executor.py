@@ -13,8 +13,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.layout.layout import LANGUAGE, Layout, ModuleLayout
-from mimo_launch.modules.build import RankModule, fsdp_modules
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.phases import LANGUAGE
+from mimo_launch.modules.build import RankModule
+from mimo_launch.modules.sharding import fsdp_modules
 from mimo_launch.parallel.masks import zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.clock import StepClock

@@ -21,7 +21,8 @@ from torch import Tensor
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.pending import HostCopy
 from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.layout.layout import LANGUAGE, Layout
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.reads import samples_of
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.session import RankSession

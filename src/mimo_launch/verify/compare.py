@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.layout.phases import LANGUAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from math import lcm
 from typing import Literal
 
 from mimo_launch.layout.checks.batch import seq_unit
-from mimo_launch.layout.layout import LANGUAGE, encoder_group_size
+from mimo_launch.layout.phases import LANGUAGE, encoder_group_size
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,

@@ -9,7 +9,7 @@ from math import gcd, lcm
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
-from mimo_launch.layout.layout import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.layout.phases import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.model import Spec, WebdatasetData
 

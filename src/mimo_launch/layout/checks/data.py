@@ -9,7 +9,7 @@ from math import gcd
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.checks.rule import Findings, divisors
-from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.tokens import DIGIT_SIDE, DIGITS_BASE_VOCAB
 from mimo_launch.spec.model import (
     CustomModel,

@@ -7,7 +7,7 @@ Leaves: values that are wrong by themselves to `spec`.
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.layout import LANGUAGE, runs_in_phases
+from mimo_launch.layout.phases import LANGUAGE, runs_in_phases
 from mimo_launch.spec.model import Spec, SyntheticData, VitModel, WebdatasetData
 
 _SCHEDULE = ("optimizer", "schedule")

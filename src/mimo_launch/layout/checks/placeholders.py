@@ -7,7 +7,7 @@ Leaves: what a tokenizer calls them to the data.
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.tokens import DIGITS_BASE_VOCAB, PAD, placeholder_id, vocab_size
 from mimo_launch.spec.model import DigitsData, Spec
 

@@ -9,7 +9,8 @@ from math import prod
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, show_ranks
-from mimo_launch.layout.layout import LANGUAGE, world_size
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.spec.model import AXES, CustomModel, LanguageModel, Spec, rank_range
 from mimo_launch.spec.wording import close_matches

@@ -7,7 +7,7 @@ Leaves: layers per stage to `widths`, groups of microbatches to `batch`.
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
-from mimo_launch.layout.layout import LANGUAGE, runs_in_phases
+from mimo_launch.layout.phases import LANGUAGE, runs_in_phases
 from mimo_launch.spec.model import Spec
 
 _KIND = ("schedule", "kind")

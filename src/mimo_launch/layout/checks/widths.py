@@ -7,7 +7,7 @@ Leaves: data and vocabulary to `data`.
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
-from mimo_launch.layout.layout import LANGUAGE
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.spec.model import (
     CustomModel,

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.grids.grid_set import Group
-from mimo_launch.layout.layout import LANGUAGE, Stage
+from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
 from mimo_launch.modules.build import PRECISIONS, RankModule, encoder_stage
 from mimo_launch.modules.inputs import EncoderInput

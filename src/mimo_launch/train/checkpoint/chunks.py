@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mimo_launch.modules.build import RankModule, fsdp_modules
+from mimo_launch.modules.build import RankModule
+from mimo_launch.modules.sharding import fsdp_modules
 from mimo_launch.optimizer.build import Updates
 from mimo_launch.parallel.local import LocalSegment, local_segments
 from mimo_launch.parallel.segments import DeclaredParameter

@@ -1,0 +1,42 @@
+"""Which encoders run between the phases of language, and on how many microbatches at once.
+
+Decides: both, from the ranks alone.
+Relies on: the spec's types only.
+Leaves: the order of work to `schedule`.
+"""
+
+from mimo_launch.spec.model import ModuleSpec, Spec
+
+LANGUAGE = "language"
+
+
+def runs_in_phases(spec: Spec, encoder: str) -> bool:
+    """Return whether an encoder runs between language phases rather than in front of its pipeline.
+
+    It does if it has a rank in common with language. So do encoders that share ranks with each
+    other when one of them has several stages: in a pipeline their stages would come in another
+    order on every rank, and their collectives would wait for each other.
+    """
+    modules = spec.modules
+    upstream = [n for n in spec.encoders if not _overlap(modules[n], spec.language)]
+    if encoder not in upstream:
+        return True
+    cluster, found = {encoder}, [encoder]
+    while found:
+        one = found.pop()
+        more = [n for n in upstream if n not in cluster and _overlap(modules[n], modules[one])]
+        cluster.update(more)
+        found += more
+    return len(cluster) > 1 and any(modules[name].grid.pp > 1 for name in cluster)
+
+
+def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
+    mine, theirs = one.rank_range, other.rank_range
+    return mine.start < theirs.stop and theirs.start < mine.stop
+
+
+def encoder_group_size(spec: Spec, encoder: str) -> int:
+    """Return k, the microbatches that an encoder encodes at once."""
+    if not runs_in_phases(spec, encoder):
+        return 1
+    return spec.schedule.encoder_microbatches or spec.schedule.microbatches
