@@ -76,6 +76,28 @@ def test_the_bound_sees_a_wrong_setting(changed: dict[str, float], tmp_path: Pat
     assert deviation(joined(asked, [part], VOCAB), wanted_logits(model, asked)) > 1e-5
 
 
+# With heads of 8 numbers and theta 500, one wavelength stays, one is in between, two are stretched.
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 32}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["one rank", "cp2"])
+def test_logits_of_a_scaled_rotary_embedding(layout: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, **SCALING}
+    model = tiny("llama", rope_parameters=rope)
+    save(model, tmp_path / "model")
+    asked = made("llama", layout, tmp_path / "model", model={"rope_scaling": SCALING})
+    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    wanted = wanted_logits(model, asked)
+    assert deviation(joined(asked, parts, VOCAB), wanted) < 1e-5
+    assert deviation(wanted_logits(tiny("llama"), asked), wanted) > 1e-4
+
+
+def test_gradients_with_a_scaled_rotary_embedding_are_those_of_one_rank() -> None:
+    model = {"head_dim": 8, "rope_theta": 500.0, "rope_scaling": SCALING}
+    assert failures(verdicts(spec({"language": box(0, cp=2, model=model)}))) == []
+
+
 @pytest.mark.parametrize("tp", [2, 4])
 def test_gradients_with_biases_are_those_of_one_rank(tp: int) -> None:
     """Key and value biases, too, where tp ranks share a head; an epsilon that matters."""

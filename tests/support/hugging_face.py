@@ -84,7 +84,7 @@ def model_keys(kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -102,7 +102,7 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     }
     config, model = classes[kind]
-    made = model(config(**SIZES, **KINDS[kind][1])).to(dtype).eval()
+    made = model(config(**SIZES, **(KINDS[kind][1] | settings))).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in made.named_parameters():

@@ -394,6 +394,9 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
             model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
+            if draw(seldom):
+                # Of the wavelengths of short heads some stay, some are stretched.
+                model["rope_scaling"] = {"factor": 4.0, "original_max_position_embeddings": 32}
             has_experts = draw(st.sampled_from([False, False, True]))
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))

@@ -120,7 +120,6 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
         (CONFIG | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window"),
         (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
-        (CONFIG | {"rope_scaling": {"rope_type": "llama3"}}, "`rope_type: llama3`"),
         (CONFIG | {"rope_scaling": {"type": "linear"}}, "`rope_type: linear`"),
         (CONFIG | {"rope_parameters": "yarn"}, "`rope_type: yarn`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
@@ -143,6 +142,7 @@ def test_what_a_decoder_does_not_compute_is_refused(
         (CONFIG | {"hidden_size": "64"}, "`hidden_size` in config.json is 64, not a number"),
         (CONFIG | {"vocab_size": None}, "config.json does not say `vocab_size`"),
         (CONFIG | {"num_hidden_layers": True}, "is true, not a number"),
+        (CONFIG | {"rope_scaling": {"rope_type": "llama3"}}, "config.json does not say `factor`"),
     ],
 )
 def test_a_config_that_says_nothing_useful_is_refused(

@@ -63,6 +63,15 @@ MODEL_CODES = (
         "model: {kind: decoder, head_dim: 128, mrope: [16, 24, 24]}",
     ),
     Code(
+        "rope-scaling-order",
+        "The two bounds of a scaled rotary embedding are in the wrong order.",
+        "Wavelengths below original_max_position_embeddings / high_freq_factor stay as they are, "
+        "those above original_max_position_embeddings / low_freq_factor turn `factor` times "
+        "slower. The first bound lies below the second.",
+        "rope_scaling: {factor: 8.0, low_freq_factor: 4.0, high_freq_factor: 1.0}",
+        "rope_scaling: {factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0}",
+    ),
+    Code(
         "head-not-multiple-of-4",
         "The heads of a vision transformer with 2-D rotary positions do not split into four.",
         "`positions: rope2d` turns the numbers of a head in pairs, half of the pairs by the row "

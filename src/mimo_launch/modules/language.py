@@ -103,6 +103,7 @@ class LanguageStage(nn.Module):
             x_nD.dtype,
             documents=batch.documents,
             sections=self.model.mrope if isinstance(self.model, DecoderModel) else None,
+            scaling=self.model.rope_scaling if isinstance(self.model, DecoderModel) else None,
             shares=batch.shares,
         )
         for layer in self.layers.values():

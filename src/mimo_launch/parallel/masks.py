@@ -5,6 +5,7 @@ Relies on: the zigzag rule and the contiguous cut of `layout.shards`.
 Leaves: the attention itself to `attention`.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.transfer import to_device
+from mimo_launch.spec.model import RopeScaling
 
 Index = npt.NDArray[np.int64]
 # Base of the 2-D rotary embedding, the same in every published model that has one.
@@ -107,6 +109,7 @@ def causal_mask(
     *,
     documents: Documents | None,
     sections: tuple[int, ...] | None = None,
+    scaling: RopeScaling | None = None,
     shares: Tensor | None = None,
 ) -> CausalMask:
     """Return the mask of `batch` sequences of which this rank holds the given positions.
@@ -121,7 +124,10 @@ def causal_mask(
         return CausalMask(batch, positions.device, None, None, documents, shares)
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
-    angle = positions.to(wide).unsqueeze(-1) * theta**-exponent
+    frequency = theta**-exponent
+    if scaling is not None:
+        frequency = scaled(frequency, scaling)
+    angle = positions.to(wide).unsqueeze(-1) * frequency
     if positions.dim() > 1:
         if sections is None:
             raise ValueError("positions on several axes need the sections of a head that they turn")
@@ -129,6 +135,17 @@ def causal_mask(
         angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
     angle = torch.cat([angle, angle], dim=-1)
     return CausalMask(batch, positions.device, angle.cos(), angle.sin(), documents, shares)
+
+
+def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Return the frequencies of a model that has been taught to see further.
+
+    Source: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it.
+    """
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor)
 
 
 @dataclass(frozen=True, slots=True)

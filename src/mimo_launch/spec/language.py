@@ -13,6 +13,26 @@ from mimo_launch.spec.base import Strict
 from mimo_launch.spec.experts import Moe
 
 
+class RopeScaling(Strict):
+    """Slower turns for long wavelengths, so that a model sees further than it was first trained to.
+
+    As in Llama 3.1 (`rope_type: llama3` in transformers); the names are those of its settings.
+    """
+
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        description="How much slower the longest wavelengths turn.", examples=[8.0]
+    )
+    low_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="Wavelengths above original length / this turn `factor` times slower."
+    )
+    high_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        4.0, description="Wavelengths below original length / this stay; in between a mixture."
+    )
+    original_max_position_embeddings: PositiveInt = Field(
+        8192, description="Length of sequences in the first training, in tokens."
+    )
+
+
 class LanguageModel(Strict):
     """What language models have in common: words, a stream, attention heads and RMSNorms."""
 
@@ -78,6 +98,11 @@ class DecoderModel(LanguageModel):
     qkv_bias: bool = Field(False, description="Biases of queries, keys and values, as in Qwen2.")
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         10000.0, description="Base of the rotary position embedding."
+    )
+    rope_scaling: RopeScaling | None = Field(
+        None,
+        description="Rotary embedding as in Llama 3.1 and later.",
+        examples=["{factor: 8.0, original_max_position_embeddings: 8192}"],
     )
     mrope: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
         None,

@@ -29,7 +29,7 @@ from mimo_launch.spec.kinds import (
     TransformerEncoder,
     VitModel,
 )
-from mimo_launch.spec.language import DecoderModel, LanguageModel
+from mimo_launch.spec.language import DecoderModel, LanguageModel, RopeScaling
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
@@ -78,6 +78,7 @@ __all__ = [
     "NodesSpec",
     "OptimizerSpec",
     "Ranks",
+    "RopeScaling",
     "ScheduleKind",
     "ScheduleSpec",
     "Spec",

@@ -15,7 +15,7 @@ from torch import Tensor
 from mimo_launch.spec.hybrid import HybridModel, MambaSizes
 from mimo_launch.verify.maths import Weights, attend, linear, rms_norm
 from mimo_launch.verify.mixture import Load, mixture, mlp
-from mimo_launch.verify.rotary import text_angles, turned
+from mimo_launch.verify.rotary import frequencies, text_angles, turned
 
 
 def hybrid_layers(
@@ -49,7 +49,7 @@ def _attention(
     q = linear(weights, y, f"{name}.q").view(len(y), heads, -1)
     k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
     if model.rope_theta is not None:
-        angles = text_angles(len(y), model.head_size, model.rope_theta)
+        angles = text_angles(len(y), frequencies(model.head_size, model.rope_theta))
         q, k = turned(q, angles), turned(k, angles)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     return linear(weights, attend(q, k, v, documents), f"{name}.o")

@@ -37,7 +37,7 @@ from mimo_launch.verify.hybrid import hybrid_layers
 from mimo_launch.verify.maths import attend, linear, rms_norm
 from mimo_launch.verify.mixture import Load, mixture, mlp
 from mimo_launch.verify.own import OneRankEncoder, keep_activations
-from mimo_launch.verify.rotary import axis_angles, axis_ids, text_angles, turned
+from mimo_launch.verify.rotary import axis_angles, axis_ids, frequencies, text_angles, turned
 
 
 class Oracle:
@@ -137,8 +137,9 @@ class Oracle:
 
     def _angles(self, index: int, model: DecoderModel, tokens: Tensor, documents: Tensor) -> Tensor:
         """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
+        turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
         if model.mrope is None:
-            return text_angles(len(tokens), model.head_size, model.rope_theta)
+            return text_angles(len(tokens), turns)
         sizes = {
             placeholder_id(self.spec, name): [
                 (image.shape[1] // images.row_side, image.shape[2] // images.row_side)
@@ -148,7 +149,7 @@ class Oracle:
             if (images := image_input(module.model))
         }
         ids = axis_ids(tokens, documents, sizes)
-        return axis_angles(ids, model.mrope, model.head_size, model.rope_theta)
+        return axis_angles(ids, model.mrope, turns)
 
     def _logits(self, x_SD: Tensor, model: LanguageModel) -> Tensor:
         head = "language.embedding" if model.tied else "language.head"

@@ -7,10 +7,13 @@ Leaves: where they are used to `oracle`.
 Legend: S tokens of a sample, H heads, K head size.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from mimo_launch.spec.model import RopeScaling
 
 Size = tuple[int, int]
 
@@ -47,24 +50,37 @@ def turned(x_SHK: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([pairs.real, pairs.imag], dim=-1)
 
 
-def text_angles(num_tokens: int, size: int, theta: float) -> Tensor:
-    """Return position / theta^(2i/K) for pair i of a head of `size` K, [S, K/2]."""
+def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> list[float]:
+    """Return 1 / theta^(2i/K) for pair i of a head of `size` K; scaled, by its wavelength."""
+    plain = [theta ** (-2 * i / size) for i in range(size // 2)]
+    return plain if scaling is None else [_stretched(each, scaling) for each in plain]
+
+
+def _stretched(frequency: float, scaling: RopeScaling) -> float:
+    wavelength, length = 2 * math.pi / frequency, scaling.original_max_position_embeddings
+    if wavelength > length / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    if wavelength < length / scaling.high_freq_factor:
+        return frequency
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth = (length / wavelength - scaling.low_freq_factor) / width
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
+    """Return position x frequency for each pair of a head, [S, K/2]."""
     return torch.tensor(
-        [
-            [place / theta ** (2 * i / size) for i in range(size // 2)]
-            for place in range(num_tokens)
-        ],
-        dtype=torch.float64,
+        [[place * turn for turn in turns] for place in range(num_tokens)], dtype=torch.float64
     )
 
 
 def axis_angles(
-    ids: Sequence[tuple[int, ...]], sections: Sequence[int], size: int, theta: float
+    ids: Sequence[tuple[int, ...]], sections: Sequence[int], turns: Sequence[float]
 ) -> Tensor:
     """Return the same where the first `sections[0]` pairs turn with the first id, and so on."""
     axis_of = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
     return torch.tensor(
-        [[each[axis] / theta ** (2 * i / size) for i, axis in enumerate(axis_of)] for each in ids],
+        [[each[axis] * turn for axis, turn in zip(axis_of, turns, strict=True)] for each in ids],
         dtype=torch.float64,
     )
 

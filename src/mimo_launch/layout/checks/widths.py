@@ -11,7 +11,6 @@ from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.spec.model import (
     CustomModel,
-    DecoderModel,
     HybridModel,
     LanguageModel,
     Spec,
@@ -80,45 +79,6 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
         + (", unless `head_dim` says otherwise" if isinstance(model, LanguageModel) else ""),
         help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
-    )
-
-
-def head_size_even(spec: Spec, name: str) -> Findings:
-    """Rotary positions turn pairs of numbers."""
-    model = spec.modules[name].model
-    if not isinstance(model, LanguageModel) or model.head_size % 2 == 0:
-        return
-    if model.rope_theta is None:
-        return
-    given = model.head_dim is not None
-    fits = f"head_dim: {model.head_size + 1}"
-    yield Diagnostic(
-        code="odd-head-size",
-        headline=f"`{name}`: a head is {model.head_size} wide, an odd number",
-        path=("modules", name, "model", "head_dim" if given else "hidden"),
-        why="rotary positions turn the numbers of a head in pairs",
-        help=f"write `{fits}`",
-    )
-
-
-def mrope_fills_head(spec: Spec, name: str) -> Findings:
-    """Every pair of a head turns with one axis."""
-    model = spec.modules[name].model
-    if not isinstance(model, DecoderModel) or model.mrope is None:
-        return
-    pairs, given = model.head_size // 2, sum(model.mrope)
-    if given == pairs:
-        return
-    # The shares of Qwen2-VL: 2 to 3 to 3.
-    side = max(1, 3 * pairs // 8)
-    fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
-    yield Diagnostic(
-        code="mrope-over-head",
-        headline=f"`{name}`: mrope turns {' + '.join(map(str, model.mrope))} = {given} pairs, "
-        f"a head has {pairs}",
-        path=("modules", name, "model", "mrope"),
-        why="rotary positions turn the numbers of a head in pairs, each with one axis",
-        help=f"write `{fits}`",
     )
 
 

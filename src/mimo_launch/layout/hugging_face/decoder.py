@@ -14,7 +14,7 @@ from typing import Any
 
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, number, short
-from mimo_launch.spec.model import DecoderModel
+from mimo_launch.spec.model import DecoderModel, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ KINDS = {
     "qwen3": Kind(qkv_bias=False, qk_norm=True, kv_heads=32, head_size=128),
 }
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
+# The one way to stretch rotary embeddings that this decoder has.
+LLAMA3 = "llama3"
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm.weight"}
@@ -68,7 +70,7 @@ def not_computed(config: Config) -> Iterator[str]:
         yield f"layer_types: {short(others[0])}"
     rope = rope_settings(config)
     scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling != "default":
+    if scaling not in ("default", LLAMA3):
         yield f"rope_type: {scaling}"
     if differs(rope, "partial_rotary_factor", 1.0):
         yield f"partial_rotary_factor: {rope['partial_rotary_factor']}"
@@ -93,6 +95,7 @@ def keys(kind: Kind, config: Config) -> dict[str, Any]:
         "qk_norm": kind.qk_norm,
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
         "rope_theta": number({**config, **rope_settings(config)}, "rope_theta", ROPE_THETA),
+        "rope_scaling": _scaling(rope_settings(config)),
         "mrope": None,
         "moe": None,
     }
@@ -134,7 +137,11 @@ def config_of(model_type: str, model: DecoderModel) -> Config:
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied,
         "rms_norm_eps": model.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "rope_parameters": {
+            "rope_type": "default" if model.rope_scaling is None else LLAMA3,
+            "rope_theta": model.rope_theta,
+            **({} if model.rope_scaling is None else model.rope_scaling.model_dump()),
+        },
     }
 
 
@@ -142,6 +149,13 @@ def rope_settings(config: Config) -> dict[str, Any]:
     """Return what is said of rotary embeddings: `rope_parameters` since transformers 5."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
+
+
+def _scaling(rope: dict[str, Any]) -> dict[str, float] | None:
+    """Return `rope_scaling` of a decoder. Raises: ConfigError for one that lacks a number."""
+    if rope.get("rope_type", rope.get("type")) != LLAMA3:
+        return None
+    return {key: number(rope, key) for key in RopeScaling.model_fields}
 
 
 FAMILIES = tuple(
