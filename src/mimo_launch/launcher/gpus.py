@@ -30,6 +30,8 @@ _SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TORCH_FR_BUFFER_SIZE": RECORDED_TRANSFERS,
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    # Milliseconds. A process whose collective is late waits four times as long before it ends.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "5000",
     # Microbatches of different sizes leave holes that fixed segments cannot reuse.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     # Warnings go to the standard output of the rank, which is a file of its own.
