@@ -20,7 +20,7 @@ from mimo_launch.grids.grid_set import Group
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import global_order, steps_of
 from mimo_launch.train.loader import step_inputs
@@ -181,8 +181,10 @@ def _compare_step(
         compare_numbers("loss", "language", outcome.loss, right.loss, bound)
         for outcome in {outcome.loss: outcome for outcome in ranks}.values()
     ]
-    if spec.language.frozen is False:
-        # Where language is frozen, those terms alone are counted that reach an encoder.
+    model = spec.language.model
+    has_experts = isinstance(model, LanguageModel) and model.moe is not None
+    # Where language is frozen, those terms alone are counted that reach an encoder.
+    if has_experts and spec.language.frozen is False:
         verdicts += [
             compare_numbers("aux loss", "language", aux_loss, right.aux_loss, bound)
             for aux_loss in {outcome.aux_loss for outcome in ranks}
