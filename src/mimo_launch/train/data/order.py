@@ -190,8 +190,8 @@ def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tupl
         num_samples: Samples in the held-out split.
 
     Returns:
-        Batches of exactly `global_batch` ids, together at least `num`; cut the flat list at `num`
-        to count the wanted ones alone.
+        Batches of exactly `global_batch` ids, together at least `num` or the whole split once; cut
+        the flat list at `num` to count the wanted ones alone.
 
     Raises:
         ValueError: A size is not positive.
@@ -200,7 +200,7 @@ def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tupl
         raise ValueError(f"cannot evaluate {num} of {num_samples} samples by {global_batch}")
     return tuple(
         tuple(position % num_samples for position in range(start, start + global_batch))
-        for start in range(0, num, global_batch)
+        for start in range(0, min(num, num_samples), global_batch)
     )
 
 
