@@ -1,8 +1,8 @@
 """Samples as a page: text with what is learnt marked, and images as the encoders get them.
 
-Decides: that it fetches nothing and runs nothing; that whatever comes from the data is escaped;
-that an image is drawn from its least to its largest value.
-Relies on: `train.survey.shown`.
+Decides: that whatever comes from the data is escaped; that an image is drawn from its least to its
+largest value.
+Relies on: `train.survey.shown`, `html_page`.
 Leaves: writing it to `data`.
 """
 
@@ -15,43 +15,27 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.cli.html_page import html_page
 from mimo_launch.train.survey.shown import Piece, Record
 from mimo_launch.train.survey.survey import Survey
 
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ background: Canvas; color: CanvasText; font: 14px/1.5 system-ui, sans-serif;
-        max-width: 60rem; margin: 1.5rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.2rem; }}
-h2 {{ font-size: 1rem; border-top: 1px solid #8886; padding-top: 1rem; }}
-p {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
-small {{ opacity: .7; }}
-mark {{ background: #7c74; color: inherit; border-radius: 2px; }}
-img {{ image-rendering: pixelated; min-height: 4rem; max-width: 100%; vertical-align: middle;
-       border: 1px solid #8886; margin: .2rem; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>What the model sees; <mark>what is learnt</mark> is marked. Images are as encoders get them.</p>
-{samples}
-</body>
-</html>
-"""
+_STYLE = """\
+h2 { font-size: 1rem; border-top: 1px solid #8886; padding-top: 1rem; }
+p { white-space: pre-wrap; overflow-wrap: anywhere; }
+small { opacity: .7; }
+mark { background: #7c74; color: inherit; border-radius: 2px; }
+img { image-rendering: pixelated; min-height: 4rem; max-width: 100%; vertical-align: middle;
+       border: 1px solid #8886; margin: .2rem; }"""
+_LEGEND = (
+    "<p>What the model sees; <mark>what is learnt</mark> is marked. "
+    "Images are as encoders get them.</p>"
+)
 
 
 def page(found: Survey) -> str:
     """Return the page of the samples that a survey shows."""
-    return _PAGE.format(
-        title=escape(f"{found.name}: the first samples"), samples="\n".join(_samples(found))
-    )
+    body = "\n".join((_LEGEND, *_samples(found)))
+    return html_page(f"{found.name}: the first samples", body, style=_STYLE, width="60rem")
 
 
 def _samples(found: Survey) -> Iterator[str]:

@@ -1,38 +1,24 @@
 """The page of a report: a drawing and a table in one HTML file.
 
-Decides: that it fetches nothing, runs nothing and takes the reader's light or dark colours; that
-whatever comes from a file or a path is escaped.
-Relies on: `report_figure` for the drawing, `report_table` for the rows.
+Decides: that whatever comes from a file or a path is escaped.
+Relies on: `report_figure` for the drawing, `report_table` for the rows, `html_page`.
 Leaves: writing it to `report`.
 """
 
 from collections.abc import Sequence
 from html import escape
 
+from mimo_launch.cli.html_page import html_page
 from mimo_launch.cli.report_table import COLUMNS
 
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ background: Canvas; color: CanvasText; font: 14px/1.5 system-ui, sans-serif;
-        max-width: 72rem; margin: 1.5rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.2rem; }}
-svg {{ width: 100%; height: auto; }}
-div {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #8886; text-align: right;
-         white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
+_STYLE = """\
+svg { width: 100%; height: auto; }
+div { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid #8886; text-align: right;
+         white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }"""
+_BODY = """\
 <figure role="img" aria-label="{label}" style="margin: 0">
 {drawing}
 </figure>
@@ -43,17 +29,13 @@ th:first-child, td:first-child {{ text-align: left; }}
 {rows}
 </tbody>
 </table>
-</div>
-</body>
-</html>
-"""
+</div>"""
 
 
 def page(names: Sequence[str], rows: Sequence[Sequence[str]], drawing: str) -> str:
     """Return the page of some runs; `drawing` is an SVG element."""
     title = "Runs: " + ", ".join(names) if len(names) > 1 else f"Run {names[0]}"
-    return _PAGE.format(
-        title=escape(title),
+    body = _BODY.format(
         label=escape(f"Loss, gradient norm, learning rate and tokens per second: {title}"),
         drawing=drawing,
         head="".join(f"<th>{escape(column)}</th>" for column in COLUMNS),
@@ -61,3 +43,4 @@ def page(names: Sequence[str], rows: Sequence[Sequence[str]], drawing: str) -> s
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
         ),
     )
+    return html_page(title, body, style=_STYLE, width="72rem")
