@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm import autograd
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.modules import build
+from mimo_launch.modules import sharding
 from mimo_launch.parallel import layers, masks
 from mimo_launch.runtime import compute, executor, inputs
 from mimo_launch.spec.model import Spec
@@ -51,7 +51,9 @@ def disjoint(**settings: Any) -> Spec:
 def extra_mean() -> None:
     """Gradients are averaged over the replicas although the loss already is."""
     correct = FSDPModule.set_gradient_divide_factor
-    build.FSDPModule.set_gradient_divide_factor = lambda unit, factor: correct(unit, 2.0 * factor)
+    sharding.FSDPModule.set_gradient_divide_factor = lambda unit, factor: correct(
+        unit, 2.0 * factor
+    )
 
 
 def local_label_count() -> None:

@@ -8,7 +8,7 @@ from tests.support.specs import box, spec
 from mimo_launch.comm import dispatch
 from mimo_launch.comm.finite import WatchedReduceScatter
 from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.modules import build, moe
+from mimo_launch.modules import moe, sharding
 from mimo_launch.parallel import router
 from mimo_launch.runtime import compute
 from mimo_launch.spec.model import Spec
@@ -61,7 +61,7 @@ def summed_over_dense_replicas() -> None:
 
 def not_summed_over_replicas() -> None:
     """Replicas of an expert keep the gradients of their own tokens."""
-    correct = build.watch
+    correct = sharding.watch
 
     class OwnShare(WatchedReduceScatter):
         def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **_: Any):
@@ -69,10 +69,10 @@ def not_summed_over_replicas() -> None:
 
     def watching(unit: Any, flag: Any) -> None:
         correct(unit, flag)
-        if isinstance(unit, build.Experts):
+        if isinstance(unit, sharding.Experts):
             unit.set_custom_reduce_scatter(OwnShare(flag))
 
-    build.watch = watching
+    sharding.watch = watching
 
 
 def router_taken_for_complete() -> None:

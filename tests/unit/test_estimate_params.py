@@ -9,7 +9,7 @@ from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import ModuleLayout, build_layout
-from mimo_launch.modules import build
+from mimo_launch.modules import build, sharding
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.plan import estimate_params
 from mimo_launch.plan.estimate_params import stage_weights
@@ -142,7 +142,7 @@ def test_blocks_become_units_at_the_same_size() -> None:
         (stage,) = module.stages
         with torch.device("meta"):
             network: Any = build.build_network(made, stage, context)
-        runs = build._units(list(network.layers.values()))
+        runs = sharding._units(list(network.layers.values()))
         *units, _ = stage_weights(made, stage, 0).units()
         want = [sum(p.numel() for block in run for p in block.parameters()) for run in runs]
         assert [sum(weight.numel for weight in unit) for unit in units] == want
