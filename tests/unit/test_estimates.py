@@ -43,6 +43,12 @@ FREE = replace(
     step_overhead=0.0,
 )
 PARTLY = spec({"vision": box(2, dp=4), "language": box(0, dp=4, pp=2)}, microbatches=4, mbs=2)
+# One rank of one of two replicas has more to do.
+ONE_MORE = spec(
+    {"vision": box(2), "audio": box(0, dp=4, pp=2), "language": box(0, cp=2, dp=2, pp=2)},
+    microbatches=2,
+    encoder_microbatches=1,
+)
 
 
 def estimator(made: Spec, constants: Calibration = FREE) -> Estimator:
@@ -75,6 +81,7 @@ def of(made: Spec, constants: Calibration = FREE) -> Estimates:
 
 @CASES
 @example(PARTLY)
+@example(ONE_MORE)
 @given(layout_specs(supported_only=False))
 def test_ranks_that_stand_for_all_take_as_long_as_all(made: Spec) -> None:
     mine = estimator(made, Calibration())

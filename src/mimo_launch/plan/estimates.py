@@ -18,6 +18,7 @@ from mimo_launch.plan.estimate_rows import Estimates, MemoryRow, RankEstimate, S
 from mimo_launch.plan.memory_peak import peak_memory
 from mimo_launch.plan.workload import row_bytes, workload
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.alike import classes_of, refined
 from mimo_launch.schedule.channels import channels_of, components_of
 from mimo_launch.schedule.generate import Programs, Role, role_of
 from mimo_launch.schedule.simulate import Simulation, simulate
@@ -47,7 +48,11 @@ class Estimator:
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
-        """The classes of ranks that hold anything, in the order of their first ranks."""
+        """The classes of ranks that hold anything, in the order of their first ranks.
+
+        A rank that waits for one with more to do is not like one that does not.
+        """
+        finer = refined(classes_of(self.layout), self.layout.modules)
         ranks_of: dict[tuple[object, ...], list[int]] = {}
         weights_of: dict[tuple[str, int, int], StageWeights] = {}
         roles: dict[tuple[object, ...], tuple[Role, tuple[StageWeights, ...]]] = {}
@@ -63,7 +68,7 @@ class Estimator:
             if not held:
                 continue
             role = role_of(self.layout, rank)
-            kind = (role, id(program), tuple(weights.numel for weights in held))
+            kind = (role, finer[rank], id(program), tuple(weights.numel for weights in held))
             ranks_of.setdefault(kind, []).append(rank)
             roles.setdefault(kind, (role, tuple(held)))
         return tuple(RankClass(roles[k][0], tuple(r), roles[k][1]) for k, r in ranks_of.items())

@@ -5,7 +5,9 @@ Relies on: `roles` for what a rank holds.
 Leaves: the work itself to `bubble`.
 """
 
-from mimo_launch.layout.layout import Layout
+from collections.abc import Iterable
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.roles import fills_bubbles, role_of
 
 
@@ -15,13 +17,17 @@ def classes_of(layout: Layout) -> tuple[int, ...]:
     Two ranks of one class have one role, and for each encoder in the bubbles the replicas that they
     belong to are on ranks of the same classes, too.
     """
-    replicas = [
-        ranks
-        for module in layout.encoders
-        if fills_bubbles(layout, module)
-        for ranks in module.grid.groups("tp", "cp", "pp")
-    ]
+    modules = [module for module in layout.encoders if fills_bubbles(layout, module)]
     labels = _numbered([role_of(layout, rank) for rank in range(layout.world_size)])
+    return refined(labels, modules)
+
+
+def refined(labels: tuple[int, ...], modules: Iterable[ModuleLayout]) -> tuple[int, ...]:
+    """Return classes that are finer than `labels`, one per rank.
+
+    For each of the modules, ranks of one class belong to replicas on ranks of the same classes.
+    """
+    replicas = [ranks for module in modules for ranks in module.grid.groups("tp", "cp", "pp")]
     while True:
         beside: list[list[object]] = [[label] for label in labels]
         for ranks in replicas:
