@@ -1,4 +1,4 @@
-"""Sixteen fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
+"""Eight fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.support.proof import failures, verdicts
@@ -9,7 +9,7 @@ from mimo_launch.spec.model import Spec
 
 @seed(20260101)
 @settings(
-    max_examples=16,
+    max_examples=8,
     deadline=None,
     database=None,
     phases=[Phase.generate],

@@ -14,15 +14,8 @@ from tests.docs.test_docs import ROOT, Block, blocks
 
 PAGE = ROOT / "docs" / "worked-example.md"
 MARK = "=== command "
-# The default suite takes few steps and leaves out what other tests run, as well as the answers.
-FEWER = {
-    "--steps 30": "--steps 2",
-    "steps: 100": "steps: 40",
-    "every: 40": "every: 10",
-    "step-00000040": "step-00000010",
-}
-LEFT_OUT = re.compile(r"mimo-launch (inspect|data|plan|verify) |pip install ")
-LAST_CHAPTER = "## Sound"
+# In a checkout the package is installed already.
+LEFT_OUT = "pip install "
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ def commands(block: Block) -> Iterator[Command]:
     yield Command(typed, tuple(shown))
 
 
-def script_of(page: Path, left_out: re.Pattern[str]) -> tuple[str, list[Command]]:
+def script_of(page: Path) -> tuple[str, list[Command]]:
     """Return one script that writes the files of a page and runs its commands, in order."""
     lines, found = ["set -e"], list[Command]()
     for block in blocks(page):
@@ -56,19 +49,10 @@ def script_of(page: Path, left_out: re.Pattern[str]) -> tuple[str, list[Command]
             lines.append(f"printf %s {shlex.quote(block.text)} > {block.title}")
         elif block.language == "console":
             for command in commands(block):
-                if not left_out.search(command.typed):
+                if LEFT_OUT not in command.typed:
                     lines += [f"echo '{MARK}{len(found)}'", command.typed]
                     found.append(command)
     return "\n".join(lines) + "\n", found
-
-
-def quick(text: str) -> str:
-    """Return the page with fewer steps, and without its last chapter."""
-    for much, little in FEWER.items():
-        assert much in text
-        text = text.replace(much, little)
-    assert LAST_CHAPTER in text
-    return text.partition(LAST_CHAPTER)[0]
 
 
 def plain(line: str) -> str:
@@ -112,22 +96,10 @@ def run(script: str, folder: Path) -> list[str]:
 
 @pytest.mark.example
 def test_it_runs_as_written(tmp_path: Path) -> None:
-    script, found = script_of(PAGE, re.compile("pip install "))
+    script, found = script_of(PAGE)
     for command, printed in zip(found, run(script, tmp_path), strict=True):
         lost = missing(command.shown, printed)
         assert not lost, f"$ {command.typed}\nnot printed:\n{lost}\nprinted:\n{printed}"
-
-
-def test_it_leads_to_a_model_in_a_hurry(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(quick(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    script, found = script_of(page, LEFT_OUT)
-    for command, printed in zip(found, run(script, tmp_path), strict=True):
-        if "ask.py" in command.typed:
-            answers = [line for line in printed.splitlines() if " -> " in line]
-            assert len(answers) == 4
-        else:
-            assert not missing(command.shown, printed), f"$ {command.typed}\n{printed}"
 
 
 def test_what_is_not_printed_is_seen() -> None:
