@@ -70,6 +70,7 @@ def test_the_saved_spec_trains_the_same_run_again(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "tiny.1" / "metrics.jsonl").exists()
 
 
+@pytest.mark.faults
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path) -> None:
     saving = ("--set", "checkpoint={every: 2}", "--set", "eval=null")
     assert finish(start(tmp_path, *saving))[0] == 0

@@ -83,6 +83,7 @@ def test_two_hosts_train_as_one_does(hosts: TwoHosts, start: Start, tmp_path: Pa
     assert {path.name for path in logs.iterdir()} == {"rank-0", "rank-1", "rank-2", "rank-3"}
 
 
+@pytest.mark.faults
 def test_a_host_that_is_cut_off_ends_on_both_sides(hosts: TwoHosts, start: Start) -> None:
     launchers = start(*LONG, on=hosts)
     launchers[0].wait_for_step(3)

@@ -158,7 +158,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [*PAIRS[:7], *(pytest.param(*pair, marks=pytest.mark.faults) for pair in PAIRS[7:])],
+    [*PAIRS[:4], *(pytest.param(*pair, marks=pytest.mark.faults) for pair in PAIRS[4:])],
 )
 def test_a_run_goes_on_on_another_layout(
     source: str, target: str, saved: Any, tmp_path: Path
@@ -200,7 +200,10 @@ def exact(events: list[Any]) -> dict[int, Any]:
     return {e.step: replace(e, tokens_per_s=0.0) for e in events if isinstance(e, StepFinished)}
 
 
-@pytest.mark.parametrize("layout", ["disjoint dp4, tp2 dp2", "pp2", "fully sharded dp4"])
+@pytest.mark.parametrize(
+    "layout",
+    ["disjoint dp4, tp2 dp2", "pp2", pytest.param("fully sharded dp4", marks=pytest.mark.faults)],
+)
 def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path) -> None:
     """With an evaluation before the save, whose gathered weights must not get in the way."""
     sections = {"eval": {"every": 3, "samples": 8}}

@@ -33,7 +33,14 @@ def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:
     return results
 
 
-@pytest.mark.parametrize("name", ["colocated_fan_in", "disjoint_pp2", "full_sharding"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "colocated_fan_in",
+        "disjoint_pp2",
+        pytest.param("full_sharding", marks=pytest.mark.sweep),
+    ],
+)
 def test_training_is_the_same_to_the_last_bit_with_and_without_evaluation(name: str) -> None:
     """Exact equality of every number of every step, on every rank, in the spec's own precision."""
     path = Path(f"topologies/{name}.yaml")

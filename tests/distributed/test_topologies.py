@@ -62,7 +62,7 @@ def test_the_layout_of_a_benchmark_computes_the_one_rank_gradients(path: Path) -
     "name",
     [
         "colocated_pp2",
-        "colocated_pp2_dp_outermost",
+        pytest.param("colocated_pp2_dp_outermost", marks=pytest.mark.sweep),
         pytest.param("colocated_pp2_fan_out", marks=pytest.mark.sweep),
     ],
 )
