@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mimo_launch.layout.images import (
-    ImageRecipe,
-    ImageTooThin,
-    ProcessorError,
-    ShortEdge,
-    Smart,
-    read_recipe,
-)
+from mimo_launch.layout.image_recipe import ImageRecipe, ImageTooThin, ShortEdge, Smart
+from mimo_launch.layout.images import ProcessorError, read_recipe
 from mimo_launch.train.data.webdataset.decode import decode_image
 from mimo_launch.train.data.webdataset.pixels import process
 

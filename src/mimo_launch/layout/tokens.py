@@ -9,7 +9,8 @@ Leaves: making samples to `train.data`.
 from dataclasses import dataclass
 from math import isqrt
 
-from mimo_launch.layout.images import Smart, recipe_of
+from mimo_launch.layout.image_recipe import Smart
+from mimo_launch.layout.images import recipe_of
 from mimo_launch.spec.model import (
     DigitsData,
     LanguageModel,

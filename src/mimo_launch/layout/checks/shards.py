@@ -12,7 +12,8 @@ from pathlib import Path
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
-from mimo_launch.layout.images import ProcessorError, Smart, processor_folder, recipe_of
+from mimo_launch.layout.image_recipe import Smart
+from mimo_launch.layout.images import ProcessorError, processor_folder, recipe_of
 from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_SUFFIXES, shard_files
 from mimo_launch.layout.tokenizers import (
     TokenizerError,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mimo_launch.layout.images import ImageRecipe
+from mimo_launch.layout.image_recipe import ImageRecipe
 
 Pixels = npt.NDArray[np.float32]
 

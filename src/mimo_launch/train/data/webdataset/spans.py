@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.layout.data_plan import ImageSpan
-from mimo_launch.layout.images import ImageRecipe, ImageTooThin, recipe_of
+from mimo_launch.layout.image_recipe import ImageRecipe, ImageTooThin
+from mimo_launch.layout.images import recipe_of
 from mimo_launch.spec.model import EncoderModel, Spec, clip_input, image_input
 from mimo_launch.train.data.dataset import BadSample
 from mimo_launch.train.data.webdataset.decode import Medium
