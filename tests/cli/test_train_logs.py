@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.cli.test_train import finish, metrics, start
 from tests.support.tensorboard_files import curves
 from tests.support.wandb_files import history
@@ -10,6 +11,7 @@ LOG = "log={tensorboard: true, wandb: {project: p, mode: offline}}"
 ARGS = ("--set", LOG, "--set", "checkpoint={every: 2}", "--steps")
 
 
+@pytest.mark.faults
 def test_a_resumed_run_is_one_curve_and_a_failing_listener_stops_nothing(tmp_path: Path) -> None:
     code, out, err = finish(start(tmp_path, *ARGS, "2"))
     assert (code, err) == (0, ""), out

@@ -158,7 +158,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [*PAIRS[:4], *(pytest.param(*pair, marks=pytest.mark.faults) for pair in PAIRS[4:])],
+    [*PAIRS[1:4], *(pytest.param(*p, marks=pytest.mark.faults) for p in PAIRS[:1] + PAIRS[4:])],
 )
 def test_a_run_goes_on_on_another_layout(
     source: str, target: str, saved: Any, tmp_path: Path
@@ -202,7 +202,11 @@ def exact(events: list[Any]) -> dict[int, Any]:
 
 @pytest.mark.parametrize(
     "layout",
-    ["disjoint dp4, tp2 dp2", "pp2", pytest.param("fully sharded dp4", marks=pytest.mark.faults)],
+    [
+        "pp2",
+        pytest.param("disjoint dp4, tp2 dp2", marks=pytest.mark.faults),
+        pytest.param("fully sharded dp4", marks=pytest.mark.faults),
+    ],
 )
 def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path) -> None:
     """With an evaluation before the save, whose gathered weights must not get in the way."""
