@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.layout.layout import Stage
-from mimo_launch.modules.block import BlockShape, blocks
+from mimo_launch.modules.block import blocks, encoder_shape
 from mimo_launch.modules.frames import VALUES_PER_BAND
 from mimo_launch.modules.inputs import EncoderInput
 from mimo_launch.modules.patches import Patches, own_share
@@ -103,18 +103,7 @@ class AudioStage(nn.Module):
             self.conv1 = Convolution(context, model.mels, model.hidden)
             self.conv2 = Convolution(context, model.hidden, model.hidden)
             self.positions = Positions(context, model.frames // FRAMES_PER_TOKEN, model.hidden)
-        shape = BlockShape(
-            width=model.hidden,
-            heads=model.heads,
-            kv_heads=model.heads,
-            head_size=model.hidden // model.heads,
-            mlp=model.mlp_width,
-            layers=model.layers,
-            norm="layer",
-            gated=False,
-            bias=True,
-            key_bias=False,
-        )
+        shape = replace(encoder_shape(model), key_bias=False)
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")

@@ -19,7 +19,7 @@ from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask
 from mimo_launch.parallel.pointwise import ACTIVATIONS, EPSILON, swiglu
-from mimo_launch.spec.kinds import Activation
+from mimo_launch.spec.kinds import Activation, TransformerEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,21 @@ class BlockShape:
     def biased_qkv(self) -> bool:
         """Whether queries, keys and values have biases: they alone, or all linear layers."""
         return self.qkv_bias or self.bias
+
+
+def encoder_shape(model: TransformerEncoder) -> BlockShape:
+    """Return the blocks of every encoder of ours: LayerNorm, plain MLP, biases, whole heads."""
+    return BlockShape(
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.heads,
+        head_size=model.hidden // model.heads,
+        mlp=model.mlp_width,
+        layers=model.layers,
+        norm="layer",
+        gated=False,
+        bias=True,
+    )
 
 
 class Mlp(nn.Module):

@@ -9,11 +9,13 @@ sequence parallelism), s side of the square of patches that becomes one row, R =
 width, L width of the language model.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.layout.layout import Stage
-from mimo_launch.modules.block import BlockShape, blocks
+from mimo_launch.modules.block import blocks, encoder_shape
 from mimo_launch.modules.embedding import (
     ClassToken,
     LearnedPositions,
@@ -59,19 +61,7 @@ class VisionStage(nn.Module):
                 )
             self.class_token = ClassToken(context, model.hidden) if model.class_token else None
             self.pre_norm = self._norm() if model.pre_norm else None
-        shape = BlockShape(
-            width=model.hidden,
-            heads=model.heads,
-            kv_heads=model.heads,
-            head_size=model.hidden // model.heads,
-            mlp=model.mlp_width,
-            layers=model.layers,
-            norm="layer",
-            gated=False,
-            bias=True,
-            eps=model.norm_eps,
-            activation=model.activation,
-        )
+        shape = replace(encoder_shape(model), eps=model.norm_eps, activation=model.activation)
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
             self.norm = self._norm() if model.final_norm else None
