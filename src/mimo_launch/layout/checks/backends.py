@@ -16,6 +16,7 @@ from mimo_launch.layout.phases import LANGUAGE
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
+    DecoderModel,
     HybridModel,
     LanguageModel,
     Spec,
@@ -44,24 +45,43 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("train", "precision"), label=precision),
         )
     model = module.model
-    if isinstance(model, CustomModel):
+    if isinstance(model, CustomModel | HybridModel):
+        yield _without_its_layers(name, model)
+        return
+    yield from _in_blocks(name, model)
+    if module.grid.cp > 1 and name == LANGUAGE and (key := _packs(spec)):
         yield _cannot(
+            name,
+            f"attend to packed documents with cp {module.grid.cp}",
+            "its ring cuts every document into chunks, and here whole sequences are cut",
+            f"write `cp: 1`, or no `{key}`",
+            Related(path=("data", key), label="packs documents"),
+        )
+
+
+def _without_its_layers(name: str, model: CustomModel | HybridModel) -> Diagnostic:
+    """Return what is said of models whose layers it does not have at all."""
+    path = ("modules", name, "model", "kind")
+    if isinstance(model, CustomModel):
+        return _cannot(
             name,
             "provide the layers of a class of your own",
             "it stands for this program's blocks only",
             "delete the line",
-            Related(path=("modules", name, "model", "kind"), label="your class"),
+            Related(path=path, label="your class"),
         )
-        return
-    if isinstance(model, HybridModel):
-        yield _cannot(
-            name,
-            "provide the layers of a hybrid model",
-            "it has no Mamba layers, and its attention is used in this program's blocks only",
-            "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
-            Related(path=("modules", name, "model", "kind"), label="hybrid"),
-        )
-        return
+    return _cannot(
+        name,
+        "provide the layers of a hybrid model",
+        "it has no Mamba layers, and its attention is used in this program's blocks only",
+        "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
+        Related(path=path, label="hybrid"),
+    )
+
+
+def _in_blocks(name: str, model: VitModel | AudioModel | DecoderModel) -> Findings:
+    """Yield what the blocks of a model have, and its blocks do not."""
+    path = ("modules", name, "model")
     if isinstance(model, VitModel) and model.class_token:
         yield _cannot(
             name,
@@ -69,7 +89,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "its kernels take the tokens of an image one after another, and class tokens stand "
             "behind the patches of all images",
             "delete `class_token`",
-            Related(path=("modules", name, "model", "class_token"), label="a class token"),
+            Related(path=(*path, "class_token"), label="a class token"),
         )
     if isinstance(model, LanguageModel) and model.moe is not None:
         yield _cannot(
@@ -77,7 +97,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "provide experts",
             "it stands for the dense block only",
             "keep the layers of torch for this module",
-            Related(path=("modules", name, "model", "moe"), label="experts"),
+            Related(path=(*path, "moe"), label="experts"),
         )
     size = model.head_size if isinstance(model, LanguageModel) else model.hidden // model.heads
     if size % HEAD_STEP or size > LARGEST_HEAD:
@@ -87,7 +107,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             f"attend with heads {size} wide",
             f"its kernels take heads of {HEAD_STEP}, {2 * HEAD_STEP}, ... {LARGEST_HEAD} numbers",
             "choose heads of such a width",
-            Related(path=("modules", name, "model", given), label=f"{size} wide"),
+            Related(path=(*path, given), label=f"{size} wide"),
         )
     if isinstance(model, AudioModel):
         yield _cannot(
@@ -96,15 +116,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "its fused projection has one bias for queries, keys and values, and Whisper's keys "
             "have none",
             "keep the layers of torch for this module",
-            Related(path=("modules", name, "model", "kind"), label="an audio encoder"),
-        )
-    if module.grid.cp > 1 and name == LANGUAGE and (key := _packs(spec)):
-        yield _cannot(
-            name,
-            f"attend to packed documents with cp {module.grid.cp}",
-            "its ring cuts every document into chunks, and here whole sequences are cut",
-            f"write `cp: 1`, or no `{key}`",
-            Related(path=("data", key), label="packs documents"),
+            Related(path=(*path, "kind"), label="an audio encoder"),
         )
 
 
