@@ -167,7 +167,8 @@ class StepReader:
         inputs, reasons = read_step(
             source, reads, session.spec, beat, pinned=pinned, threads=self._decoders
         )
-        inputs = replace(inputs, imbalance=_imbalances(session.layout, source.plan))
+        if split == "train":
+            inputs = replace(inputs, imbalance=_imbalances(session.layout, source.plan))
         seconds = time.perf_counter() - begin
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
 
