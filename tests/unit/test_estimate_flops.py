@@ -39,8 +39,8 @@ def counted(run) -> tuple[dict, dict]:
     )
 
 
-def test_language_costs_what_torch_counts() -> None:
-    made = spec({"language": box(0, model={**DECODER, "head_dim": 6})}, mbs=2, seq=32)
+def of_language(made: Spec) -> tuple[dict, dict, Workload, Flops, Flops]:
+    """Return what torch counts in one stage of language, its work, and what is estimated."""
     layout = build_layout(made)
     (stage,) = layout.language.stages
     network = build_network(made, stage, ParallelContext())
@@ -60,6 +60,12 @@ def test_language_costs_what_torch_counts() -> None:
     work = workload(layout, layout.language, nominal(made))
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, layout.language, stage, forward)
+    return ahead, back, work, forward, backward
+
+
+def test_language_costs_what_torch_counts() -> None:
+    made = spec({"language": box(0, model={**DECODER, "head_dim": 6})}, mbs=2, seq=32)
+    ahead, back, work, forward, backward = of_language(made)
     assert work.tokens == 64
     assert ahead["mm"] == forward.linear + forward.head
     assert back["mm"] == backward.linear + backward.head
@@ -72,25 +78,7 @@ def test_a_hybrid_model_costs_what_torch_counts() -> None:
     """But for products inside a chunk, of which causality needs half, as in attention."""
     model = hybrid({}, "MM*-", groups=2) | {"heads": 2, "head_dim": 8, "vocab": 300}
     made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
-    layout = build_layout(made)
-    (stage,) = layout.language.stages
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    tokens = torch.randint(0, 300, (2, 32))
-    batch = LanguageInput(
-        num_sequences=2,
-        tokens=tokens,
-        positions=torch.arange(32),
-        documents=None,
-        labels=tokens,
-        rows={},
-        placements={},
-    )
-    ahead, back = counted(lambda: network(None, batch))
-    work = workload(layout, layout.language, nominal(made))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, layout.language, stage, forward)
+    ahead, back, _, forward, backward = of_language(made)
     assert ahead["mm"] == forward.linear + forward.head
     assert back["mm"] == backward.linear + backward.head
     sizes = made.language.model.mamba
