@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from mimo_launch.comm.collectives import all_to_all_uneven
 from mimo_launch.comm.transfer import to_device
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.routing import Transfer
@@ -98,10 +99,8 @@ def exchange(
         return out
     send = [_pack(source, sender, peer, rank, like) for peer in group.ranks]
     counts = [_num_rows(receiver, peer, rank) for peer in group.ranks]
-    received = like.new_empty((sum(counts), like.shape[1]))
-    dist.all_to_all_single(
-        received, torch.cat(send), counts, [part.shape[0] for part in send], group=group.handle
-    )
+    sizes = [part.shape[0] for part in send]
+    received = all_to_all_uneven(torch.cat(send), sizes, counts, group)
     for peer, part in zip(group.ranks, torch.split(received, counts), strict=True):
         if part.shape[0] and out is not None and receiver is not None:
             out[receiver.of(peer)] = part

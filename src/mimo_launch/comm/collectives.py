@@ -1,10 +1,11 @@
 """The few collectives we use, under the names that every supported torch has.
 
-Decides: one spelling for calls that torch 2.13 renamed, and padding for uneven gathers.
+Decides: one spelling for calls that torch 2.13 renamed, and padding for uneven shards.
 Relies on: groups from `grids`; a group without a handle holds one rank and does nothing.
 Leaves: gradients to `autograd`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,3 +93,26 @@ def all_gather_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor
     padded[: x.shape[0]] = x
     gathered = all_gather(padded, group).view(group.size, longest, *x.shape[1:])
     return torch.cat([gathered[i, :size] for i, size in enumerate(sizes)])
+
+
+def reduce_scatter_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+    """Return this rank's shard of the sum of x, [sum(sizes), ...] -> [sizes[group.index], ...].
+
+    Traffic: padded to the longest shard, because backends scatter equal shapes only.
+    """
+    padded = x.new_zeros((group.size, max(sizes), *x.shape[1:]))
+    for shard, values in zip(padded, torch.split(x, list(sizes)), strict=True):
+        shard[: values.shape[0]] = values
+    return reduce_scatter(padded.flatten(0, 1), group)[: sizes[group.index]].clone()
+
+
+def all_to_all_uneven(
+    x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group
+) -> Tensor:
+    """Return what every rank of `group` has for this one: so many of each along dim 0, by rank.
+
+    Shapes: x [sum(send), ...] -> [sum(receive), ...].
+    """
+    out = x.new_empty((sum(receive), *x.shape[1:]))
+    dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
+    return out

@@ -1,7 +1,7 @@
 """Moves tokens between ranks that hold unequal numbers of them, each way the other's adjoint.
 
 Decides: the collectives under a mixture of experts.
-Relies on: sizes that the host knows; `collectives` for uneven gathers.
+Relies on: sizes that the host knows; `collectives` for uneven shards.
 Leaves: which tokens go where to `parallel.dispatch`.
 
 Legend: r rows on this rank, R rows of all ranks of a group, D width.
@@ -10,10 +10,15 @@ Legend: r rows on this rank, R rows of all ranks of a group, D width.
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.comm.collectives import all_gather, all_gather_uneven, reduce_scatter
+from mimo_launch.comm.collectives import (
+    all_gather,
+    all_gather_uneven,
+    all_to_all,
+    all_to_all_uneven,
+    reduce_scatter_uneven,
+)
 from mimo_launch.grids.grid_set import Group
 
 Sizes = tuple[int, ...]
@@ -23,11 +28,11 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
         ctx.send, ctx.receive, ctx.group = send, receive, group
-        return _all_to_all(x, send, receive, group)
+        return all_to_all_uneven(x, send, receive, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(grad, ctx.receive, ctx.send, ctx.group), None, None, None
+        return all_to_all_uneven(grad, ctx.receive, ctx.send, ctx.group), None, None, None
 
 
 class _GatherUneven(torch.autograd.Function):
@@ -38,32 +43,18 @@ class _GatherUneven(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None
+        return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None
 
 
 class _ScatterUneven(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
         ctx.sizes, ctx.group = sizes, group
-        return _reduce_scatter_uneven(x, sizes, group)
+        return reduce_scatter_uneven(x, sizes, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
-
-
-def _all_to_all(x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
-    out = x.new_empty((sum(receive), *x.shape[1:]))
-    dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
-    return out
-
-
-def _reduce_scatter_uneven(x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-    """Return this rank's shard of the sum; padded, because backends scatter equal shapes only."""
-    padded = x.new_zeros((group.size, max(sizes), *x.shape[1:]))
-    for shard, values in zip(padded, torch.split(x, list(sizes)), strict=True):
-        shard[: values.shape[0]] = values
-    return reduce_scatter(padded.flatten(0, 1), group)[: sizes[group.index]].clone()
 
 
 def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
@@ -105,8 +96,5 @@ def exchange_counts(counts_E: Tensor, ep: Group, tp: Group) -> Tensor:
 
     `counts_E` are this rank's tokens for each expert.
     """
-    theirs = counts_E
-    if ep.handle is not None:
-        theirs = torch.empty_like(counts_E)
-        dist.all_to_all_single(theirs, counts_E, group=ep.handle)
+    theirs = all_to_all(counts_E, ep)
     return all_gather(theirs, tp).view(tp.size, ep.size, -1)
