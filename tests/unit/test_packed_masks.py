@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mimo_launch.parallel.masks import image_mask  # noqa: E402
-from mimo_launch.parallel.te_attention import packed  # noqa: E402
+from mimo_launch.parallel.packed import packed  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -8,48 +8,19 @@ Legend: n tokens between regions, N tokens of this rank inside, D width, h heads
 heads of this rank, K head size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd import gather_tokens
-from mimo_launch.comm.transfer import to_device
 from mimo_launch.parallel.masks import CausalMask, ImageMask
+from mimo_launch.parallel.packed import Packed, packed
 from mimo_launch.parallel.pointwise import rotated
 from mimo_launch.parallel.te_layers import TeLayers
 
 # A causal window looks back without limit; the package wants it said with each mask.
 CAUSAL, WHOLE = (-1, 0), (-1, -1)
-SMALLEST_BOUND = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Sequences one after another: int32 [sequences + 1] bounds, and a limit of their lengths."""
-
-    bounds: Tensor
-    longest: int
-
-
-def packed(lengths: Sequence[int], device: torch.device) -> Packed:
-    """Return sequences of the given lengths, none of which is 0.
-
-    The limit is a power of two, so that batches of different images share compiled kernels.
-    """
-    return _packed(tuple(lengths), device)
-
-
-@lru_cache(maxsize=256)
-def _packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
-    # Kept because every layer of a stage asks, and because data often repeats its lengths.
-    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    longest = max(SMALLEST_BOUND, 1 << (max(lengths) - 1).bit_length())
-    return Packed(to_device(bounds.numpy(), device), longest)
 
 
 class TeAttention(nn.Module):
