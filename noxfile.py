@@ -62,7 +62,7 @@ def example(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
-    """Prove 300 random layouts, prints the seed and a table of coverage; all in fp32 and bf16."""
+    """Prove 400 random layouts, prints the seed and tables of coverage; all in fp32 and bf16."""
     session.install("-e", ".", *group("test"))
     session.run("pytest", "tests/sweep", "tests/distributed", "-m", "sweep", "-s", *session.posargs)
 

@@ -2,7 +2,7 @@
 
 `spec` fills in everything but the grids, with the smallest models that every grid can split.
 `layout_specs` draws valid specs without rejecting any: grids and placements are drawn first, and
-sizes are then made to fit them. `features` names what a spec covers, for a table of coverage.
+sizes are then made to fit them; `features` of the module of this name says what one covers.
 """
 
 from collections import Counter
@@ -22,6 +22,9 @@ ORDERS = [order for order in permutations(AXES) if order.index("cp") < order.ind
 TP_SIZES, CP_SIZES, PP_SIZES = (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)
 ENCODERS = ("vision", "audio", "depth")
 KINDS = ("1f1b", "gpipe", "interleaved", "bubble_filling")
+# Kinds of language models, each drawn as often as it is named; a decoder may have experts.
+LANGUAGES = ("decoder", "decoder", "decoder", "hybrid")
+SPARSE = ("experts", "hybrid", "hybrid")
 
 # What `layout_specs` did so far: specs drawn, and placements that had no room and became another
 # one. It never rejects; a caller that does (say, because `validate` objects) counts that itself.
@@ -201,7 +204,11 @@ def grids_of(
 
 
 def layout_specs(
-    max_ranks: int = 8, *, supported_only: bool = True, kinds: tuple[str, ...] = ()
+    max_ranks: int = 8,
+    *,
+    supported_only: bool = True,
+    kinds: tuple[str, ...] = (),
+    languages: tuple[str, ...] = LANGUAGES,
 ) -> st.SearchStrategy[Spec]:
     """Return a strategy of valid specs with at most `max_ranks` ranks, idle ones included.
 
@@ -209,14 +216,20 @@ def layout_specs(
     it, in any mix; any order of axes; sequence parallelism, sharding, frozen modules, a gap listed
     as idle ranks, phases of k microbatches, dp sizes that do not divide each other.
     `supported_only` leaves cp and pp at 1 and the schedule at 1F1B; otherwise it is one of `kinds`,
-    all of them by default. Nothing is rejected; `DRAWS` counts.
+    all of them by default. `languages` is `LANGUAGES`, or `SPARSE` for models all of which are
+    hybrid, have experts, or both. Nothing is rejected; `DRAWS` counts.
     """
-    return _layout_specs(max_ranks, supported_only, kinds or (() if supported_only else KINDS))
+    kinds = kinds or (() if supported_only else KINDS)
+    return _layout_specs(max_ranks, supported_only, kinds, languages)
 
 
 @st.composite
 def _layout_specs(
-    draw: st.DrawFn, max_ranks: int, supported_only: bool, kinds: tuple[str, ...]
+    draw: st.DrawFn,
+    max_ranks: int,
+    supported_only: bool,
+    kinds: tuple[str, ...],
+    languages: tuple[str, ...],
 ) -> Spec:
     DRAWS["drawn"] += 1
     room = draw(st.sampled_from([*range(1, max_ranks + 1), *[max_ranks] * 2 * max_ranks]))
@@ -229,7 +242,7 @@ def _layout_specs(
     # Small jobs are few but never absent; most faults need several ranks to show.
     least = draw(st.sampled_from([-(-most // 2), 1, -(-most // 2)]))
     sizes = range(least, most + 1)
-    language = draw(_grid(grids_of(sizes, 0, supported_only=supported_only)))
+    language = draw(_grid(grids_of(sizes, 0, supported_only=supported_only), (0, 1, 2, 3)))
     size = prod(language)
     first = draw(st.integers(0, room - size))
     intervals, grids = {"language": range(first, first + size)}, {"language": language}
@@ -239,7 +252,9 @@ def _layout_specs(
         intervals[name], grids[name] = ranks, grid
     order = draw(st.permutations(list(intervals)))
     intervals, idle = draw(_closed(intervals, room))
-    modules = {name: draw(_module(name, grids[name], intervals[name].start)) for name in order}
+    modules = {
+        name: draw(_module(name, grids[name], intervals[name].start, languages)) for name in order
+    }
     if all(module.get("frozen") is True for module in modules.values()):
         del modules["language"]["frozen"]
     in_phases = any(
@@ -298,10 +313,15 @@ def _schedule(draw: st.DrawFn, kinds: tuple[str, ...], pp: int) -> tuple[str, in
 
 
 @st.composite
-def _grid(draw: st.DrawFn, grids: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Draw a grid; half of the time one of the larger ones with dp, else fan-in would be rare."""
-    half = max(map(prod, grids)) / 2
-    wide = tuple(grid for grid in grids if grid[2] > 1 and prod(grid) > half)
+def _grid(
+    draw: st.DrawFn, grids: tuple[tuple[int, ...], ...], axes: tuple[int, ...] = (2,)
+) -> tuple[int, ...]:
+    """Draw a grid; half of the time one of the larger ones that is cut along one of `axes`.
+
+    Fan-in would be rare without those that have dp, pipelines without those that have pp.
+    """
+    half, axis = max(map(prod, grids)) / 2, draw(st.sampled_from(axes))
+    wide = tuple(grid for grid in grids if grid[axis] > 1 and prod(grid) > half)
     return draw(st.sampled_from(draw(st.sampled_from([grids, wide or grids]))))
 
 
@@ -360,7 +380,9 @@ def _closed(
 
 
 @st.composite
-def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Box:
+def _module(
+    draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int, languages: tuple[str, ...]
+) -> Box:
     tp, cp, dp, pp = grid
     seldom = st.sampled_from([False, False, False, True])
     made = box(
@@ -388,8 +410,9 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
         shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
         model |= {"kv_heads": draw(st.sampled_from(shares)), "tied": draw(seldom)}
         model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
-        if draw(seldom):
-            model |= draw(_hybrid(tp * cp, layers))
+        kind = draw(st.sampled_from(languages))
+        if kind == "hybrid":
+            model |= draw(_hybrid(tp * cp, draw(st.integers(max(2, pp), pp + 3))))
             has_experts = "E" in model["pattern"]
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
@@ -397,7 +420,7 @@ def _module(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int) -> Bo
             if draw(seldom):
                 # Of the wavelengths of short heads some stay, some are stretched.
                 model["rope_scaling"] = {"factor": 4.0, "original_max_position_embeddings": 32}
-            has_experts = draw(st.sampled_from([False, False, True]))
+            has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
     elif draw(st.sampled_from(["vit", "audio", "vit"])) == "audio":
@@ -429,11 +452,11 @@ def _experts(
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Draw a grid of experts over tp * others ranks of a stage, and experts that it can split."""
     ranks = tp * others
-    ep = draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
-    split = draw(st.sampled_from([n for n in (1, 1, 2, 3) if ranks // ep % n == 0]))
+    split = draw(st.sampled_from([n for n in (1, 2, 1, 3) if ranks % n == 0]))
+    left = ranks // split
+    ep = draw(st.sampled_from([n for n in range(1, left + 1) if left % n == 0]))
     experts = ep * draw(st.integers(1 if ep > 1 else 2, 3))
-    # With all of them the balance is a constant, whose gradient is rounding alone.
-    top_k = draw(st.integers(1, min(3, experts - 1)))
+    top_k = draw(st.integers(1, min(3, experts)))
     moe = {
         "experts": experts,
         "top_k": top_k,
@@ -443,7 +466,9 @@ def _experts(
         "scale": draw(st.sampled_from([1.0, 2.5])),
         "shared": draw(st.sampled_from([0, 4 * tp])),
         "aux_loss": draw(st.sampled_from([0.5, 0.01, 0.0])),
-        "every": draw(st.integers(1, min(2, layers))),
+        "every": (every := draw(st.integers(1, min(2, layers)))),
+        # The last layer that `every` names has experts in any case.
+        "first_dense": draw(st.integers(0, min(2, layers - layers % every - 1))),
     }
     return {"ep": ep, "tp": split}, moe
 
@@ -451,7 +476,7 @@ def _experts(
 @st.composite
 def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
     """Draw a pattern, and Mamba sizes that tp * cp ranks can split: groups shared or own."""
-    pattern = "".join(draw(st.sampled_from("*-EMMM")) for _ in range(layers))
+    pattern = "".join(draw(st.permutations("MEM*-E")) * 2)[:layers]
     groups = draw(st.sampled_from([1, ranks, 2 * ranks]))
     heads = lcm(ranks, groups) * draw(st.integers(1, 2))
     return {
@@ -492,70 +517,6 @@ def _shuffle(module: Box) -> int:
     """Side of the square of patches that becomes one row of an encoder."""
     side: int = module["model"].get("shuffle", 1)
     return side
-
-
-def features(made: Spec) -> set[str]:
-    """Name what a spec covers: placements, axes, fan, k, frozen and text-only modules."""
-    from mimo_launch.layout.layout import build_layout
-    from mimo_launch.layout.owners import replicas_that_share
-
-    layout = build_layout(made)
-    language = layout.language
-    found = {f"encoders {len(layout.encoders)}", made.schedule.kind}
-    found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
-    found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
-    found |= {"idle ranks"} if made.idle_ranks is not None else set()
-    found |= {"packed documents"} if made.data.max_documents > 1 else set()
-    found |= {"packed records"} if made.data.packing else set()
-    found |= {"several images"} if made.data.max_images > 1 else set()
-    for encoder in made.encoders.values():
-        model, joined = encoder.model, encoder.model.patches_per_row > 1
-        if model.kind == "vit":
-            found |= {"pixel shuffle"} if joined else set()
-            found |= {f"{model.positions} positions, {model.projector} projector"}
-            found |= {"class token"} if model.class_token else set()
-            found |= {"no final norm"} if not model.final_norm else set()
-        else:
-            found |= {model.kind, f"{model.kind}, {model.projector} projector"}
-            found |= {"frame stacking"} if joined else set()
-            found |= {"clips of one length"} if model.fixed_length else set()
-    found |= {"tied"} if made.language.model.tied else set()
-    if made.language.model.kind == "hybrid":
-        names = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers", "E": "experts"}
-        found |= {"hybrid", *(f"hybrid, {names[each]}" for each in made.language.model.pattern)}
-    else:
-        found |= {"query, key and value biases"} if made.language.model.qkv_bias else set()
-        found |= {"positions on three axes"} if made.language.model.mrope else set()
-    experts = language.experts
-    if experts is not None:
-        found |= {"experts", f"experts, {made.language.model.moe.score}"}
-        found |= {"ep > 1"} if experts.size("ep") > 1 else set()
-        found |= {"split experts"} if experts.size("tp") > 1 else set()
-        found |= {"replicas of experts"} if experts.size("dp") > 1 else set()
-        found |= {"shared expert"} if made.language.model.moe.shared else set()
-    found |= {"text only"} if made.data.text_only == 1 else set()
-    found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
-    for name, module in made.modules.items():
-        found |= {"sequence parallel"} if layout[name].sequence_parallel else set()
-        found |= {"full sharding"} if module.sharding == "full" else set()
-        found |= {"other order"} if module.order != AXES else set()
-        role = "language" if name == "language" else "encoder"
-        found |= {f"frozen {role}"} if module.frozen is True else set()
-        found |= {"frozen except projector"} if module.frozen == "except_projector" else set()
-        found |= {"recompute"} if module.recompute == "full" else set()
-    for encoder in layout.encoders:
-        mine, theirs = set(encoder.grid.ranks), set(language.grid.ranks)
-        placement = "colocated" if mine == theirs else "overlap" if mine & theirs else "disjoint"
-        found |= {placement}
-        num, dp = encoder.grid.size("dp"), language.grid.size("dp")
-        found |= {"fan-in" if num > dp else "fan-out" if num < dp else "one-to-one"}
-        found |= {"uneven dp"} if num % dp and dp % num else set()
-        found |= {"samples move"} if replicas_that_share(layout, encoder) > 1 else set()
-        if encoder.in_phases:
-            more = layout.samples.microbatches > encoder.group_size
-            found |= {"several groups"} if more else {"one group"}
-            found |= {"k > 1"} if encoder.group_size > 1 else set()
-    return found
 
 
 def brief(made: Spec) -> str:

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from tests.support.features import features
 from tests.support.simulated import broken_rules
-from tests.support.specs import DRAWS, brief, features, layout_specs
+from tests.support.specs import DRAWS, brief, layout_specs
 
 from mimo_launch.spec.model import Spec
 

@@ -2,46 +2,67 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from tests.support.features import features
 from tests.support.proof import failures, verdicts
-from tests.support.specs import brief, features, layout_specs
+from tests.support.specs import SPARSE, brief, layout_specs
 
 from mimo_launch.spec.model import Spec
 
 NUM_SPECS = int(os.environ.get("SWEEP_SPECS", "300"))
+NUM_SPARSE = int(os.environ.get("SWEEP_SPARSE_SPECS", "100"))
 SEED = int(os.environ.get("SWEEP_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
-SEEN: Counter[str] = Counter()
+SEEN: dict[str, Counter[str]] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def coverage_table():
-    """Print the seed and what the specs of this run covered."""
+    """Print the seed and what the specs of each test covered."""
     print(f"\nSWEEP_SEED={SEED} repeats this run")
     yield
-    total = SEEN["specs"]
-    print(f"\n{total} specs, share of them with each feature:")
-    for feature, count in sorted(SEEN.items()):
-        print(f"  {feature:32} {count:5} {count / max(1, total):6.1%}")
+    for models, seen in SEEN.items():
+        total = seen["specs"]
+        print(f"\n{models}: {total} specs, share of them with each feature:")
+        for feature, count in sorted(seen.items()):
+            print(f"  {feature:32} {count:5} {count / max(1, total):6.1%}")
+
+
+def of_this_run(num_specs: int) -> Callable[[Callable[[Spec], None]], Callable[[Spec], None]]:
+    """Let a test draw so many specs from the seed of this run, and stop at the first failure."""
+    chosen = settings(
+        max_examples=num_specs,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(SEED)(chosen(test))
+
+
+def prove(models: str, spec: Spec) -> None:
+    """Count what a spec covers, and compare it with the one-rank run."""
+    SEEN.setdefault(models, Counter()).update(["specs", *features(spec)])
+    failed = failures(verdicts(spec))
+    assert not failed, f"{brief(spec)}\n" + "\n".join(failed[:10])
 
 
 @pytest.mark.sweep
-@seed(SEED)
-@settings(
-    max_examples=NUM_SPECS,
-    deadline=None,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+@of_this_run(NUM_SPECS)
 @given(spec=layout_specs(8, supported_only=False))
 def test_random_layouts_compute_the_one_rank_gradients(spec: Spec) -> None:
     """Loss, norms, every gradient and the update of a random layout equal the oracle's.
 
     A rank that hangs for 60 s is a failure.
     """
-    SEEN["specs"] += 1
-    SEEN.update(features(spec))
-    failed = failures(verdicts(spec))
-    assert not failed, f"{brief(spec)}\n" + "\n".join(failed[:10])
+    prove("any model", spec)
+
+
+@pytest.mark.sweep
+@of_this_run(NUM_SPARSE)
+@given(spec=layout_specs(8, supported_only=False, languages=SPARSE))
+def test_random_hybrid_and_expert_models_compute_the_one_rank_gradients(spec: Spec) -> None:
+    """The same of language models that are hybrid, have experts, or both."""
+    prove("hybrid and experts", spec)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.support import simulated
+from tests.support.features import features
 from tests.support.simulated import broken_rules
-from tests.support.specs import KINDS, box, brief, features, layout_specs, spec
+from tests.support.specs import KINDS, box, brief, layout_specs, spec
 
 from mimo_launch.layout.routing import route
 from mimo_launch.schedule.actions import Kind

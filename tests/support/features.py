@@ -1,0 +1,97 @@
+"""What random specs cover, for tables of coverage. Imports no torch."""
+
+from tests.support.specs import AXES
+
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.owners import replicas_that_share
+from mimo_launch.spec.model import HybridModel, Spec
+
+LETTERS = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers", "E": "experts"}
+
+
+def features(made: Spec) -> set[str]:
+    """Name what a spec covers: placements, axes, fan, k, frozen and text-only modules, models."""
+    layout = build_layout(made)
+    found = {f"encoders {len(layout.encoders)}", made.schedule.kind}
+    found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
+    found |= {"4 or more ranks"} if layout.world_size >= 4 else set()
+    found |= {"idle ranks"} if made.idle_ranks is not None else set()
+    found |= {"packed documents"} if made.data.max_documents > 1 else set()
+    found |= {"packed records"} if made.data.packing else set()
+    found |= {"several images"} if made.data.max_images > 1 else set()
+    found |= {"text only"} if made.data.text_only == 1 else set()
+    found |= {"mixed text"} if 0 < made.data.text_only < 1 else set()
+    for name, module in made.modules.items():
+        found |= {"sequence parallel"} if layout[name].sequence_parallel else set()
+        found |= {"full sharding"} if module.sharding == "full" else set()
+        found |= {"other order"} if module.order != AXES else set()
+        role = "language" if name == "language" else "encoder"
+        found |= {f"frozen {role}"} if module.frozen is True else set()
+        found |= {"frozen except projector"} if module.frozen == "except_projector" else set()
+        found |= {"recompute"} if module.recompute == "full" else set()
+    return found | _of_encoders(made) | _of_placements(layout) | _of_language(made, layout)
+
+
+def _of_encoders(made: Spec) -> set[str]:
+    found: set[str] = set()
+    for encoder in made.encoders.values():
+        model, joined = encoder.model, encoder.model.patches_per_row > 1
+        if model.kind == "vit":
+            found |= {"pixel shuffle"} if joined else set()
+            found |= {f"{model.positions} positions, {model.projector} projector"}
+            found |= {"class token"} if model.class_token else set()
+            found |= {"no final norm"} if not model.final_norm else set()
+        else:
+            found |= {model.kind, f"{model.kind}, {model.projector} projector"}
+            found |= {"frame stacking"} if joined else set()
+            found |= {"clips of one length"} if model.fixed_length else set()
+    return found
+
+
+def _of_placements(layout: Layout) -> set[str]:
+    found: set[str] = set()
+    language = layout.language
+    for encoder in layout.encoders:
+        mine, theirs = set(encoder.grid.ranks), set(language.grid.ranks)
+        placement = "colocated" if mine == theirs else "overlap" if mine & theirs else "disjoint"
+        found |= {placement}
+        num, dp = encoder.grid.size("dp"), language.grid.size("dp")
+        found |= {"fan-in" if num > dp else "fan-out" if num < dp else "one-to-one"}
+        found |= {"uneven dp"} if num % dp and dp % num else set()
+        found |= {"samples move"} if replicas_that_share(layout, encoder) > 1 else set()
+        if encoder.in_phases:
+            more = layout.samples.microbatches > encoder.group_size
+            found |= {"several groups"} if more else {"one group"}
+            found |= {"k > 1"} if encoder.group_size > 1 else set()
+    return found
+
+
+def _of_language(made: Spec, layout: Layout) -> set[str]:
+    module, model, grid = made.language, made.language.model, layout.language.grid
+    found = {f"language {axis} > 1" for axis in AXES if grid.size(axis) > 1}
+    found |= {"tied"} if model.tied else set()
+    if isinstance(model, HybridModel):
+        found |= {"hybrid", *(f"hybrid, {LETTERS[each]}" for each in model.pattern)}
+        if "M" in model.pattern:
+            found |= {f"Mamba over {axis}" for axis in ("tp", "cp") if grid.size(axis) > 1}
+            found |= (
+                {"Mamba groups shared over tp"} if model.mamba.groups < grid.size("tp") else set()
+            )
+    else:
+        found |= {"query, key and value biases"} if model.qkv_bias else set()
+        found |= {"positions on three axes"} if model.mrope else set()
+    experts, moe = layout.language.experts, model.moe
+    if experts is None or moe is None:
+        return found
+    found |= {"experts", f"experts, {moe.score}"}
+    found |= {"ep > 1"} if experts.size("ep") > 1 else set()
+    found |= {"split experts"} if experts.size("tp") > 1 else set()
+    found |= {"replicas of experts"} if experts.size("dp") > 1 else set()
+    found |= {"shared expert"} if moe.shared else set()
+    found |= {"every expert chosen"} if moe.top_k == moe.experts else set()
+    found |= {"experts, full sharding"} if module.sharding == "full" else set()
+    found |= {"experts, recompute"} if module.recompute == "full" else set()
+    found |= {"experts, frozen"} if module.frozen is True else set()
+    cuts = [range(s.first_layer, s.first_layer + s.num_layers) for s in layout.language.stages]
+    have = [any(model.has_experts(layer) for layer in layers) for layers in cuts]
+    return found | ({"stages without experts"} if not all(have) else set())
