@@ -69,11 +69,30 @@ def test_a_bench_on_two_ranks(tmp_path: Path) -> None:
         assert min(shares.values()) >= 0
         assert shares["compute"] > 0.3
         assert min(shares["gradient_sync"], shares["optimizer"]) > 0
-        assert shares["p2p"] == 0
+        assert shares["p2p"] == shares["all_to_all"] == 0
         assert 50e6 < rank["memory"]["resident"] < 50e9
         assert rank["memory"]["allocated"] is None
         assert 0 < rank["memory"]["estimated_allocated"] < rank["memory"]["estimated_total"]
         assert rank["estimated_bubble"] is None
+
+
+def test_tokens_that_travel_to_experts(tmp_path: Path) -> None:
+    """The share of all-to-alls is there, in the record and in a column, where experts are."""
+    experts = (
+        str(ROOT / "topologies" / "experts_ep4.yaml"), *TWO_RANKS[:-4],
+        "--set", "modules.language.ranks=0-1", "--set", "modules.language.grid.pp=1",
+        "--set", "modules.language.grid.dp=1", "--set", "modules.language.experts.ep=2",
+        "--steps", "2", "--warmup", "0",
+    )  # fmt: skip
+    code, out, err = bench(tmp_path, *experts).finish()
+    assert code == 0, err
+    assert "compute ┃ all-to-all ┃ bridge" in out
+    run = tmp_path / "runs" / "bench" / "experts-ep4"
+    record = json.loads((run / "bench.json").read_text())
+    for rank in record["ranks"]:
+        assert min(rank["shares"]["all_to_all"], rank["shares"]["compute"]) > 0
+        assert sum(rank["shares"].values()) == pytest.approx(1)
+        assert min(rank["shares"].values()) >= 0
 
 
 def test_tables_and_a_comparison(tmp_path: Path) -> None:
@@ -89,6 +108,7 @@ def test_tables_and_a_comparison(tmp_path: Path) -> None:
     for words in ("timed steps", "grad sync", "bubble", "resident", "MFLOP", "  step time x "):
         assert words in out, words
     assert "plan, in all" not in out, "the plan counts memory of a GPU"
+    assert "all-to-all" not in out, "there are no experts"
     assert (tmp_path / "runs" / "bench" / "tiny.1" / "bench.json").exists()
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from tests.support.gpu_ranks import SIZES
 from tests.support.specs import box, spec
 
+from mimo_launch.comm.clock import Section, StepClock
 from mimo_launch.grids.world import device_for
 from mimo_launch.plan.calibration import Calibration
-from mimo_launch.runtime.clock import Section, StepClock
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.calibrate import calibrate
 from mimo_launch.train.bench.measure import bench

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
+from mimo_launch.comm.clock import Meeting, Noted, Section
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.runtime.clock import Noted, Section
 from mimo_launch.schedule.actions import parse_program
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
@@ -19,15 +19,19 @@ from mimo_launch.train.bench.summary import Measured, aligned
 
 CASES = settings(max_examples=25, deadline=None)
 PAIR = spec({"vision": box(0), "language": box(1)})
-Times = tuple[tuple[str | Section, float, float], ...]
+Times = tuple[tuple[str | Section | Meeting, float, float], ...]
 
 
-def noted(*times: tuple[str | Section, float, float]) -> list[Noted]:
+def noted(*times: tuple[str | Section | Meeting, float, float]) -> list[Noted]:
     """Return what a clock notes, slots written as in programs."""
     return [
-        (what if isinstance(what, Section) else parse_program(what)[0], start, end)
+        (parse_program(what)[0] if is_slot(what) else what, start, end)  # type: ignore[arg-type]
         for what, start, end in times
     ]
+
+
+def is_slot(what: str | Section | Meeting) -> bool:
+    return isinstance(what, str) and not isinstance(what, Section)
 
 
 def pair(late: float = 0.0) -> list[list[Noted]]:
@@ -61,7 +65,7 @@ def pair(late: float = 0.0) -> list[list[Noted]]:
 def test_a_step_by_hand() -> None:
     by_rank = [steps_of(each) for each in pair()]
     vision, language = shares_of(build_layout(PAIR), by_rank)
-    expected = {"compute": 5, "bridge": 1, "p2p": 0, "gradient_sync": 1}
+    expected = {"compute": 5, "all_to_all": 0, "bridge": 1, "p2p": 0, "gradient_sync": 1}
     for shares, rest in (
         (vision, {"optimizer": 1, "idle": 7}),
         (language, {"optimizer": 2, "idle": 6}),
@@ -69,6 +73,38 @@ def test_a_step_by_hand() -> None:
         assert {k: v * 15 for k, v in asdict(shares).items()} == pytest.approx(expected | rest)
     # The programs take 12 s from the first start to the last end, 5 s of which each computes.
     assert bubbles_of(by_rank) == pytest.approx([7 / 12, 7 / 12])
+
+
+def test_who_comes_first_where_tokens_travel_waits() -> None:
+    """Each meeting takes as long as on the rank that came last; its other ranks were idle."""
+    pair, other = Meeting((0, 1)), Meeting((2, 3))
+    layout = build_layout(spec({"language": box(0, dp=4)}))
+
+    def rank(meeting: Meeting, *spans: tuple[float, float], shift: float = 0.0) -> Times:
+        return (
+            *((meeting, shift + start, shift + end) for start, end in spans),
+            ("language.0F0", shift + 0, shift + 10),
+            (Section.STEP, shift + 0, shift + 10),
+        )
+
+    # Clocks of ranks may differ. In the second meeting the other rank is late.
+    times = (
+        rank(pair, (1, 5), (6, 7)),
+        rank(pair, (3, 5), (5.5, 7), shift=100),
+        rank(other, (1, 9), (9, 10)),
+        rank(other, (1, 9), (9.5, 10)),
+    )
+    # Two steps, so that meetings are counted anew in each.
+    by_rank = [steps_of(noted(*each, *each)) for each in times]
+    first, second, third, last = (
+        [10 * each for each in (s.compute, s.all_to_all, s.idle)]
+        for s in shares_of(layout, [steps[:1] for steps in by_rank])
+    )
+    assert first == pytest.approx([5, 2 + 1, 2])
+    assert second == pytest.approx([6.5, 2 + 1, 0.5])
+    assert third == pytest.approx([1, 8 + 0.5, 0.5])
+    assert last == pytest.approx([1.5, 8 + 0.5, 0])
+    assert by_rank[0][0].meetings == by_rank[0][1].meetings
 
 
 def test_what_lies_between_steps_is_idle_and_part_of_the_step_it_leads_to() -> None:

@@ -17,6 +17,7 @@ from mimo_launch.train.events import CalibrationFinished
 MAX_RANKS = 64
 _SHARES = {
     "compute": "compute",
+    "all_to_all": "all-to-all",
     "bridge": "bridge",
     "p2p": "P2P",
     "gradient_sync": "grad sync",
@@ -73,9 +74,12 @@ def _speed(record: Record) -> Table:
 
 
 def _time_of_ranks(record: Record) -> Table:
-    table = Table("rank", *_SHARES.values(), "bubble", "plan")
+    # Tokens travel where there are experts.
+    travels = any(rank["shares"]["all_to_all"] for rank in record["ranks"])
+    names = [name for name in _SHARES if travels or name != "all_to_all"]
+    table = Table("rank", *(_SHARES[name] for name in names), "bubble", "plan")
     for rank in record["ranks"][:MAX_RANKS]:
-        shares = [rank["shares"][name] for name in _SHARES]
+        shares = [rank["shares"][name] for name in names]
         bubbles = [rank["bubble"], rank["estimated_bubble"]]
         table.add_row(str(rank["rank"]), *map(_share, [*shares, *bubbles]))
     return table

@@ -1,6 +1,6 @@
 """Moves tokens between ranks that hold unequal numbers of them, each way the other's adjoint.
 
-Decides: the collectives under a mixture of experts.
+Decides: the collectives under a mixture of experts, each of which the clock of the step notes.
 Relies on: sizes that the host knows; `collectives` for uneven shards.
 Leaves: which tokens go where to `parallel.dispatch`.
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mimo_launch.comm.clock import StepClock
 from mimo_launch.comm.collectives import (
     all_gather,
     all_gather_uneven,
@@ -26,38 +27,49 @@ Sizes = tuple[int, ...]
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
-        ctx.send, ctx.receive, ctx.group = send, receive, group
-        return all_to_all_uneven(x, send, receive, group)
+    def forward(
+        ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group, clock: StepClock
+    ) -> Tensor:
+        ctx.send, ctx.receive, ctx.group, ctx.clock = send, receive, group, clock
+        with clock.meeting(group):
+            return all_to_all_uneven(x, send, receive, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return all_to_all_uneven(grad, ctx.receive, ctx.send, ctx.group), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        with ctx.clock.meeting(ctx.group):
+            back = all_to_all_uneven(grad, ctx.receive, ctx.send, ctx.group)
+        return back, None, None, None, None
 
 
 class _GatherUneven(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return all_gather_uneven(x, sizes, group)
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+        ctx.sizes, ctx.group, ctx.clock = sizes, group, clock
+        with clock.meeting(group):
+            return all_gather_uneven(x, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        with ctx.clock.meeting(ctx.group):
+            return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None, None
 
 
 class _ScatterUneven(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return reduce_scatter_uneven(x, sizes, group)
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+        ctx.sizes, ctx.group, ctx.clock = sizes, group, clock
+        with clock.meeting(group):
+            return reduce_scatter_uneven(x, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        with ctx.clock.meeting(ctx.group):
+            return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None, None
 
 
-def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
+def exchange_tokens(
+    x_rD: Tensor, send: Sizes, receive: Sizes, group: Group, clock: StepClock
+) -> Tensor:
     """Send rows to each rank of `group` in turn and return what they sent, in their order.
 
     Shapes: [sum(send), D] -> [sum(receive), D]. Gradient: the same exchange, back. Traffic: an
@@ -65,29 +77,29 @@ def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> 
     """
     if group.handle is None:
         return x_rD
-    out: Tensor = _Exchange.apply(x_rD, send, receive, group)  # type: ignore[no-untyped-call]
+    out: Tensor = _Exchange.apply(x_rD, send, receive, group, clock)  # type: ignore[no-untyped-call]
     return out
 
 
-def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
+def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
     """Return the rows of all ranks, each of which then computes a part of a product with them.
 
     Shapes: [sizes[index], D] -> [sum(sizes), D]. Gradient: summed over `group`, own rows kept.
     """
     if group.handle is None:
         return x_rD
-    out: Tensor = _GatherUneven.apply(x_rD, sizes, group)  # type: ignore[no-untyped-call]
+    out: Tensor = _GatherUneven.apply(x_rD, sizes, group, clock)  # type: ignore[no-untyped-call]
     return out
 
 
-def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
+def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
     """Sum partial outputs for the rows of all ranks, and keep those of this one.
 
     Shapes: [sum(sizes), D] -> [sizes[index], D]. Gradient: all-gather.
     """
     if group.handle is None:
         return x_RD
-    out: Tensor = _ScatterUneven.apply(x_RD, sizes, group)  # type: ignore[no-untyped-call]
+    out: Tensor = _ScatterUneven.apply(x_RD, sizes, group, clock)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimo_launch.comm.clock import StepClock
 from mimo_launch.comm.finite import FiniteFlag
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
@@ -80,9 +81,11 @@ def compute_dtype(precision: str) -> torch.dtype:
 
 
 def build_modules(
-    spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False
+    spec: Spec, layout: Layout, grids: GridSet, clock: StepClock, *, randomise: bool = False
 ) -> dict[str, RankModule]:
     """Return this rank's modules by name, initialised by (seed, name) and sharded.
+
+    `clock` will note when tokens travel to experts.
 
     Ranks: collective over the dp x cp group of each module, in the order of the layout.
     """
@@ -98,6 +101,7 @@ def build_modules(
             compiled=_compiles(spec, module.name, grids.device),
             owner=module.name,
             backend=spec.modules[module.name].backend,
+            clock=clock,
             **_expert_groups(module, grids),
         )
         sharding = spec.modules[module.name].sharding

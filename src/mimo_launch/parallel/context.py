@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.autograd import enter_tp, exit_tp, gather_tokens, scatter_tokens
+from mimo_launch.comm.clock import StepClock
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.added_loss import LossMeter
@@ -44,7 +45,7 @@ class ParallelContext:
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
     provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
-    `meter` adds up the losses that balance their load.
+    `meter` adds up the losses that balance their load, `clock` notes when tokens travel.
     """
 
     tp: Group = SINGLE
@@ -59,6 +60,7 @@ class ParallelContext:
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
     meter: LossMeter | None = None
+    clock: StepClock = field(default_factory=lambda: StepClock(torch.device("cpu")))
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""

@@ -54,8 +54,9 @@ def plan_trip(context: ParallelContext, experts_nk: Tensor, num_experts: int) ->
     ep, tp = context.ep, context.expert_tp
     chosen = experts_nk.flatten()
     counts_E = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
-    theirs = exchange_counts(counts_E, ep, tp)
-    sent, *blocks = _on_host(counts_E.view(ep.size, -1), theirs)
+    with context.clock.meeting(ep, tp):
+        theirs = exchange_counts(counts_E, ep, tp)
+        sent, *blocks = _on_host(counts_E.view(ep.size, -1), theirs)
     num_own = num_experts // ep.size
     by_source = [[sum(row) for row in block] for block in blocks]
     counts = [sum(row[own] for block in blocks for row in block) for own in range(num_own)]
@@ -85,15 +86,16 @@ def to_experts(x_nD: Tensor, trip: Trip, context: ParallelContext) -> Tensor:
     """
     num_choices = trip.order.shape[0] // max(1, x_nD.shape[0])
     copies = x_nD.repeat_interleave(num_choices, dim=0)[trip.order]
-    received = exchange_tokens(copies, trip.send, trip.receive, context.ep)
-    return gather_uneven_tokens(received, trip.gathered, context.expert_tp)[trip.arrival]
+    clock = context.clock
+    received = exchange_tokens(copies, trip.send, trip.receive, context.ep, clock)
+    return gather_uneven_tokens(received, trip.gathered, context.expert_tp, clock)[trip.arrival]
 
 
 def from_experts(y_MD: Tensor, trip: Trip, context: ParallelContext) -> Tensor:
     """Return the answers to this rank's tokens, [n * k, D], those to one token side by side."""
-    answers = y_MD[_inverse(trip.arrival)]
-    summed = scatter_uneven_tokens(answers, trip.gathered, context.expert_tp)
-    returned = exchange_tokens(summed, trip.receive, trip.send, context.ep)
+    answers, clock = y_MD[_inverse(trip.arrival)], context.clock
+    summed = scatter_uneven_tokens(answers, trip.gathered, context.expert_tp, clock)
+    returned = exchange_tokens(summed, trip.receive, trip.send, context.ep, clock)
     return returned[_inverse(trip.order)]
 
 

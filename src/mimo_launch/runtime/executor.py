@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from mimo_launch.comm.clock import StepClock
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -19,7 +20,6 @@ from mimo_launch.modules.build import RankModule
 from mimo_launch.modules.sharding import fsdp_modules
 from mimo_launch.parallel.masks import zigzag_positions
 from mimo_launch.runtime.bridges import Bridge
-from mimo_launch.runtime.clock import StepClock
 from mimo_launch.runtime.compute import Stages, StepState
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.inputs import StepInputs
@@ -40,11 +40,11 @@ class Executor:
         *,
         dtype: torch.dtype,
         where: Whereabouts,
+        clock: StepClock,
     ) -> None:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
-        self.where = where
+        self.where, self.clock = where, clock
         self.layout, self.grids, self.modules = layout, grids, modules
-        self.clock = StepClock(grids.device)
         self.bridges = {
             encoder.name: Bridge(
                 layout,

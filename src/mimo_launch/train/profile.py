@@ -1,7 +1,7 @@
 """Measures when each action of a step ran, in the form in which `plan` draws its timeline.
 
 Decides: which steps are measured and where their files go.
-Relies on: `runtime.clock` noting every slot; the clock of one host, which all share.
+Relies on: `comm.clock` noting every slot; the clock of one host, which all share.
 Leaves: drawing to `plan.svg` and `plan.trace`.
 
 A transfer lasts from when its rank is ready to when it goes on.

@@ -11,6 +11,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm.clock import Section, StepClock
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.warm import warm
 from mimo_launch.grids.grid_set import GridSet
@@ -27,7 +28,6 @@ from mimo_launch.optimizer.totals import PendingTotals, reduce_totals
 from mimo_launch.parallel.segments import DeclaredParameter
 from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.timeline import proven
-from mimo_launch.runtime.clock import Section
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.inputs import StepInputs
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
@@ -75,7 +75,8 @@ class RankSession:
         )
         warm(self.grids, channels_of(self.layout, self.rank, self.program))
         self.where.enter(Phase.BUILDING)
-        self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
+        clock = StepClock(self.device)
+        self.modules = build_modules(spec, self.layout, self.grids, clock, randomise=randomise)
         self.executor = Executor(
             spec,
             self.layout,
@@ -83,6 +84,7 @@ class RankSession:
             self.modules,
             dtype=compute_dtype(spec.train.precision),
             where=self.where,
+            clock=clock,
         )
         self.updates = Updates(spec, self.modules)
         # This rank's losses of the last step by microbatch, for `numbers` to look at if it is bad.

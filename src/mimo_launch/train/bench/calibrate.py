@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm.clock import Section
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import CostModel
 from mimo_launch.plan.report import build_report
 from mimo_launch.plan.workload import workload
-from mimo_launch.runtime.clock import Section
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.model import Spec

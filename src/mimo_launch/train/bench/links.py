@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm.clock import Section, StepClock
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import ModuleLayout
@@ -19,7 +20,6 @@ from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.modules.build import compute_dtype
 from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.plan.workload import row_bytes, widths, workload
-from mimo_launch.runtime.clock import Section, StepClock
 from mimo_launch.schedule.channels import Channel, channels_of
 from mimo_launch.train.bench.rates import REPEATS, seconds_of
 from mimo_launch.train.session import RankSession

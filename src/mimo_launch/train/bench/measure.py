@@ -1,7 +1,7 @@
 """Times steps of a spec: the very steps that `train` runs, on samples that are in memory.
 
 Decides: what is timed and when it begins.
-Relies on: `step` for steps, `runtime.clock` for times.
+Relies on: `step` for steps, `comm.clock` for times.
 Leaves: what follows from the times to `summary`, the constants of `plan` to `calibrate`.
 """
 
@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 import torch.distributed as dist
 
+from mimo_launch.comm.clock import Section
 from mimo_launch.comm.objects import gather_objects
 from mimo_launch.plan.report import build_report
-from mimo_launch.runtime.clock import Section
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.train.bench.machine import (
     device_name,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.comm.clock import Section, StepClock
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.nominal import nominal_data_plan
@@ -26,7 +27,6 @@ from mimo_launch.parallel.local import local_tensor
 from mimo_launch.parallel.masks import image_mask
 from mimo_launch.plan.estimate_flops import forward_flops
 from mimo_launch.plan.workload import Workload, workload
-from mimo_launch.runtime.clock import Section, StepClock
 from mimo_launch.spec.model import LanguageModel, TransformerEncoder
 from mimo_launch.train.session import RankSession
 

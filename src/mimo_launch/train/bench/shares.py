@@ -1,25 +1,30 @@
 """Where the time of measured steps went, per rank: what the timelines of all ranks say together.
 
 Decides: what counts as work, as moving data and as waiting.
-Relies on: `runtime.clock` for times; the layout for who waits for whom.
+Relies on: `comm.clock` for times; the layout for who waits for whom.
 Leaves: measuring to `measure`, showing to `cli`.
 
 A rank that waits in a transfer cannot know how long its data were on the way. The timeline of its
 peer tells: before the peer was ready to send, the rank waited; after that, data moved. A rank waits
 in a collective until the last of its ranks is there. What no span covers is waiting, too: for the
 host, or for sends to leave. Waiting inside a forward or backward (of tp ranks, or of FSDP for
-weights and gradients) cannot be told from computing and counts as that.
+weights and gradients) cannot be told from computing and counts as that, but for meetings where
+tokens travel to experts: the rank that spends the shortest time in one has come last, so that is
+how long data moved, and the others waited for the rest.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from mimo_launch.comm.clock import Meeting, Noted, Section
 from mimo_launch.layout.layout import Layout
-from mimo_launch.runtime.clock import Noted, Section
 from mimo_launch.schedule.actions import Action, Slot
 from mimo_launch.schedule.channels import channels, component_of, is_sender, message
 
 Span = tuple[float, float]
+# Who meets, and how often they have met in the step.
+_Named = tuple[Meeting, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class Shares:
     """Shares of a rank's time; their sum is 1."""
 
     compute: float
+    all_to_all: float
     bridge: float
     p2p: float
     gradient_sync: float
@@ -36,9 +42,13 @@ class Shares:
 
 @dataclass(slots=True)
 class RankStep:
-    """One step of one rank: its slots in order, its sections, and its end."""
+    """One step of one rank: its slots in order, meetings inside them, its sections, and its end.
+
+    Meetings have their seconds, and a name that is the same on all ranks that meet.
+    """
 
     slots: list[tuple[Slot, float, float]] = field(default_factory=list)
+    meetings: list[tuple[_Named, float]] = field(default_factory=list)
     sections: dict[Section, Span] = field(default_factory=dict)
 
     @property
@@ -49,8 +59,12 @@ class RankStep:
 
 def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
     """Return the steps that a clock has noted, all times later by `shift`."""
-    steps, step = [], RankStep()
+    steps, step, times = [], RankStep(), Counter[Meeting]()
     for what, start, end in noted:
+        if isinstance(what, Meeting):
+            times[what] += 1
+            step.meetings.append(((what, times[what]), end - start))
+            continue
         if not isinstance(what, Section):
             step.slots.append((what, start + shift, end + shift))
             continue
@@ -58,6 +72,7 @@ def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
         if what is Section.STEP:  # The last to end.
             steps.append(step)
             step = RankStep()
+            times.clear()
     return steps
 
 
@@ -75,10 +90,13 @@ def shares_of(layout: Layout, by_rank: Sequence[Sequence[RankStep]]) -> list[Sha
     """Return the shares of each rank over all steps."""
     spent = [dict.fromkeys((item.name for item in fields(Shares)), 0.0) for _ in by_rank]
     for steps in zip(*by_rank, strict=True):
-        ready = _ready(layout, steps)
+        ready, shortest = _ready(layout, steps), _shortest(steps)
         for rank, step in enumerate(steps):
             for slot, start, end in step.slots:
                 _count_slot(layout, rank, slot, (start, end), ready, spent[rank])
+            for name, seconds in step.meetings:
+                spent[rank]["compute"] -= seconds
+                spent[rank]["all_to_all"] += shortest[name]
             _count_sections(layout, rank, steps, spent[rank])
     return [
         _as_shares(seconds, steps[-1].span[1] - steps[0].span[0])
@@ -118,6 +136,15 @@ def _ready(layout: Layout, steps: Sequence[RankStep]) -> _Ready:
                     for channel in channels(layout, rank, action):
                         ready[channel, message(action)] = start
     return ready
+
+
+def _shortest(steps: Sequence[RankStep]) -> dict[_Named, float]:
+    """Return the shortest time that any of its ranks was in each meeting."""
+    shortest: dict[_Named, float] = {}
+    for step in steps:
+        for name, seconds in step.meetings:
+            shortest[name] = min(seconds, shortest.get(name, seconds))
+    return shortest
 
 
 def _count_slot(

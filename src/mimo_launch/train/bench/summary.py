@@ -8,11 +8,11 @@ Leaves: measuring to `measure`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mimo_launch.comm.clock import Noted
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_rows import Estimates
-from mimo_launch.runtime.clock import Noted
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.flops import step_flops
 from mimo_launch.train.bench.result import Memory, RankResult, Speed

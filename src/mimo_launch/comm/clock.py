@@ -3,17 +3,20 @@
 Decides: what a time is: on a processor when a call was made and returned, on a GPU when the stream
 that computes came to it, since the host runs ahead of the GPU.
 Relies on: one clock for all ranks of a host; CUDA events, which cost a few microseconds each.
-Leaves: which parts of a step are noted to the executor and the session, reading it to `train`.
+Leaves: which parts of a step are noted to the executor, the session and `dispatch`, reading it to
+`train`.
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 
+from mimo_launch.grids.grid_set import Group
 from mimo_launch.schedule.actions import Slot
 
 
@@ -26,8 +29,16 @@ class Section(StrEnum):
     UPDATE = "update"
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A collective inside of a slot, in which these ranks bring tokens to experts or back."""
+
+    ranks: tuple[int, ...]
+
+
+What = Slot | Section | Meeting
 # What ran, and when it started and ended, in seconds of the host's clock.
-Noted = tuple[Slot | Section, float, float]
+Noted = tuple[What, float, float]
 _Instant = Any  # A host time in seconds, or a torch.cuda.Event.
 
 
@@ -36,7 +47,7 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._noted: list[tuple[Slot | Section, _Instant, _Instant]] | None = None
+        self._noted: list[tuple[What, _Instant, _Instant]] | None = None
         self._origin: tuple[float, _Instant] = (0.0, 0.0)  # One moment on both clocks.
 
     def start(self) -> float:
@@ -48,7 +59,7 @@ class StepClock:
         return self._origin[0]
 
     @contextmanager
-    def span(self, what: Slot | Section) -> Iterator[None]:
+    def span(self, what: What) -> Iterator[None]:
         """Note what happens inside, if it ends well."""
         if self._noted is None:
             yield
@@ -56,6 +67,11 @@ class StepClock:
         begin = self._now()
         yield
         self._noted.append((what, begin, self._now()))
+
+    def meeting(self, *groups: Group) -> AbstractContextManager[None]:
+        """Note what happens inside as a meeting of the first group of several ranks, if any."""
+        several = next((group for group in groups if group.size > 1), None)
+        return nullcontext() if several is None else self.span(Meeting(several.ranks))
 
     def stop(self) -> list[Noted]:
         """Return what was noted since `start`, in the order of ends; waits for the GPU."""
