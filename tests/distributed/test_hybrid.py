@@ -51,6 +51,18 @@ def test_a_hybrid_model_is_that_of_one_rank(name: str) -> None:
     assert failures(verdicts(made)) == []
 
 
+def test_one_head_whose_time_steps_would_all_be_cut() -> None:
+    """`min_step` above every step that the model starts with leaves something to compare."""
+    made = language_only("MM*")
+    model = made.language.model
+    mamba = model.mamba.model_copy(update={"heads": 1, "groups": 1, "min_step": 0.05})
+    model = model.model_copy(update={"mamba": mamba})
+    module = made.language.model_copy(update={"model": model})
+    made = made.model_copy(update={"modules": {"language": module}})
+    assert not [item for item in check(made) if item.is_error]
+    assert failures(verdicts(made)) == []
+
+
 WITH_ENCODERS = {
     "disjoint": lambda: spec(
         {"vision": box(0, dp=2), "language": box(2, tp=2, pp=2, model=hybrid({"tp": 2}, "M-*M-"))},

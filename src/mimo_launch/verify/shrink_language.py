@@ -19,6 +19,10 @@ from mimo_launch.spec.model import (
 )
 
 HEAD_SIZE = 8
+# Time steps start between 0.001 and 0.1, times e to the power of what the token adds. Of any head
+# some are shorter than this and some longer: a head all of whose steps are cut has no gradient by
+# them, and would prove nothing.
+MAX_MIN_STEP = 0.005
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
 
@@ -80,6 +84,7 @@ def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
         "head_dim": min(4, model.mamba.head_dim),
         "state": min(6, model.mamba.state),
         "conv": min(4, model.mamba.conv),
+        "min_step": min(MAX_MIN_STEP, model.mamba.min_step),
         # Several chunks a sequence.
         "chunk": min(8, model.mamba.chunk),
     }
@@ -97,6 +102,8 @@ def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
             "shared": min(moe.shared, 2 * tp * HEAD_SIZE),
             # Large enough that a wrong balance loss is seen beside the main one.
             "aux_loss": 0.1 if moe.aux_loss else 0.0,
+            # Large enough that a wrong bias is seen in the choices of the next step.
+            "bias_update_rate": 0.1 if moe.bias_update_rate else moe.bias_update_rate,
             "every": min(moe.every, 2),
             "first_dense": min(moe.first_dense, 1),
         }
