@@ -9,7 +9,10 @@ from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.spec.model import Spec
 
-MODEL = LANGUAGE | {"moe": {"experts": 4, "top_k": 2, "width": 24, "shared": 12, "every": 2}}
+MOE = {
+    "experts": 4, "top_k": 2, "width": 24, "shared": 12, "every": 2, "bias_update_rate": 0.05,
+}  # fmt: skip
+MODEL = LANGUAGE | {"moe": MOE}
 GRIDS: dict[str, tuple[str, dict[str, int]]] = {
     "one rank": ("one rank", {}),
     "ep2 in stages": ("pp2", {"ep": 2}),

@@ -18,6 +18,7 @@ SP, FULL = {"sequence_parallel": True}, {"sharding": "full"}
 EP2, ETP2 = {"ep": 2}, {"tp": 2}
 DEEP = {"every": 2, "scale": 2.5}
 SIGMOID = {"score": "sigmoid", "shared": 8}
+BIASED = {"score": "sigmoid", "shared": 8, "aux_loss": 0.0, "bias_update_rate": 0.01}
 
 LAYOUTS: dict[str, Callable[[], Spec]] = {
     "one rank": lambda: routed({}),
@@ -34,6 +35,11 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
     "fully sharded, recomputed": lambda: routed(
         EP2, SIGMOID, tp=2, cp=2, recompute="full", **SP, **FULL
     ),
+    "biased": lambda: routed(EP2, BIASED | {"score": "softmax"}, tp=2, dp=2, packing=True),
+    "biased in two stages, fully sharded, recomputed": lambda: routed(
+        EP2, BIASED | {"aux_loss": 0.5}, tp=2, cp=2, pp=2, recompute="full", **SP, **FULL
+    ),
+    "a bias that stays": lambda: routed({}, BIASED | {"bias_update_rate": 0.0}),
     "stages interleave the ranks of experts": lambda: routed(
         {**EP2, **ETP2}, {"top_k": 1, "normalize": False}, order=("pp", "tp", "cp", "dp"),
         tp=2, pp=2, dp=2,

@@ -1,5 +1,6 @@
 """Known ways to get a mixture of experts wrong; `planted` lists them with the others."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,9 +8,11 @@ from tests.support.specs import box, spec
 
 from mimo_launch.comm import dispatch
 from mimo_launch.comm.finite import WatchedReduceScatter
-from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.grids.grid_set import GridSet, Group
 from mimo_launch.modules import moe, sharding
-from mimo_launch.parallel import router
+from mimo_launch.optimizer import build
+from mimo_launch.parallel import expert_bias, router
+from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.runtime import compute
 from mimo_launch.spec.model import Spec
 
@@ -107,7 +110,36 @@ def tokens_sent_per_tp_rank() -> None:
     moe.MoeMlp._routed, moe.MoeMlp._tokens = everything, all_tokens
 
 
+def loads_of_one_replica() -> None:
+    """Each replica moves its biases by the tokens that it has routed itself."""
+    _without_sum_over(lambda context: context.replicas)
+
+
+def loads_of_one_tp_rank() -> None:
+    """Each tp rank moves its biases by its own part of the tokens of a replica."""
+    _without_sum_over(lambda context: context.tp)
+
+
+def _without_sum_over(own: Callable[[ParallelContext], Group]) -> None:
+    correct = expert_bias.all_reduce
+
+    def move(biases: Any, context: Any, skip: Any) -> None:
+        expert_bias.all_reduce = lambda x, group: x if group is own(context) else correct(x, group)
+        right(biases, context, skip)
+
+    right, build.move_biases = build.move_biases, move
+
+
+def chosen_without_bias() -> None:
+    """The bias moves, and experts are chosen as if there were none."""
+    expert_bias.ExpertBias.forward = lambda self, scores: scores.detach()
+
+
+BIASED = {"score": "sigmoid", "aux_loss": 0.0, "bias_update_rate": 0.01}
 EXPERT_BUGS = {
+    "loads of one replica": (loads_of_one_replica, routed({"ep": 2}, BIASED, dp=2)),
+    "loads of one tp rank": (loads_of_one_tp_rank, routed({"ep": 2}, BIASED, tp=2)),
+    "experts chosen without bias": (chosen_without_bias, routed({"ep": 2}, BIASED, dp=2)),
     "aux loss counted per tp rank": (counted_per_tp_rank, routed({"ep": 2}, tp=2)),
     "balance of a cp rank's own tokens": (balance_of_own_tokens, routed({"ep": 2}, cp=2)),
     "padding balanced": (padding_counted, routed({"ep": 2}, dp=2, packing=True)),

@@ -197,4 +197,10 @@ def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
     if module.experts is None:
         return {}
     ep, tp = (grids.group(module.name, axis) for axis in ("ep", "expert_tp"))
-    return {"ep": ep, "expert_tp": tp, "meter": LossMeter(grids.device)}
+    replicas = grids.group(module.name, "dp", "cp")
+    return {
+        "ep": ep,
+        "expert_tp": tp,
+        "replicas": replicas,
+        "meter": LossMeter(grids.device),
+    }

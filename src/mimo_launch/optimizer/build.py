@@ -1,10 +1,12 @@
 """One optimizer per module, its settings merged from the spec.
 
-Decides: parameter groups, what decays, how an update is scaled or skipped by the device alone.
+Decides: parameter groups, what decays, how an update is scaled or skipped by the device alone; that
+biases of experts move with the weights.
 Relies on: torch's fused AdamW and SGD, which take both as tensors for `torch.amp.GradScaler`.
 Leaves: gradients to `gradients`, the scale and the verdict to `totals`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from mimo_launch.modules.build import RankModule
 from mimo_launch.optimizer.lr import learning_rate
+from mimo_launch.parallel.expert_bias import ExpertBias, move_biases
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec
 
@@ -36,6 +39,9 @@ class Updates:
             for name, module in modules.items()
             if not module.layout.frozen
         }
+        self._biases = [
+            (modules[name].context, tuple(_biases(modules[name]))) for name in self.by_module
+        ]
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """Return the learning rate of each of this rank's modules at a step."""
@@ -53,6 +59,8 @@ class Updates:
         A skip leaves weights, moments and update counts as they are; what it leaves in the
         gradients is of no use. Both are scalars of the device, `skip` float32, `divisor` float64;
         the host waits for neither.
+
+        Ranks: collective over the ranks of a stage whose experts have a bias that moves.
         """
         rates = self.learning_rates(step)
         for name, update in self.by_module.items():
@@ -62,11 +70,25 @@ class Updates:
             optimizer.found_inf = skip
             optimizer.grad_scale = None if divisor is None else _scale(optimizer, divisor)
             optimizer.step()
+        for context, biases in self._biases:
+            if biases:
+                move_biases(biases, context, skip)
 
     def clear(self) -> None:
-        """Drop all gradients; moments and step counts stay."""
+        """Drop all gradients and loads of experts; moments and step counts stay."""
         for update in self.by_module.values():
             update.optimizer.zero_grad(set_to_none=True)
+        for _, biases in self._biases:
+            for bias in biases:
+                bias.load.zero_()
+
+
+def _biases(module: RankModule) -> Iterator[ExpertBias]:
+    """Yield the biases of a module's experts that move, in the same order on all its ranks."""
+    for network in module.stages.values():
+        for each in network.modules():
+            if isinstance(each, ExpertBias) and each.rate:
+                yield each
 
 
 def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:

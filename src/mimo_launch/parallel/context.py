@@ -45,7 +45,8 @@ class ParallelContext:
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
     provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
-    `meter` adds up the losses that balance their load, `clock` notes when tokens travel.
+    `meter` adds up the losses that balance their load, `clock` notes when tokens travel. `replicas`
+    (dp x cp) are the ranks that hold the same layers and other tokens, where there are experts.
     """
 
     tp: Group = SINGLE
@@ -59,6 +60,7 @@ class ParallelContext:
     backend: Literal["torch", "transformer_engine"] = "torch"
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
+    replicas: Group = SINGLE
     meter: LossMeter | None = None
     clock: StepClock = field(default_factory=lambda: StepClock(torch.device("cpu")))
 

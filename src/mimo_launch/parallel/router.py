@@ -2,7 +2,7 @@
 
 Decides: scores, the choice of experts, and what each rank adds to the balance loss.
 Relies on: tokens that no other rank of the module has (`modules.moe` sees to it).
-Leaves: moving tokens to `dispatch`.
+Leaves: moving tokens to `dispatch`, balancing them without a loss to `expert_bias`.
 
 Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch.
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.parallel.added_loss import add_loss
 from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.expert_bias import ExpertBias
 from mimo_launch.parallel.pointwise import widened
 from mimo_launch.parallel.segments import SegmentedModule, replicated
 from mimo_launch.spec.experts import Moe
@@ -69,6 +70,9 @@ class Router(SegmentedModule):
             ),
             dtype=context.dtype,
         )
+        self.expert_bias: ExpertBias | None = None
+        if model.bias_update_rate is not None:
+            self.expert_bias = ExpertBias(context, model.experts, model.bias_update_rate)
 
     def forward(self, x_nD: Tensor, tokens: TokenShares | None) -> Choice:
         """Return the choice of every token; with `tokens` its backward balances the load."""
@@ -76,7 +80,9 @@ class Router(SegmentedModule):
         logits = F.linear(wide, self.weight.to(wide.dtype))
         is_softmax = self.model.score == "softmax"
         scores_nE = logits.softmax(dim=-1) if is_softmax else logits.sigmoid()
-        weights, experts = scores_nE.topk(self.model.top_k, dim=-1)
+        ranked_nE = scores_nE.detach() if self.expert_bias is None else self.expert_bias(scores_nE)
+        experts = ranked_nE.topk(self.model.top_k, dim=-1).indices
+        weights = scores_nE.gather(-1, experts)
         if self.model.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights * self.model.scale
@@ -84,6 +90,8 @@ class Router(SegmentedModule):
             weights = add_loss(
                 weights, self._balance(scores_nE, experts, tokens), self.context.meter
             )
+        if tokens is not None and self.expert_bias is not None:
+            weights = self.expert_bias.count(weights, experts, tokens.share > 0)
         return Choice(experts, weights)
 
     def _balance(self, scores_nE: Tensor, experts_nk: Tensor, tokens: TokenShares) -> Tensor:

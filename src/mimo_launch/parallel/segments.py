@@ -87,9 +87,10 @@ def replicated(
     std: float = 0.02,
     init: InitKind = "normal",
     decay: bool = True,
+    trains: bool = True,
 ) -> Segment:
     """Return a segment that every tp rank holds whole."""
-    return Segment(name, shape, None, 0, shape[0], tp_grad, counted, init, std, decay)
+    return Segment(name, shape, None, 0, shape[0], tp_grad, counted, init, std, decay, trains)
 
 
 class SegmentedModule(nn.Module):
@@ -115,6 +116,15 @@ class SegmentedModule(nn.Module):
         self.register_parameter(attribute, nn.Parameter(torch.empty(shape, dtype=dtype)))
         self.segments[attribute] = segments
 
+    def declare_buffer(self, attribute: str, segment: Segment, *, dtype: torch.dtype) -> None:
+        """Add what is no parameter, and saved and loaded like one, value unset.
+
+        FSDP2 leaves it alone: every replica holds it whole, and one of them must be `counted`.
+        """
+        values = torch.empty(segment.local_shape, dtype=dtype)
+        self.register_buffer(attribute, values, persistent=False)
+        self.segments[attribute] = (segment,)
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -128,9 +138,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredParameter:
-    """A live parameter (plain or sharded by FSDP) and the segments fused in it."""
+    """A live parameter (plain or sharded by FSDP) or buffer, and the segments fused in it."""
 
-    parameter: nn.Parameter
+    parameter: Tensor
     placed: tuple[Placed, ...]
 
     @property
@@ -145,7 +155,7 @@ class DeclaredParameter:
 
 
 def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredParameter]:
-    """Yield every parameter below `root` with its segments under their full names.
+    """Yield every declared tensor below `root` with its segments under their full names.
 
     A full name is `module.path.to.layer.segment`, the same on every layout.
     """

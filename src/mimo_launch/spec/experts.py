@@ -5,7 +5,7 @@ Relies on: `base`.
 Leaves: what fits together to `layout.checks`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -53,12 +53,26 @@ class Moe(Strict):
     aux_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.01, description="Coefficient of the loss that balances the load of the experts."
     )
+    bias_update_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Each expert has a bias that is added to its score while experts are chosen, "
+        "and moves by this towards an even load after each step, as in DeepSeek-V3; 0: it stays "
+        "as loaded; none: there is no bias.",
+        examples=[0.001],
+    )
     every: PositiveInt = Field(
         1, description="Each so-many-th layer of a decoder has experts; the others have the MLP."
     )
     first_dense: NonNegativeInt = Field(
         0, description="The first layers of a decoder, so many, have the MLP in any case."
     )
+
+    def architecture(self) -> dict[str, Any]:
+        """Return what is computed, by key, without how it is trained: a bias has the rate 0."""
+        kept = self.model_dump(exclude={"aux_loss"})
+        if self.bias_update_rate is not None:
+            kept["bias_update_rate"] = 0.0
+        return kept
 
     def is_in(self, layer: int) -> bool:
         """Return whether a layer of a decoder, counted from 0, has experts."""

@@ -7,7 +7,7 @@ Leaves: the rest of a layer to `oracle`.
 Legend: S tokens of a record, T tokens of a sample (of all its records), E experts, D width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +36,20 @@ class Load:
         return total * moe.aux_loss * moe.experts / moe.top_k
 
 
+def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
+    """Return the biases of experts after a step: rate * sign(mean load - load) further.
+
+    Loads are over all tokens of all samples (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    """
+    moved = {}
+    for layer in {layer for load in loads for layer in load.chosen}:
+        bias = weights[f"{layer}.router.expert_bias"]
+        tokens_E = torch.cat([x for load in loads for x in load.chosen.get(layer, [])]).sum(dim=0)
+        step = (moe.bias_update_rate or 0.0) * torch.sign(tokens_E.mean() - tokens_E)
+        moved[f"{layer}.router.expert_bias"] = bias + step
+    return moved
+
+
 def mixture(
     weights: Weights, name: str, moe: Moe, x_SD: Tensor, load: Load, num_tokens: int
 ) -> Tensor:
@@ -46,7 +60,10 @@ def mixture(
     logits = linear(weights, x_SD, f"{name}.router")
     scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
     chosen = torch.zeros_like(scores)
-    for token, row in enumerate(scores.detach()):
+    ranked = scores.detach()
+    if moe.bias_update_rate is not None:
+        ranked = ranked + weights[f"{name}.router.expert_bias"]
+    for token, row in enumerate(ranked):
         chosen[token, row.argsort(descending=True)[: moe.top_k]] = 1.0
     gates = scores * chosen
     if moe.normalize:

@@ -35,7 +35,7 @@ from mimo_launch.train.data.order import Sample, records_of
 from mimo_launch.verify.encode import encode
 from mimo_launch.verify.hybrid import hybrid_layers
 from mimo_launch.verify.maths import attend, linear, rms_norm
-from mimo_launch.verify.mixture import Load, mixture, mlp
+from mimo_launch.verify.mixture import Load, mixture, mlp, moved_biases
 from mimo_launch.verify.own import OneRankEncoder, keep_activations
 from mimo_launch.verify.rotary import axis_angles, axis_ids, frequencies, text_angles, turned
 
@@ -47,6 +47,7 @@ class Oracle:
         """Draw the same initial weights as every layout of the spec."""
         self.spec, self.dataset, self.model = spec, build_dataset(spec), spec.language.model
         self.balance_loss = 0.0
+        self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
         self.own: dict[str, OneRankEncoder] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
@@ -79,6 +80,7 @@ class Oracle:
         The records of a pack are computed by themselves: only the balance of experts joins them.
         """
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
+        self.loads = []
         total, labels = torch.zeros((), dtype=torch.float64), 0
         balance = torch.zeros((), dtype=torch.float64)
         for sample in samples:
@@ -89,7 +91,10 @@ class Oracle:
                 labels += int((targets != IGNORE_LABEL).sum())
             if isinstance(self.model, LanguageModel) and self.model.moe is not None:
                 balance = balance + load.loss(self.model.moe) / len(samples)
+                self.loads.append(load)
         self.balance_loss = float(balance.detach())
+        if labels == 0:
+            self.loads = []  # Such a step moves nothing.
         if labels == 0 or not (total + balance).requires_grad:
             # No label, or nothing that trains reaches one (frozen language, no image).
             mean = float(total) / max(1, labels)
@@ -100,6 +105,12 @@ class Oracle:
             name: torch.zeros_like(weight) if grad is None else grad
             for (name, weight), grad in zip(trained.items(), grads, strict=True)
         }
+
+    def move_biases(self) -> None:
+        """Move the biases of experts by the loads of the last step, if language trains."""
+        moe = self.model.moe if isinstance(self.model, LanguageModel) else None
+        if moe is not None and moe.bias_update_rate and self.spec.language.frozen is False:
+            self.weights |= moved_biases(self.weights, self.loads, moe)
 
     def sgd_step(self, grads: dict[str, Tensor], lr: float, clip: float | None) -> None:
         """Update the weights by plain gradient descent, clipped by the norm over all weights."""

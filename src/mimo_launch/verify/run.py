@@ -106,6 +106,7 @@ def right_steps(spec: Spec) -> list[RightStep]:
     for ids in steps_of(order, spec.train.steps):
         loss, grads = oracle.loss_and_gradients(ids)
         oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
+        oracle.move_biases()
         weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
         steps.append(RightStep(loss, oracle.balance_loss, grads, weights))
     return steps
