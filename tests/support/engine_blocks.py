@@ -1,4 +1,6 @@
-"""One transformer block of a backend in bf16 against the torch block in float64 on one processor.
+"""One transformer block, computed in some way, against the torch block in float64 on one processor.
+
+Ways are backends and, of the backend `torch`, those of `tests.support.lists`.
 
 Legend: N tokens of all ranks in the order of the whole list, n those of this rank, D width.
 """
@@ -8,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+from tests.support.lists import attention_by
 from torch import Tensor, nn
 
 from mimo_launch.grids.grid_set import Group
@@ -60,10 +63,12 @@ class Case:
 
 
 RAGGED = (100, 37, 256, 1)
+# Under cp they begin and end inside chunks, and reach over several.
+DOCUMENTS = (100, 156, 3, 250, 3)
 ONE_GPU = {
     "decoder": Case(DECODER),
     "decoder, grouped heads, qk_norm": Case(GROUPED),
-    "decoder, packed documents": Case(GROUPED, documents=(100, 156, 3, 250, 3)),
+    "decoder, packed documents": Case(GROUPED, documents=DOCUMENTS),
     "decoder, recompute": Case(GROUPED, recompute=True),
     "decoder, compiled, recompute": Case(GROUPED, recompute=True, compiled=True),
     "vit, equal images": Case(VIT, (128, 128), num_tokens=256),
@@ -72,6 +77,14 @@ ONE_GPU = {
     "vit, equal images, turned": Case(VIT, (128, 128), num_tokens=256, turned=True),
     "vit, ragged images, turned": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6, turned=True),
     "vit, ragged images, recompute": Case(VIT, RAGGED, num_tokens=400, recompute=True),
+}
+# Not with transformer_engine.
+PACKED_CP2 = {
+    "decoder, cp2, packed": Case(GROUPED, documents=DOCUMENTS, cp=2),
+    "decoder, cp2, packed, recompute": Case(DECODER, documents=DOCUMENTS, cp=2, recompute=True),
+    "decoder, cp2, packed, one sequence": Case(
+        GROUPED, documents=(40, 24, 200, 1, 247), batch=1, cp=2
+    ),
 }
 TP2 = {"tp": 2, "cp": 1}
 TWO_GPUS = {
@@ -89,12 +102,12 @@ TWO_GPUS = {
 
 
 def block_errors(
-    case: Case, backends: tuple[str, ...], device_name: str
+    case: Case, ways: tuple[str, ...], device_name: str, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, dict[str, float]]:
-    """Return, per backend and tensor, the relative error. Ranks: collective over the world."""
+    """Return, per way and tensor, the relative error. Ranks: collective over the world."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        return {backend: _errors(case, backend, device_name) for backend in backends}
+        return {way: _errors(case, way, device_name, dtype) for way in ways}
 
 
 def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, ...], list[str]]:
@@ -102,7 +115,7 @@ def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         device = torch.device(device_name)
-        context = _context(case, backend, device)
+        context = _context(case, backend, device, torch.bfloat16)
         block = _block(case, context)
         x = torch.empty(0, case.shape.width, dtype=torch.bfloat16, device=device)
         x.requires_grad_()
@@ -112,7 +125,7 @@ def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, 
     return tuple(out.shape), bad
 
 
-def _errors(case: Case, backend: str, device_name: str) -> dict[str, float]:
+def _errors(case: Case, way: str, device_name: str, dtype: torch.dtype) -> dict[str, float]:
     device = (
         torch.device(device_name, torch.cuda.current_device()) if device_name == "cuda" else CPU
     )
@@ -123,10 +136,11 @@ def _errors(case: Case, backend: str, device_name: str) -> dict[str, float]:
 
     alone = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
     exact = _tensors(replace(case, tp=1, cp=1), alone, x_ND, g_ND, torch.arange(len(x_ND)))
-    context = _context(case, backend, device)
+    context = _context(case, way, device, dtype)
     places = _places(case, context)
-    low = [t.bfloat16().to(device) for t in (x_ND, g_ND)]
-    found = _tensors(case, context, low[0], low[1], places.to(device))
+    low = [t.to(device, dtype) for t in (x_ND, g_ND)]
+    with attention_by(way, device):
+        found = _tensors(case, context, low[0], low[1], places.to(device))
     for name in ("output", "input"):
         exact[name] = exact[name][places]
     scale = max(float(t.norm()) for name, t in exact.items() if name.startswith("m."))
@@ -140,7 +154,7 @@ def _errors(case: Case, backend: str, device_name: str) -> dict[str, float]:
     return errors
 
 
-def _context(case: Case, backend: str, device: torch.device) -> ParallelContext:
+def _context(case: Case, way: str, device: torch.device, dtype: torch.dtype) -> ParallelContext:
     """Return this rank's context: tp is the fastest axis. Ranks: collective over the world."""
     rank = dist.get_rank()
     axes = {
@@ -159,11 +173,11 @@ def _context(case: Case, backend: str, device: torch.device) -> ParallelContext:
         tp=mine.get("tp", SINGLE),
         cp=mine.get("cp", SINGLE),
         sequence_parallel=case.sequence_parallel,
-        dtype=torch.bfloat16,
-        compute_dtype=torch.bfloat16,
+        dtype=dtype,
+        compute_dtype=dtype,
         device=device,
         compiled=case.compiled,
-        backend=backend,  # type: ignore[arg-type]
+        backend="transformer_engine" if way == "transformer_engine" else "torch",
     )
 
 

@@ -1,7 +1,8 @@
 """Attention with heads cut over tp and tokens over cp: causal, or inside each image of a list.
 
 Decides: projections, and how keys and values of other cp ranks are reached.
-Relies on: `masks` for which tokens attend to which; SDPA, whose softmax runs in at least fp32.
+Relies on: `masks` for which tokens attend to which; SDPA, whose softmax runs in at least fp32;
+`varlen`, which does without masks where it can.
 Leaves: what surrounds attention to `modules`.
 
 Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
@@ -17,6 +18,7 @@ from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear, SharedLinear
 from mimo_launch.parallel.masks import CausalMask, ImageMask, in_order
 from mimo_launch.parallel.pointwise import rotated
+from mimo_launch.parallel.varlen import inside_documents, inside_images, takes_lists
 
 
 class Attention(nn.Module):
@@ -90,13 +92,16 @@ class Attention(nn.Module):
         q, k = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
         if mask.cos is not None and mask.sin is not None:
             q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
-        q, k = q.transpose(1, 2), k.flatten(0, 1)
         k_all, v_all = (
-            in_order(x, mask.batch, cp).transpose(1, 2) for x in self._gather_kv(k, v_NgK)
+            in_order(x, mask.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
+        if mask.documents is not None and takes_lists(q_NhK):
+            lengths = mask.documents.lengths
+            return inside_documents(q, k_all, v_all, lengths, self.context.cp).flatten(1)
+        q, k_all, v_all = (x.transpose(1, 2) for x in (q, k_all, v_all))
         if cp == 1:
-            packed = mask.documents is not None
-            allowed = mask.lower_right(q.shape[2], q.shape[2]) if packed else None
+            seq = q.shape[2]
+            allowed = None if mask.documents is None else mask.lower_right(seq, seq)
             out = self._attend(q, k_all, v_all, allowed)
         else:
             # This rank's two chunks of the sequence; each sees the keys up to its own end.
@@ -138,6 +143,10 @@ class Attention(nn.Module):
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
             return q_NhK.flatten(1) * 0 + (k_all.sum() + v_all.sum()) * 0
+        if mask.own_lengths and takes_lists(q_NhK):
+            out = inside_images(q_NhK, k_all, v_all, mask).flatten(1)
+            padding = num_tokens - len(out)
+            return F.pad(out, (0, 0, 0, padding)) if padding else out
         q = q_NhK[mask.queries].transpose(1, 2)
         k, v = (x[mask.keys].transpose(1, 2) for x in (k_all, v_all))
         allowed = None if mask.is_full else mask.valid[:, None, None, :]

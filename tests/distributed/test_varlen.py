@@ -1,0 +1,111 @@
+"""Attention over lists in float64, with a loop for a kernel, against attention by masks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.support import engine_blocks
+from tests.support.engine_blocks import GROUPED, RAGGED, VIT, Case
+from tests.support.lists import LISTS, MASKS, UPPER_LEFT, calls_of_kernel
+
+from mimo_launch.launcher.ranks import Ranks
+from mimo_launch.parallel.attention import Attention
+from mimo_launch.parallel.class_tokens import class_token_mask
+from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.parallel.masks import image_mask
+
+CPU = torch.device("cpu")
+MOST = 1e-12
+
+ONE_RANK = {
+    name: engine_blocks.ONE_GPU[name]
+    for name in (
+        "decoder, packed documents",
+        "vit, ragged images",
+        "vit, ragged images and padding",
+        "vit, ragged images, turned",
+        "vit, ragged images, recompute",
+    )
+}
+TWO_RANKS = engine_blocks.PACKED_CP2 | {
+    name: engine_blocks.TWO_GPUS[name] for name in ("vit, cp2", "vit, cp2, a rank of padding")
+}
+FOUR_RANKS = {
+    "decoder, cp4, packed": Case(GROUPED, documents=engine_blocks.DOCUMENTS, cp=4),
+    "decoder, cp4, a document per token": Case(GROUPED, documents=(1,) * 512, cp=4),
+    "decoder, cp2 x tp2, packed": Case(
+        GROUPED, documents=engine_blocks.DOCUMENTS, cp=2, tp=2, sequence_parallel=True
+    ),
+    "vit, cp4": Case(VIT, RAGGED, num_tokens=400, cp=4),
+}
+CASES = [
+    (ranks, name)
+    for ranks, cases in ((1, ONE_RANK), (2, TWO_RANKS), (4, FOUR_RANKS))
+    for name in cases
+]
+
+
+@pytest.fixture(scope="module")
+def lasting_ranks() -> Iterator[Callable[[int], Ranks]]:
+    """The same ranks for all tests of this file."""
+    with ExitStack() as stack:
+        made: dict[int, Ranks] = {}
+
+        def get(world_size: int) -> Ranks:
+            if world_size not in made:
+                made[world_size] = stack.enter_context(Ranks(world_size))
+            return made[world_size]
+
+        yield get
+
+
+def errors_of(ranks: Ranks, name: str, *ways: str) -> dict[str, dict[str, float]]:
+    """Return the errors in a block as wide as eight numbers per head."""
+    case = (ONE_RANK | TWO_RANKS | FOUR_RANKS)[name]
+    shape = replace(case.shape, width=8 * case.shape.heads, head_size=8, mlp=64)
+    case = replace(case, shape=shape)
+    [errors, *_] = ranks.run(engine_blocks.block_errors, case, ways, "cpu", torch.float64)
+    return errors
+
+
+@pytest.mark.parametrize(("world_size", "name"), CASES)
+def test_lists_compute_what_masks_compute(
+    world_size: int, name: str, lasting_ranks: Callable[[int], Ranks]
+) -> None:
+    """Output, gradient of the input, and of every canonical tensor."""
+    errors = errors_of(lasting_ranks(world_size), name, MASKS, LISTS)
+    for way, of_tensors in errors.items():
+        assert {name: error for name, error in of_tensors.items() if not error <= MOST} == {}, way
+
+
+@pytest.mark.parametrize("name", ["decoder, cp2, packed", "decoder, cp2, packed, one sequence"])
+def test_a_mask_that_is_aligned_at_the_wrong_corner_is_seen(
+    name: str, lasting_ranks: Callable[[int], Ranks]
+) -> None:
+    errors = errors_of(lasting_ranks(2), name, UPPER_LEFT)[UPPER_LEFT]
+    assert errors["output"] > 1e-2
+    assert errors["m.0.attention.q.weight"] > 1e-2
+
+
+def test_images_with_class_tokens_keep_their_masks() -> None:
+    """A class token stands behind the patches of all images, so an image is no part of a list."""
+    torch.manual_seed(0)
+    context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
+    attention = Attention(
+        context, width=32, heads=4, kv_heads=4, head_size=8, bias=True, qkv_bias=True,
+        qk_norm=False, eps=1e-5, out_scale=1.0,
+    )  # fmt: skip
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter)
+    lengths = [3, 7, 1]
+    mask = class_token_mask(lengths, sum(lengths), len(lengths), range(1), CPU)
+    x_ND = torch.randn(sum(lengths) + len(lengths), 32, dtype=torch.float64)
+    with calls_of_kernel(CPU) as calls:
+        found = attention(x_ND, mask)
+        assert calls == []
+        # The same images without class tokens do go over lists.
+        attention(x_ND, image_mask(lengths, range(len(x_ND)), CPU, alone=True))
+        assert calls == [sum(lengths)]
+    assert found.equal(attention(x_ND, mask))

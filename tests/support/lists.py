@@ -1,0 +1,105 @@
+"""Attention over packed documents and ragged images by masks or by lists, whichever is asked for.
+
+Where there is no GPU a loop stands in for the kernel over lists, in any type.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.parallel import attention, varlen
+
+MASKS, LISTS = "masks", "lists"
+# A planted bug: the first query sees the first key alone, whatever keys come before the part.
+UPPER_LEFT = "lists, causal masks aligned at the upper left"
+
+
+def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
+    """Return attention inside each sequence of a list, after the documentation of `varlen_attn`."""
+
+    def attend(
+        q_NhK: Tensor,
+        k_MgK: Tensor,
+        v_MgK: Tensor,
+        bounds_q: Tensor,
+        bounds_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        window_size: tuple[int, int],
+        enable_gqa: bool = True,
+    ) -> Tensor:
+        assert enable_gqa
+        assert bounds_q.dtype == bounds_k.dtype == torch.int32
+        outs = []
+        places = [pairwise(bounds.tolist()) for bounds in (bounds_q, bounds_k)]
+        for (first_q, last_q), (first_k, last_k) in zip(*places, strict=True):
+            num_q, num_k = last_q - first_q, last_k - first_k
+            assert 0 < num_q <= max_q
+            assert 0 < num_k <= max_k
+            seen = torch.ones(num_q, num_k, dtype=torch.bool)
+            if window_size == (-1, 0):
+                seen = seen.tril(num_k - num_q if lower_right else 0)
+            else:
+                assert window_size == (-1, -1)
+            share = q_NhK.shape[1] // k_MgK.shape[1]
+            k, v = (
+                x[first_k:last_k].repeat_interleave(share, dim=1).transpose(0, 1)
+                for x in (k_MgK, v_MgK)
+            )
+            q = q_NhK[first_q:last_q].transpose(0, 1)
+            scores = (q @ k.mT) * q_NhK.shape[-1] ** -0.5
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+            outs.append((weights @ v).transpose(0, 1))
+        # A list that is longer than its sequences would have values that nobody set.
+        assert [len(q_NhK), len(k_MgK)] == [int(bounds_q[-1]), int(bounds_k[-1])]
+        return torch.cat(outs)
+
+    return attend
+
+
+@contextmanager
+def attention_by(way: str, device: torch.device) -> Iterator[None]:
+    """Have attention take a way, or its own where `way` is none of these.
+
+    Raises: RuntimeError where it was to go over lists and did not, on any rank.
+    Ranks: collective over the world.
+    """
+    if way == MASKS:
+        with patch.object(attention, "takes_lists", lambda q: False):
+            yield
+    elif way in (LISTS, UPPER_LEFT):
+        with calls_of_kernel(device, lower_right=way == LISTS) as calls:
+            yield
+        total = torch.tensor(len(calls), device=device)
+        dist.all_reduce(total)
+        if not int(total):
+            raise RuntimeError("attention did not go over lists")
+    else:
+        yield
+
+
+@contextmanager
+def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterator[list[int]]:
+    """Note the number of queries of each call; on processors the loop is the kernel."""
+    kernel: Callable[..., Any] = varlen.varlen_attn
+    takes: Callable[[Tensor], bool] = varlen.takes_lists
+    if device.type == "cpu":
+        kernel, takes = loop_over_sequences(lower_right=lower_right), lambda q: True
+    calls: list[int] = []
+
+    def noted(q: Tensor, *args: Any, **options: Any) -> Any:
+        calls.append(len(q))
+        return kernel(q, *args, **options)
+
+    with (
+        patch.object(varlen, "varlen_attn", noted),
+        patch.object(attention, "takes_lists", takes),
+    ):
+        yield calls
