@@ -46,6 +46,30 @@ def balance_of_own_tokens() -> None:
     router.all_reduce = lambda x, group: correct(x, group) if group.size == 1 else x
 
 
+def balance_of_a_microbatch() -> None:
+    """The tokens of all samples of a microbatch are balanced together, not each sample's own."""
+    correct = router.Router._balance
+
+    def together(self: Any, scores: Any, experts: Any, tokens: Any) -> torch.Tensor:
+        one = router.TokenShares(1, tokens.sample * 0, tokens.share / tokens.num_samples)
+        return correct(self, scores, experts, one) * tokens.num_samples
+
+    router.Router._balance = together
+
+
+def shared_expert_counted_per_tp_rank() -> None:
+    """Answers of experts are added to each tp rank's part of the shared one, before its sum."""
+    correct = moe.MoeMlp.forward
+
+    def forward(self: Any, x: Any, mask: Any) -> torch.Tensor:
+        shared, self.shared = self.shared, None
+        routed = correct(self, x, mask)
+        self.shared = shared
+        return routed * self.context.tp.size + shared(x)
+
+    moe.MoeMlp.forward = forward
+
+
 def padding_counted() -> None:
     """Padding counts as tokens of its sample."""
     correct = compute.token_shares
@@ -91,7 +115,7 @@ def parts_of_gradients_not_summed() -> None:
 
     def own(ctx: Any, grad: torch.Tensor) -> Any:
         start = sum(ctx.sizes[: ctx.group.index])
-        return grad[start : start + ctx.sizes[ctx.group.index]].clone(), None, None
+        return grad[start : start + ctx.sizes[ctx.group.index]].clone(), None, None, None
 
     dispatch._GatherUneven.backward = staticmethod(own)
 
@@ -99,15 +123,12 @@ def parts_of_gradients_not_summed() -> None:
 def tokens_sent_per_tp_rank() -> None:
     """tp ranks that hold the same tokens send all of them, and add up the answers."""
 
-    def everything(self: Any, x: Any, shares: Any) -> Any:
-        return self._answers(x, self._tokens(shares))
-
     def all_tokens(self: Any, shares: Any) -> Any:
         samples, positions = shares.shape
         places = torch.arange(samples * positions)
         return moe.TokenShares(samples, places // positions, shares.flatten())
 
-    moe.MoeMlp._routed, moe.MoeMlp._tokens = everything, all_tokens
+    moe.MoeMlp._own, moe.MoeMlp._tokens = lambda self, x: (x, None), all_tokens
 
 
 def loads_of_one_replica() -> None:
@@ -142,6 +163,10 @@ EXPERT_BUGS = {
     "experts chosen without bias": (chosen_without_bias, routed({"ep": 2}, BIASED, dp=2)),
     "aux loss counted per tp rank": (counted_per_tp_rank, routed({"ep": 2}, tp=2)),
     "balance of a cp rank's own tokens": (balance_of_own_tokens, routed({"ep": 2}, cp=2)),
+    "balance of a whole microbatch": (balance_of_a_microbatch, routed({"ep": 2}, dp=2)),
+    "routed answers summed with the shared one": (
+        shared_expert_counted_per_tp_rank, routed({"ep": 2}, {"shared": 8}, tp=2),
+    ),
     "padding balanced": (padding_counted, routed({"ep": 2}, dp=2, packing=True)),
     "experts summed over dense dp": (summed_over_dense_replicas, routed({"ep": 2}, dp=2)),
     "replicas of experts not summed": (not_summed_over_replicas, routed({"ep": 2}, dp=4)),

@@ -39,16 +39,31 @@ def shared_squares_not_summed_back() -> None:
     mamba.enter_tp = lambda x, group: x
 
 
-def state_not_passed_between_chunks() -> None:
-    """The state starts anew at each zigzag chunk of the sequence."""
+def state_not_passed_between_cp_ranks() -> None:
+    """The state starts anew where the next chunk of the sequence is another cp rank's."""
     correct = mamba.ssd
 
     def anew(x: Any, *rest: Any, documents_BS: Any, **options: Any) -> Any:
-        chunk = torch.arange(x.shape[1]) * 4 // x.shape[1]
-        numbers = 0 if documents_BS is None else documents_BS * 4
-        return correct(x, *rest, documents_BS=(chunk + numbers).expand(len(x), -1), **options)
+        return correct(x, *rest, documents_BS=_cut_at_ranks(x, documents_BS), **options)
 
     mamba.ssd = anew
+
+
+def convolution_not_passed_between_cp_ranks() -> None:
+    """The convolution does not see the last tokens of the cp rank before."""
+    correct = mamba.causal_conv
+
+    def anew(x: Any, weight: Any, bias: Any, documents_BS: Any) -> Any:
+        return correct(x, weight, bias, documents_BS=_cut_at_ranks(x, documents_BS))
+
+    mamba.causal_conv = anew
+
+
+def _cut_at_ranks(x_BS: torch.Tensor, documents_BS: torch.Tensor | None) -> torch.Tensor:
+    """Return documents that end at each cut of cp 2: ranks 0, 1, 1 and 0 hold a quarter each."""
+    rank = torch.tensor([0, 1, 1, 2])[torch.arange(x_BS.shape[1]) * 4 // x_BS.shape[1]]
+    numbers = 0 if documents_BS is None else documents_BS * 3
+    return (rank + numbers).expand(len(x_BS), -1)
 
 
 def heads_of_another_rank() -> None:
@@ -105,9 +120,12 @@ HYBRID_BUGS = {
     "group norm over a share": (norm_over_the_own_part, split_heads(1, tp=2)),
     "squares not summed back": (shared_squares_not_summed_back, split_heads(1, tp=2)),
     "shared groups taken for own": (shared_groups_taken_for_own, split_heads(1, tp=2)),
-    "state not passed between chunks": (state_not_passed_between_chunks, split_heads(cp=2)),
+    "state not passed between cp ranks": (state_not_passed_between_cp_ranks, split_heads(cp=2)),
+    "convolution not passed between cp ranks": (
+        convolution_not_passed_between_cp_ranks, split_heads(cp=2),
+    ),
     "Mamba heads swapped over cp": (heads_of_another_rank, split_heads(cp=2)),
     "shards in the order of ranks": (shards_in_the_order_of_ranks, split_heads(cp=2)),
     "convolution over documents": (convolution_over_documents, split_heads(cp=2)),
     "state over documents": (state_over_documents, split_heads(tp=2)),
-}
+}  # fmt: skip

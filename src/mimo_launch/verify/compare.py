@@ -126,11 +126,13 @@ def _judge_module(
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
         if not error <= verdict.worst:
             verdict.worst, verdict.worst_name = error, name
+        is_small = norm < floor * module_norm
         if not error <= bound.tolerance:
-            verdict.failures.append(f"{name}: relative error {error:.1e}")
+            to = ", to the floor" if is_small else ""
+            verdict.failures.append(f"{name}: relative error {error:.1e}{to}")
         if not is_zero and not is_unused:
             judged += 1
-            verdict.by_floor += norm < bound.floor * module_norm
+            verdict.by_floor += is_small
     if verdict.by_floor > MAX_FLOOR_SHARE * judged:
         verdict.failures.append(
             f"{verdict.by_floor} of {judged} tensors are too small to be judged"
