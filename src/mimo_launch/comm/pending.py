@@ -17,16 +17,19 @@ from torch.distributed import ProcessGroup
 class HostCopy:
     """A copy of small tensors of the device, waited for only where it is read."""
 
-    def __init__(self, numbers: Tensor) -> None:
-        """Start to copy `numbers`, one-dimensional, as they are at this point of the stream."""
+    def __init__(self, numbers: Tensor, *, sleeps: bool = True) -> None:
+        """Start to copy `numbers`, one-dimensional, as they are at this point of the stream.
+
+        Who reads it `sleeps`, because the thread that reads the next step needs the processor, or
+        else spins, and so goes on some microseconds earlier.
+        """
         self._event: torch.cuda.Event | None = None
         if not numbers.is_cuda:
             self._numbers = numbers.clone()
             return
         self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
         self._numbers.copy_(numbers, non_blocking=True)
-        # Sleep instead of spinning: the thread that reads the next step needs the processor.
-        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(blocking=sleeps)  # type: ignore[no-untyped-call]
         self._event.record()
 
     def read(self) -> list[float]:

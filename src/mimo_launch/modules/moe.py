@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from mimo_launch.comm.autograd import gather_rows, split_rows
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.dispatch import from_experts, plan_trip, to_experts
+from mimo_launch.parallel.dispatch import PlannedTrip, Trip, from_experts, to_experts
 from mimo_launch.parallel.experts import Experts
 from mimo_launch.parallel.masks import CausalMask, ImageMask
-from mimo_launch.parallel.router import Router, TokenShares
+from mimo_launch.parallel.router import Choice, Router, TokenShares
 from mimo_launch.spec.experts import Moe
 
 
@@ -58,16 +58,23 @@ class MoeMlp(nn.Module):
         Without shares in the mask the load is not balanced.
         """
         shares_BS = mask.shares if isinstance(mask, CausalMask) else None
-        routed = self._routed(x_nD, shares_BS)
-        return routed if self.shared is None else routed + self.shared(x_nD)
+        own_nD, sizes = self._own(x_nD)
+        choice = self.router(own_nD, self._tokens(shares_BS))
+        planned = PlannedTrip(self.context, choice.experts, self.num_experts)
+        # While the host waits for the sizes of the trip, the device has this to compute.
+        shared = None if self.shared is None else self.shared(x_nD)
+        routed = self._answers(own_nD, choice, planned.trip())
+        if sizes is not None:
+            routed = gather_rows(routed, sizes, self.context.tp)
+        return routed if shared is None else routed + shared
 
-    def _routed(self, x_nD: Tensor, shares_BS: Tensor | None) -> Tensor:
+    def _own(self, x_nD: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
+        """Return the tokens that this tp rank routes, and how many each does if they are parts."""
         tp = self.context.tp
         if tp.size == 1 or self.context.sequence_parallel:
-            return self._answers(x_nD, self._tokens(shares_BS))
+            return x_nD, None
         sizes = tuple(len(even_cut(x_nD.shape[0], tp.size, index)) for index in range(tp.size))
-        own = self._answers(split_rows(x_nD, sizes, tp), self._tokens(shares_BS))
-        return gather_rows(own, sizes, tp)
+        return split_rows(x_nD, sizes, tp), sizes
 
     def _tokens(self, shares_BS: Tensor | None) -> TokenShares | None:
         """Return what this tp rank's tokens are of their samples."""
@@ -79,10 +86,9 @@ class MoeMlp(nn.Module):
         own = shares_BS.flatten()[part.start : part.stop]
         return TokenShares(samples, places // positions, own)
 
-    def _answers(self, x_nD: Tensor, tokens: TokenShares | None) -> Tensor:
-        choice = self.router(x_nD, tokens)
-        trip = plan_trip(self.context, choice.experts, self.num_experts)
-        answers = self.experts(to_experts(x_nD, trip, self.context), trip.counts)
+    def _answers(self, x_nD: Tensor, choice: Choice, trip: Trip) -> Tensor:
+        arrived = to_experts(x_nD, trip, self.context)
+        answers = self.experts(arrived, trip.counts, trip.ends)
         answers = from_experts(answers, trip, self.context)
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
         per_token = answers.view(*choice.weights.shape, -1)
