@@ -18,9 +18,6 @@ from mimo_launch.layout.checks.packages import is_installed
 
 pytestmark = pytest.mark.gpu
 
-MOST = 1.5
-# A result that is exact before it is rounded to bf16 has errors of this size.
-ROUNDING = 2.0**-9
 KEY_BIAS = ".attention.k.bias"  # Without positions its gradient is exactly zero.
 ENGINE = "transformer_engine"
 
@@ -48,15 +45,6 @@ def lasting_ranks() -> Iterator[Callable[[int], Ranks]]:
         yield get
 
 
-def judge(errors: dict[str, dict[str, float]], least: float) -> list[str]:
-    """Return the tensors in which Transformer Engine's error is above the bar."""
-    torch, engine = errors["torch"], errors[ENGINE]
-    bars = {name: MOST * max(error, least) for name, error in torch.items()}
-    for name, error in engine.items():
-        print(f"  {name:40s} torch {torch[name]:.2e}  {ENGINE} {error:.2e}")
-    return [name for name, error in engine.items() if not error <= bars[name]]
-
-
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [
@@ -72,7 +60,7 @@ def test_a_block_is_as_exact_as_with_torch(
     backends = engine_steps.BACKENDS
     ranks = lasting_ranks(gpus)
     [errors, *_] = ranks.run(engine_blocks.block_errors, case, backends, "cuda", timeout_s=200)
-    over = judge(errors, ROUNDING)
+    over = engine_blocks.above_bar(errors, "torch", ENGINE)
     assert [tensor for tensor in over if not tensor.endswith(KEY_BIAS)] == []
     assert all(errors[ENGINE][tensor] < 1e-2 for tensor in over)
 
@@ -99,7 +87,7 @@ def test_a_step_is_as_exact_as_with_torch(gpus: int, name: str) -> None:
     with ranks_on(gpus) as ranks:
         errors = engine_steps.step_errors(ranks, layouts[name])
     # The loss is one number: its error is a matter of luck below what bf16 resolves.
-    assert judge(errors, ROUNDING) == []
+    assert engine_blocks.above_bar(errors, "torch", ENGINE) == []
     assert all(error < 0.1 for errors in errors.values() for error in errors.values())
 
 

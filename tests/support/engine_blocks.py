@@ -40,6 +40,9 @@ VIT = BlockShape(
     norm="layer", gated=False, bias=True,
 )  # fmt: skip
 CPU = torch.device("cpu")
+# How many times as large as that of another way an error may be, and the error of a result that is
+# exact before it is rounded to bf16.
+MOST, ROUNDING = 1.5, 2.0**-9
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,20 @@ def block_errors(
         return {way: _errors(case, way, device_name, dtype) for way in ways}
 
 
+def above_bar(errors: dict[str, dict[str, float]], reference: str, way: str) -> list[str]:
+    """Return the tensors in which the error of a way is above the bar, and print all."""
+    for name, error in errors[way].items():
+        print(f"  {name:40s} {reference} {errors[reference][name]:.2e}  {way} {error:.2e}")
+    bars = {name: MOST * max(error, ROUNDING) for name, error in errors[reference].items()}
+    return [name for name, error in errors[way].items() if not error <= bars[name]]
+
+
 def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, ...], list[str]]:
     """Return the shape of the output of no tokens, and the weights whose gradient is not zero."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         device = torch.device(device_name)
-        context = _context(case, backend, device, torch.bfloat16)
+        context = context_of(case, backend, device, torch.bfloat16)
         block = _block(case, context)
         x = torch.empty(0, case.shape.width, dtype=torch.bfloat16, device=device)
         x.requires_grad_()
@@ -136,7 +147,7 @@ def _errors(case: Case, way: str, device_name: str, dtype: torch.dtype) -> dict[
 
     alone = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
     exact = _tensors(replace(case, tp=1, cp=1), alone, x_ND, g_ND, torch.arange(len(x_ND)))
-    context = _context(case, way, device, dtype)
+    context = context_of(case, way, device, dtype)
     places = _places(case, context)
     low = [t.to(device, dtype) for t in (x_ND, g_ND)]
     with attention_by(way, device):
@@ -154,7 +165,7 @@ def _errors(case: Case, way: str, device_name: str, dtype: torch.dtype) -> dict[
     return errors
 
 
-def _context(case: Case, way: str, device: torch.device, dtype: torch.dtype) -> ParallelContext:
+def context_of(case: Case, way: str, device: torch.device, dtype: torch.dtype) -> ParallelContext:
     """Return this rank's context: tp is the fastest axis. Ranks: collective over the world."""
     rank = dist.get_rank()
     axes = {
@@ -205,7 +216,7 @@ def _places(case: Case, context: ParallelContext) -> Tensor:
     return places.chunk(tp.size)[tp.index] if case.sequence_parallel else places
 
 
-def _mask(case: Case, context: ParallelContext) -> CausalMask | ImageMask:
+def mask_of(case: Case, context: ParallelContext) -> CausalMask | ImageMask:
     cp, device = context.cp, context.device
     if case.lengths:
         size = case.num_tokens // cp.size
@@ -237,7 +248,7 @@ def _tensors(
     """
     block = _block(case, context)
     x = x_ND[places].requires_grad_()
-    out = block["0"](x, _mask(case, context))
+    out = block["0"](x, mask_of(case, context))
     torch.autograd.backward(out, g_ND[places])
     if x.grad is None:
         raise ValueError("no gradient of the input")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.parallel import attention, varlen
+from mimo_launch.parallel.pointwise import widened
 
 MASKS, LISTS = "masks", "lists"
 # A planted bug: the first query sees the first key alone, whatever keys come before the part.
@@ -43,23 +44,23 @@ def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
             num_q, num_k = last_q - first_q, last_k - first_k
             assert 0 < num_q <= max_q
             assert 0 < num_k <= max_k
-            seen = torch.ones(num_q, num_k, dtype=torch.bool)
+            seen = torch.ones(num_q, num_k, dtype=torch.bool, device=q_NhK.device)
             if window_size == (-1, 0):
                 seen = seen.tril(num_k - num_q if lower_right else 0)
             else:
                 assert window_size == (-1, -1)
             share = q_NhK.shape[1] // k_MgK.shape[1]
             k, v = (
-                x[first_k:last_k].repeat_interleave(share, dim=1).transpose(0, 1)
+                widened(x[first_k:last_k]).repeat_interleave(share, dim=1).transpose(0, 1)
                 for x in (k_MgK, v_MgK)
             )
-            q = q_NhK[first_q:last_q].transpose(0, 1)
+            q = widened(q_NhK[first_q:last_q]).transpose(0, 1)
             scores = (q @ k.mT) * q_NhK.shape[-1] ** -0.5
             weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
             outs.append((weights @ v).transpose(0, 1))
         # A list that is longer than its sequences would have values that nobody set.
         assert [len(q_NhK), len(k_MgK)] == [int(bounds_q[-1]), int(bounds_k[-1])]
-        return torch.cat(outs)
+        return torch.cat(outs).to(q_NhK.dtype)
 
     return attend
 
