@@ -32,6 +32,23 @@ CONFIG = {
 }  # fmt: skip
 
 
+# The same with experts in two of six layers, for `MODEL` and `CONFIG`.
+MOE_MODEL: dict[str, Any] = {
+    "pattern": "ME*-ME",
+    "moe": {
+        "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5, "shared": 28,
+        "aux_loss": 0.0, "bias_update_rate": 0.01,
+    },
+}  # fmt: skip
+MOE_CONFIG: dict[str, Any] = {
+    "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 2.5,
+    "layers_block_type": [
+        "linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe",
+    ],
+}  # fmt: skip
+
+
 def tiny(dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     """Return a model in which no weight is a constant; `min_step` is in force for some heads."""
     with warnings.catch_warnings():
@@ -40,7 +57,8 @@ def tiny(dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     made = NemotronHForCausalLM(NemotronHConfig(**{**CONFIG, **config})).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for name, weight in made.named_parameters():
+        biases = [pair for pair in made.named_buffers() if "correction_bias" in pair[0]]
+        for name, weight in [*made.named_parameters(), *biases]:
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
             # Time steps near the least one, and as different decays as of a trained model.
             start = -2.0 if "dt_bias" in name else 1.0 if "norm" in name or "A_log" in name else 0.0
@@ -62,7 +80,7 @@ def loaded(folder: Path) -> Any:
 def widened(model: Any) -> None:
     """Compute everything in float64: `transformers` norms and scans in float32, whatever the type.
 
-    Its scan says so by `float()`, which callers must make `double()`.
+    Its scan says so by `float()` and its router by `type()`, which callers must make `double()`.
     """
     widen(model)
 
@@ -85,11 +103,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2 colocated": {"cp": 2, "vision": 0},
     "tp2 apart": {"tp": 2, "vision": 2},
 }
+MOE_LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp2": {"tp": 2},
+    "tp2, split experts": {"tp": 2, "experts": {"tp": 2}, "sequence_parallel": True},
+    "ep2": {"dp": 2, "experts": {"ep": 2}},
+    "pp2, ep3": {"pp": 2, "dp": 3, "experts": {"ep": 3}},
+}
 
 
 def made(layout: str, folder: Path | None, precision: str = "fp32", **model: Any) -> Spec:
     """Return a spec whose language module starts from a folder; `vision` begins at a rank."""
-    grid = dict(LAYOUTS[layout])
+    grid = dict((LAYOUTS | MOE_LAYOUTS)[layout])
     first = grid.pop("vision", None)
     words = VOCAB + (first is not None)
     language = box(0, **grid, **({} if folder is None else {"init_from": str(folder)}))

@@ -36,8 +36,9 @@ def test_old_and_new_names_of_layers_are_the_same_pattern() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hybrid_override_pattern": "MEM*"}, "hybrid_override_pattern: moe"),
-        ({"layers_block_type": ["moe", "mlp", "moe"]}, "layers_block_type: moe"),
+        ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),
+        ({"hybrid_override_pattern": "MEM*", "topk_group": 2}, "topk_group: 2"),
+        ({"layers_block_type": ["moe", "mlp"], "moe_latent_size": 16}, "moe_latent_size: 16"),
         ({"layers_block_type": ["mlp", "conv"]}, "layers_block_type: conv"),
         ({"mlp_hidden_act": "silu"}, "mlp_hidden_act: silu"),
         ({"use_bias": True}, "use_bias: true"),
@@ -53,6 +54,78 @@ def test_a_folder_without_layers_is_refused() -> None:
         nemotron_h.keys({"model_type": "nemotron_h"})
     with pytest.raises(NoSuchPart):
         part_of(CONFIG, "decoder")
+
+
+# As NVIDIA's folder of Nemotron 3 Nano has it.
+NANO = {
+    "hybrid_override_pattern": "MEM*E", "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True,
+    "moe_shared_expert_intermediate_size": 80, "routed_scaling_factor": 2.5, "n_group": 1,
+    "topk_group": 1, "moe_latent_size": None,
+}  # fmt: skip
+
+
+def experts(**change: Any) -> dict[str, Any]:
+    """Return keys of our model that say the same as `NANO`."""
+    moe = {
+        "experts": 8, "top_k": 3, "width": 40, "shared": 80, "scale": 2.5, "score": "sigmoid",
+        "aux_loss": 1e-4, "bias_update_rate": 1e-3,
+    }  # fmt: skip
+    return {"pattern": NANO["hybrid_override_pattern"], "moe": moe | change}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"aux_loss": 0.0, "bias_update_rate": 0.0}, None),
+        ({"bias_update_rate": None}, "bias_update_rate: null"),
+        ({"top_k": 2}, "top_k: 2"),
+        ({"score": "softmax"}, "score: softmax"),
+    ],
+)
+def test_experts_of_a_folder_are_those_of_the_spec(
+    change: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    """How they are trained is for the spec to say, whether they have a bias is not."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | NANO))
+    (tmp_path / "model.safetensors").touch()
+    made = spec({"language": box(0, model=ours(**experts(**change)), init_from=str(tmp_path))})
+    found = [item for item in check(made) if item.is_error]
+    assert [item.path[-1] for item in found] == ([] if said is None else ["moe"])
+    assert said is None or said in found[0].headline
+
+
+def test_configurations_of_experts_say_the_same_both_ways() -> None:
+    model = model_from_data(ours(**experts()))
+    config = nemotron_h.config_of(model)
+    part = part_of(config, "hybrid")
+    assert part.not_computed() == ()
+    assert part.keys() == part_of(CONFIG | NANO, "hybrid").keys()
+    # transformers takes 0 for not said.
+    none = part_of(config | {"moe_shared_expert_intermediate_size": 0}, "hybrid").keys()
+    assert none["moe"]["shared"] == CONFIG["intermediate_size"]
+
+
+def test_experts_have_their_places() -> None:
+    model = model_from_data(ours(**experts()))
+    found = {
+        name: nemotron_h.place(f"layers.4.moe.{name}", model)
+        for name in (
+            "router.weight",
+            "router.expert_bias",
+            "experts.7.up.weight",
+            "shared.down.weight",
+        )
+    }
+    mixer = "model.layers.4.mixer"
+    assert {name: at.name for name, at in found.items()} == {
+        "router.weight": f"{mixer}.gate.weight",
+        "router.expert_bias": f"{mixer}.gate.e_score_correction_bias",
+        "experts.7.up.weight": f"{mixer}.experts.7.up_proj.weight",
+        "shared.down.weight": f"{mixer}.shared_experts.down_proj.weight",
+    }
+    assert [name for name, at in found.items() if at.at_least_fp32] == ["router.expert_bias"]
 
 
 def test_segments_fill_the_fused_tensors_without_a_gap() -> None:
@@ -79,14 +152,19 @@ def ours(**change: Any) -> dict[str, Any]:
 
 
 def test_what_is_no_nemotron_h_is_said() -> None:
-    """Experts are not written yet, and attention there knows no positions."""
-    for change, said in (({"pattern": "MEM*"}, "MEM*"), ({"rope_theta": 100.0}, "100")):
-        model = model_from_data(ours(**change))
-        [key] = change
-        assert obstacles(model) == [f"no nemotron_h with `{key}: {said}`"]
-    assert alone(
-        Modules(models={"language": model_from_data(ours())}, tokens={}, width=64), "language"
-    )
+    """Attention there knows no positions, and experts have biases and are not alone."""
+    for change, said in (
+        ({"rope_theta": 100.0}, "rope_theta: 100"),
+        (
+            experts(score="softmax", bias_update_rate=None),
+            "moe: {score: softmax, bias_update_rate: null}",
+        ),
+        (experts(shared=0), "moe: {shared: 0}"),
+    ):
+        assert obstacles(model_from_data(ours(**change))) == [f"no nemotron_h with `{said}`"]
+    for model in (ours(), ours(**experts())):
+        models = {"language": model_from_data(model)}
+        assert alone(Modules(models=models, tokens={}, width=64), "language")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.hugging_face.part import Part
 from mimo_launch.layout.hugging_face.registry import FAMILIES, part_of
-from mimo_launch.spec.model import Model, Strict, VitModel
+from mimo_launch.spec.model import Model, Moe, Strict, VitModel
 
 # What a key means where it is left out, by the property of the model that says so.
 _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
@@ -105,8 +105,10 @@ def _differences(family: Family[Any], model: Model) -> Iterator[str]:
     found = False
     for key, there in family.keys(family.config(model)).items():
         if value_of(model, key) != there:
-            found = True
-            yield f"`{key}: {text_of(value_of(model, key))}`"
+            found, here = True, value_of(model, key)
+            if isinstance(here, dict) and isinstance(there, dict):
+                here = {each: value for each, value in here.items() if value != there[each]}
+            yield f"`{key}: {text_of(here)}`"
     if not found and not family.fits(model):
         unlike = getattr(model, "positions", None) or getattr(model, "mrope", None)
         yield f"`{'positions' if hasattr(model, 'positions') else 'mrope'}: {text_of(unlike)}`"
@@ -142,9 +144,14 @@ def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | Non
 
 
 def value_of(model: Model, key: str) -> Any:
-    """Return what a model says by a key of its own, defaults applied."""
+    """Return what a model says by a key of its own, defaults applied.
+
+    Of experts that is what they compute, not how they are trained.
+    """
     derived = _DERIVED.get(key, key)
     found = getattr(model, derived if hasattr(model, derived) else key)
+    if isinstance(found, Moe):
+        return found.architecture()
     return found.model_dump() if isinstance(found, Strict) else found
 
 

@@ -119,14 +119,21 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -
 
 
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys without those that say what is so by default."""
+    """Return the keys without those that say what is so by default, in sections as well."""
     kept = dict(keys)
-    for key, value in keys.items():
-        rest = {name: each for name, each in kept.items() if name != key}
+
+    def is_said(rest: Mapping[str, Any], key: str) -> bool:
         try:
-            default = value_of(model_from_data({"kind": kind, **rest}), key)
-        except ValueError:  # The key has no default.
-            continue
-        if default == value:
+            return bool(value_of(model_from_data({"kind": kind, **rest}), key) == keys[key])
+        except ValueError:  # What was left out has no default.
+            return False
+
+    for key, value in keys.items():
+        if is_said(rest := {name: each for name, each in kept.items() if name != key}, key):
             kept = rest
+            continue
+        for inner in value if isinstance(value, dict) else ():
+            section = {name: each for name, each in kept[key].items() if name != inner}
+            if is_said({**kept, key: section}, key):
+                kept[key] = section
     return kept

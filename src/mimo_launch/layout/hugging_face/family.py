@@ -20,13 +20,15 @@ class Place:
 
     `num_rows` from `first_row` on are ours (None: all of the tensor), as of a fused q, k and v.
     `shape` is that of the whole tensor there, where it is not ours: the same elements in the same
-    order, as of a convolution [D, C, p, p] that is our linear map [D, C * p * p].
+    order, as of a convolution [D, C, p, p] that is our linear map [D, C * p * p]. What is written
+    `at_least_fp32` is no weight of a product, and transformers keeps it in fp32.
     """
 
     name: str
     first_row: int = 0
     num_rows: int | None = None
     shape: tuple[int, ...] | None = None
+    at_least_fp32: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Nemotron-H: hybrid models of Mamba-2, attention and MLP layers.
+"""Nemotron-H: hybrid models of Mamba-2, attention, MLP and mixture-of-experts layers.
 
 Decides: what its configuration means, which settings our hybrid model cannot compute, and where our
 segments are in its tensors, of which two are fused.
@@ -12,15 +12,17 @@ that a vocabulary may grow as theirs does.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mimo_launch.layout.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
+from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
-NEMOTRON_H = "nemotron_h"
+NEMOTRON_H, _MOE = "nemotron_h", "moe"
 # Letters by the names of layers, those that older versions wrote among them.
 _LETTERS = {
     "linear_attention": MAMBA,
@@ -28,9 +30,9 @@ _LETTERS = {
     "full_attention": ATTENTION,
     "attention": ATTENTION,
     "mlp": MLP,
-    "moe": EXPERTS,
+    _MOE: EXPERTS,
 }
-_NAMES = {MAMBA: "linear_attention", ATTENTION: "full_attention", MLP: "mlp"}
+_NAMES = {MAMBA: "linear_attention", ATTENTION: "full_attention", MLP: "mlp", EXPERTS: _MOE}
 _ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm_f.weight"}
 _LAYERS = {
     "norm": "norm",
@@ -38,28 +40,38 @@ _LAYERS = {
     **{f"mlp.{x}": f"mixer.{x}_proj" for x in ("up", "down")},
     "mamba.norm": "mixer.norm",
     "mamba.out": "mixer.out_proj",
+    "moe.router": "mixer.gate",
+    **{f"moe.shared.{x}": f"mixer.shared_experts.{x}_proj" for x in ("up", "down")},
 }
-_HEADS = {"A_log", "dt_bias", "D"}
+_EXPERT = re.compile(r"moe\.experts\.(\d+)\.(up|down)")
+_BIAS = "moe.router.expert_bias"
+_ALONE = {
+    **{f"mamba.{x}": f"mixer.{x}" for x in ("A_log", "dt_bias", "D")},
+    _BIAS: "mixer.gate.e_score_correction_bias",
+}
 # Layers that predict further tokens, which transformers leaves out as well.
 _IGNORED = re.compile(r"^mtp\.")
 _MIN_STEP = 0.001
+# What of its settings is computed.
+_ONLY = {
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "quantization_config": None,
+}
+_ONLY_OF_EXPERTS = {"n_group": 1, "topk_group": 1, "moe_latent_size": None}
 
 
 def not_computed(config: Config) -> Iterator[str]:
     """Yield, as `key: value`, what the model asks for and our hybrid model does not do."""
-    for key, only in (
-        ("mlp_hidden_act", "relu2"),
-        ("mamba_hidden_act", "silu"),
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("use_bias", False),
-        ("use_conv_bias", True),
-        ("quantization_config", None),
-    ):
+    where, layers = _layers(config)
+    for key, only in (_ONLY | _ONLY_OF_EXPERTS if _MOE in layers else _ONLY).items():
         if differs(config, key, only):
             yield f"{key}: {short(config[key])}"
-    key, layers = _layers(config)
-    yield from dict.fromkeys(f"{key}: {x}" for x in layers if x not in _LETTERS or x == "moe")
+    yield from dict.fromkeys(f"{where}: {x}" for x in layers if x not in _LETTERS)
 
 
 def keys(config: Config) -> dict[str, Any]:
@@ -90,8 +102,25 @@ def keys(config: Config) -> dict[str, Any]:
         "tied": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": number(config, "layer_norm_epsilon", 1e-5),
         "rope_theta": None,
-        "moe": None,
+        "moe": _experts(config) if _MOE in layers else None,
     }
+
+
+def _experts(config: Config) -> dict[str, Any]:
+    """Return `moe` of a hybrid model. Raises: ConfigError."""
+    dense = number(config, "intermediate_size", 21504)
+    moe = {
+        "experts": number(config, "n_routed_experts", 8),
+        "top_k": number(config, "num_experts_per_tok", 2),
+        "width": number(config, "moe_intermediate_size", 7688),
+        "score": "sigmoid",
+        "normalize": bool(config.get("norm_topk_prob", True)),
+        "scale": number(config, "routed_scaling_factor", 1.0),
+        # transformers takes 0 for not said, and makes nothing of `n_shared_experts`.
+        "shared": number(config, "moe_shared_expert_intermediate_size", 7688) or dense,
+        "bias_update_rate": 0.0,
+    }
+    return Moe.model_validate(moe).architecture()
 
 
 def _layers(config: Config) -> tuple[str, list[str]]:
@@ -103,8 +132,7 @@ def _layers(config: Config) -> tuple[str, list[str]]:
             return key, [str(layer) for layer in layers]
     if not isinstance(pattern, str) or not pattern:
         raise ConfigError("config.json does not say `layers_block_type`")
-    names = _NAMES | {EXPERTS: "moe"}
-    return "hybrid_override_pattern", [names.get(letter, letter) for letter in pattern]
+    return "hybrid_override_pattern", [_NAMES.get(letter, letter) for letter in pattern]
 
 
 def place(name: str, model: HybridModel) -> Place:
@@ -114,23 +142,30 @@ def place(name: str, model: HybridModel) -> Place:
     """
     if name in _ENDS:
         return Place(_ENDS[name])
-    _, index, rest = name.split(".", 2)
-    layer, _, kind = rest.rpartition(".")
-    mixer = f"model.layers.{index}.mixer"
+    _, index, inner = name.split(".", 2)
+    found = _in_layer(inner, model)
+    return replace(found, name=f"model.layers.{index}.{found.name}")
+
+
+def _in_layer(name: str, model: HybridModel) -> Place:
+    """Return where a tensor of a layer is, names being those inside the layer. Raises: KeyError."""
+    layer, _, kind = name.rpartition(".")
+    if name in _ALONE:
+        return Place(_ALONE[name], at_least_fp32=name == _BIAS)
     if layer in _LAYERS:
-        return Place(f"model.layers.{index}.{_LAYERS[layer]}.{kind}")
-    if layer == "mamba" and kind in _HEADS:
-        return Place(f"{mixer}.{kind}")
+        return Place(f"{_LAYERS[layer]}.{kind}")
+    if expert := _EXPERT.fullmatch(layer):
+        return Place(f"mixer.experts.{expert[1]}.{expert[2]}_proj.{kind}")
     sizes = model.mamba
     if sizes is None:
         raise KeyError(name)
     if layer.startswith("mamba.conv."):
         shape = (sizes.inner + 2 * sizes.shared, 1, sizes.conv) if kind == "weight" else None
         first, rows = _rows(_convolved(sizes), layer.removeprefix("mamba.conv."))
-        return Place(f"{mixer}.conv1d.{kind}", first, rows, shape)
+        return Place(f"mixer.conv1d.{kind}", first, rows, shape)
     fused = {"z": sizes.inner, **_convolved(sizes), "dt": sizes.heads}
     first, rows = _rows(fused, layer.removeprefix("mamba."))
-    return Place(f"{mixer}.in_proj.{kind}", first, rows)
+    return Place(f"mixer.in_proj.{kind}", first, rows)
 
 
 def _convolved(sizes: MambaSizes) -> dict[str, int]:
@@ -156,14 +191,11 @@ def fits(model: HybridModel) -> bool:
 
 
 def config_of(model: HybridModel) -> Config:
-    """Return the configuration of a hybrid model of ours, as transformers 5 writes it.
-
-    Experts are left out: that of a model with some is, by its layers, that of another.
-    """
+    """Return the configuration of a hybrid model of ours, as transformers 5 writes it."""
     sizes = model.mamba or MambaSizes.model_validate({"heads": 128})
     return {
         "model_type": NEMOTRON_H,
-        "layers_block_type": [_NAMES.get(letter, "mlp") for letter in model.pattern],
+        "layers_block_type": [_NAMES[letter] for letter in model.pattern],
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.num_kv_heads,
@@ -179,6 +211,21 @@ def config_of(model: HybridModel) -> Config:
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied,
         "layer_norm_epsilon": model.norm_eps,
+        **({} if model.moe is None else _config_of_experts(model.moe)),
+    }
+
+
+def _config_of_experts(moe: Moe) -> Config:
+    return {
+        "n_routed_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.width,
+        "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": moe.shared,
+        "norm_topk_prob": moe.normalize,
+        "routed_scaling_factor": moe.scale,
+        "n_group": 1,
+        "topk_group": 1,
     }
 
 

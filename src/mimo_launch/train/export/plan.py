@@ -6,7 +6,7 @@ Leaves: reading, writing and renaming to `export`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -163,7 +163,7 @@ class Exporter:
             at = places[key]
             return Place(key) if at is None else replace(at, name=part.file_name(at.name))
 
-        dtype_of = self._dtypes(name)
+        dtype_of = self._dtypes(name, places)
         made = [
             file_tensors(
                 {key: shape for key, shape in segments.items() if (key in ends) == is_end},
@@ -176,8 +176,10 @@ class Exporter:
         ]
         return made[0], made[1]
 
-    def _dtypes(self, name: str) -> Callable[[str], torch.dtype]:
-        """Return what gives the type of a segment."""
+    def _dtypes(
+        self, name: str, places: Mapping[str, Place | None]
+    ) -> Callable[[str], torch.dtype]:
+        """Return what gives the type of a segment, by its place in the files to be written."""
         model, source = self.modules.models[name], self.sources[name]
 
         def of_segment(key: str) -> torch.dtype:
@@ -185,7 +187,10 @@ class Exporter:
                 at = None if source is None else source.part.place(key, model)
             except KeyError:  # A segment that `init_partial` let the model have besides.
                 at = None
-            return self._dtype(name, None if at is None else at.name)
+            found = self._dtype(name, None if at is None else at.name)
+            there = places[key]
+            keeps = there is not None and there.at_least_fp32
+            return torch.promote_types(found, torch.float32) if keeps else found
 
         return of_segment
 
