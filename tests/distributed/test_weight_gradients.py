@@ -15,6 +15,7 @@ from mimo_launch.grids.world import DeviceKind, device_for
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.modules import sharding
+from mimo_launch.parallel.experts import Experts
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.parallel.segments import SegmentedModule
 from mimo_launch.spec.model import Spec
@@ -119,6 +120,49 @@ def judge(exact: list[Any], mine: list[Any], theirs: list[Any]) -> None:
     )
     assert want.keys() == got.keys() == other.keys()
     assert 0 < error(got, want) <= 1.05 * error(other, want) < 0.05
+
+
+def types_between_backwards(spec: Spec, plant: bool) -> set[torch.dtype]:
+    """Return the types in which gradients of experts wait for the backwards that follow."""
+    before = sharding.MixedPrecisionPolicy
+
+    def policy(**given: Any) -> Any:
+        return before(**{**given, "reduce_dtype": given["param_dtype"]})
+
+    if plant:
+        sharding.MixedPrecisionPolicy = policy  # type: ignore[assignment, misc]
+    seen: set[torch.dtype] = set()
+    inputs = step_inputs(build_dataset(spec), "train", tuple(range(spec.batch.global_)), 0)
+    try:
+        with RankSession(spec) as session:
+            (network,) = session.modules["language"].stages.values()
+            units: list[Any] = [m for m in network.modules() if isinstance(m, Experts)]
+            weights = [p for m in units for p in m._get_fsdp_state()._fsdp_param_group.fsdp_params]
+            correct = session.executor.stages.backward
+
+            def backward(*args: Any) -> None:
+                correct(*args)
+                for weight in weights:
+                    waiting = weight.unsharded_accumulated_grad
+                    if waiting is None and hasattr(weight, "_unsharded_param"):
+                        waiting = weight.unsharded_param.grad
+                    seen.update(() if waiting is None else (waiting.dtype,))
+
+            session.executor.stages.backward = backward  # type: ignore[method-assign]
+            session.gradients(inputs)
+    finally:
+        sharding.MixedPrecisionPolicy = before  # type: ignore[misc]
+    return seen
+
+
+def test_gradients_of_experts_wait_in_fp32() -> None:
+    """Their products are grouped and cannot add to a sum, so FSDP2 does."""
+    moe = {"experts": 4, "top_k": 2, "width": 16}
+    case: Case = {"vision": {"dp": 2}, "microbatches": 4}
+    case["language"] = {"dp": 2, "experts": {"ep": 2}, "model": {"moe": moe}}
+    for plant, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        found = run_ranks(types_between_backwards, made(case, "bf16"), plant, world_size=2)
+        assert found == [{dtype}] * 2
 
 
 def error(found: dict[Any, Tensor], want: dict[Any, Tensor]) -> float:
