@@ -88,6 +88,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     found |= {"split experts"} if experts.size("tp") > 1 else set()
     found |= {"replicas of experts"} if experts.size("dp") > 1 else set()
     found |= {"shared expert"} if moe.shared else set()
+    found |= {"biases of experts"} if moe.bias_update_rate else set()
     found |= {"every expert chosen"} if moe.top_k == moe.experts else set()
     found |= {"experts, full sharding"} if module.sharding == "full" else set()
     found |= {"experts, recompute"} if module.recompute == "full" else set()

@@ -466,6 +466,7 @@ def _experts(
         "scale": draw(st.sampled_from([1.0, 2.5])),
         "shared": draw(st.sampled_from([0, 4 * tp])),
         "aux_loss": draw(st.sampled_from([0.5, 0.01, 0.0])),
+        "bias_update_rate": draw(st.sampled_from([None, 0.01, None])),
         "every": (every := draw(st.integers(1, min(2, layers)))),
         # The last layer that `every` names has experts in any case.
         "first_dense": draw(st.integers(0, min(2, layers - layers % every - 1))),
