@@ -76,7 +76,7 @@ def test_a_setting_under_which_jobs_hang_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_gpus_are_counted_in_another_process() -> None:
-    gpus.num_gpus.cache_clear()
+    gpus.gpus_here.cache_clear()
     assert gpus.num_gpus() == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
@@ -84,12 +84,14 @@ COUNTED = """
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from mimo_launch.cli.start import Start
 from mimo_launch.launcher import gpus
 
-gpus._look = lambda writer: writer.send(2 * ("torch._dynamo" in sys.modules))
-start = partial(Start, spec=None, task=None, file=None, runs=Path(), say=None, show=None)
+gpus._look = lambda writer: writer.send(gpus.Gpus(2 * ("torch._dynamo" in sys.modules)))
+spec = SimpleNamespace(modules={})
+start = partial(Start, spec=spec, task=None, file=None, runs=Path(), say=None, show=None)
 assert start(device="cpu").on_host_of(2).device == "cpu"
 assert "torch" not in sys.modules, "no GPU to look for"
 assert start().on_host_of(2).device == "cuda"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mimo_launch.grids.world import DeviceKind
     from mimo_launch.launcher.ranks import RankDevice
     from mimo_launch.plan.calibration import Calibration
+    from mimo_launch.spec.model import Spec
 
 
 class Device(StrEnum):
@@ -76,12 +77,14 @@ def constants_of(path: Path | None) -> "Calibration | None":
         raise typer.BadParameter(str(error), param_hint="--calibration") from None
 
 
-def device_here(wanted: "DeviceKind", num_workers: int) -> "RankDevice":
+def device_here(spec: "Spec", wanted: "DeviceKind", num_workers: int) -> "RankDevice":
     """Return the device of so many workers on this host. Raises: typer.BadParameter."""
-    from mimo_launch.launcher.gpus import NotEnoughGpus, device_of
+    from mimo_launch.launcher.gpus import NotEnoughGpus, device_of, refuse_backends
 
     try:
-        return device_of(wanted, num_workers)
+        device = device_of(wanted, num_workers)
+        refuse_backends(spec, device)
+        return device
     except NotEnoughGpus as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
 

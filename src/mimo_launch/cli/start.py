@@ -72,7 +72,7 @@ class Start:
             from mimo_launch.launcher.preload import import_for_workers
 
             import_for_workers()  # Now: else the child that counts GPUs would import torch as well.
-        return replace(self, device=device_here(self.device, num_workers))
+        return replace(self, device=device_here(self.spec, self.device, num_workers))
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:

@@ -128,7 +128,7 @@ def _prove(
     if illegal:
         console.note(f"the spec cannot be proved small: {illegal[0].headline}")
         raise typer.Exit(1)
-    place = device_here(device.value, world_size(small))
+    place = device_here(small, device.value, world_size(small))
     if not quiet:
         console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")
     try:

@@ -129,6 +129,17 @@ MODEL_CODES = (
         "backend: transformer_engine     # in a module\ntrain: {precision: bf16}",
     ),
     Code(
+        "fp8-cannot",
+        "A module is to multiply in 8 bits, and something is in the way.",
+        "Only Transformer Engine has such products here, and they take every size in steps of 16: "
+        "widths of a tp rank, and tokens of a microbatch (of a cp rank and, under sequence "
+        "parallelism, of a tp rank). Patches of images are padded, text is not.",
+        "backend: transformer_engine     # in a module\nfp8: {}\n"
+        "model: {kind: decoder, hidden: 200, heads: 5}",
+        "backend: transformer_engine     # in a module\nfp8: {}\n"
+        "model: {kind: decoder, hidden: 256, heads: 8}",
+    ),
+    Code(
         "mlp-over-tp",
         "The width inside the MLP does not split over tp.",
         "Each tp rank holds an equal part of it. When `mlp` is not given it follows from "

@@ -12,6 +12,7 @@ PYTORCH_NVML_BASED_CUDA_CHECK is set and NVML answers.
 import multiprocessing
 import os
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from mimo_launch.grids.world import DeviceKind
+    from mimo_launch.spec.model import Spec
 
 # Of each rank: the last transfers and collectives, with shapes, states and the stack of each start.
 RECORDED_TRANSFERS = "2000"
@@ -37,6 +39,8 @@ _SETTINGS = {
     # Warnings go to the standard output of the rank, which is a file of its own.
     "NCCL_DEBUG": "WARN",
 }
+# Of the first GPUs with products in 8 bits.
+FP8_CAPABILITY = (8, 9)
 _OTHER_NAMES = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
@@ -45,24 +49,37 @@ _OTHER_NAMES = {
 
 
 class NotEnoughGpus(ValueError):
-    """A job cannot run on the GPUs of this host; the message says what to write instead."""
+    """A job cannot run on what this host has; the message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs that workers of a host would see: how many, the least compute capability of them."""
+
+    count: int
+    capability: tuple[int, int] = (0, 0)
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs that workers of this host would see."""
+    return gpus_here().count
 
 
 @lru_cache(maxsize=1)
-def num_gpus() -> int:
-    """Return the number of GPUs that workers of this host would see."""
+def gpus_here() -> Gpus:
+    """Return what workers of this host would see."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # It is too late to be careful.
-        return int(torch.cuda.device_count())
+        return _seen()
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     child = context.Process(target=_look, args=(writer,), daemon=True)
     child.start()
     writer.close()
     try:
-        found: int = reader.recv()
+        found: Gpus = reader.recv()
     except EOFError:  # A driver that ends the process that asks has no GPU to offer.
-        found = 0
+        found = Gpus(0)
     child.join()
     reader.close()
     return found
@@ -74,7 +91,16 @@ def _look(writer: Connection) -> None:
     # Which `preload` sets for the sake of its own process. A child may ask the driver, and learns
     # whether that works.
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-    writer.send(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    writer.send(_seen() if torch.cuda.is_available() else Gpus(0))
+
+
+def _seen() -> Gpus:
+    import torch
+
+    count = torch.cuda.device_count()
+    return Gpus(
+        count, min((torch.cuda.get_device_capability(i) for i in range(count)), default=(0, 0))
+    )
 
 
 def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
@@ -99,6 +125,26 @@ def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
             "the job hangs; unset it"
         )
     return "cuda"
+
+
+def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
+    """Raise NotEnoughGpus if a module wants layers or numbers that the device does not have."""
+    for name, module in spec.modules.items():
+        if module.backend != "transformer_engine":
+            continue
+        if device == "cpu":
+            raise NotEnoughGpus(
+                f"`{name}` takes its layers from transformer_engine, which needs GPUs; write "
+                f"--set modules.{name}.backend=torch"
+                + ("" if module.fp8 is None else f" --set modules.{name}.fp8=null")
+            )
+        major, minor = gpus_here().capability
+        if module.fp8 is not None and (major, minor) < FP8_CAPABILITY:
+            raise NotEnoughGpus(
+                f"`{name}` is to multiply in 8 bits, for which GPUs of compute capability 8.9 or "
+                f"later are needed (Ada, Hopper), and this host has one of {major}.{minor}; write "
+                f"--set modules.{name}.fp8=null"
+            )
 
 
 def refuse_initialised_cuda() -> None:

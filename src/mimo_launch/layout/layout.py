@@ -52,6 +52,7 @@ class ModuleLayout:
     `patches_per_row` patches become one row (pixel shuffle), each image may have a `class_token`
     besides, and samples move among replicas as
     `balance` says (see `owners`). `experts` is where those of a mixture stand, if it has any.
+    `fp8`: blocks multiply in 8 bits, which take tokens in steps only.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ModuleLayout:
     class_token: bool = False
     balance: Balance = "linked"
     experts: ExpertView | None = None
+    fp8: bool = False
 
     @property
     def is_language(self) -> bool:
@@ -210,6 +212,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         class_token=isinstance(module.model, VitModel) and module.model.class_token,
         balance=module.balance,
         experts=_expert_view(module, grid),
+        fp8=module.fp8 is not None,
     )
 
 

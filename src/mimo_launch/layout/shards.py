@@ -13,12 +13,16 @@ Language end: the token list of a microbatch is the samples one after another. C
 gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.owners import encoder_samples
+
+# Products in 8 bits take tokens, and features, in steps of so many (cuBLASLt: 16 bytes).
+FP8_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,13 @@ def even_cut(total: int, parts: int, index: int) -> range:
 def local_rows(module: ModuleLayout, total: int) -> int:
     """Return how many of a replica's `total` rows each cp rank holds, padding included.
 
-    Padded so that every cp rank, and under sequence parallelism every tp rank, holds equally many.
+    Padded so that every cp rank, and under sequence parallelism every tp rank, holds equally many,
+    and for FP8 patches in steps that its products take.
     """
     cp_size = module.grid.size("cp")
     unit = cp_size * (module.grid.size("tp") if module.sequence_parallel else 1)
+    if module.fp8:
+        unit *= FP8_STEP // math.gcd(FP8_STEP, module.patches_per_row)
     return -(-total // unit) * unit // cp_size
 
 

@@ -27,6 +27,7 @@ from mimo_launch.parallel.added_loss import LossMeter
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.segments import DeclaredParameter, declared_parameters
+from mimo_launch.parallel.te_fp8 import Fp8
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
@@ -101,6 +102,8 @@ def build_modules(
             compiled=_compiles(spec, module.name, grids.device),
             owner=module.name,
             backend=spec.modules[module.name].backend,
+            fp8=_fp8(spec, module.name, grids),
+            replicas=grids.group(module.name, "dp", "cp"),
             clock=clock,
             **_expert_groups(module, grids),
         )
@@ -122,6 +125,8 @@ def build_modules(
             given = plain_values(spec, module.name, network)
             init_parameters(module.name, network, spec.train.seed, randomise=randomise, given=given)
             stages[stage.index] = network
+        if context.fp8 is not None:
+            context.fp8.allocate()
         terms = FiniteFlag(context.device)
         modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)
     return modules
@@ -197,10 +202,14 @@ def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
     if module.experts is None:
         return {}
     ep, tp = (grids.group(module.name, axis) for axis in ("ep", "expert_tp"))
-    replicas = grids.group(module.name, "dp", "cp")
-    return {
-        "ep": ep,
-        "expert_tp": tp,
-        "replicas": replicas,
-        "meter": LossMeter(grids.device),
-    }
+    return {"ep": ep, "expert_tp": tp, "meter": LossMeter(grids.device)}
+
+
+def _fp8(spec: Spec, name: str, grids: GridSet) -> Fp8 | None:
+    """Return what keeps the scales of a module that multiplies in 8 bits."""
+    module = spec.modules[name]
+    if module.fp8 is None:
+        return None
+    tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
+    # Fully sharded weights go as soon as they are used, and copies of them should not stay.
+    return Fp8(module.fp8, tp, replicas, cached=module.sharding == "optimizer")

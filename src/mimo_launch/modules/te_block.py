@@ -6,6 +6,7 @@ initial values, kinds of gradient. A checkpoint of one backend is a checkpoint o
 Leaves: attention to `parallel.te_attention`.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mimo_launch.layout.layout import Stage
+from mimo_launch.layout.shards import FP8_STEP
 from mimo_launch.modules.block import Block, BlockShape
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import CausalMask, ImageMask
@@ -60,9 +62,9 @@ class TeGeluMlp(nn.Module):
         self.output = layers.row(shape.mlp, shape.width, bias=shape.bias)
         self.activation = ACTIVATIONS[shape.activation]
 
-    def forward(self, x_nD: Tensor) -> Tensor:
-        """Return the MLP of every token."""
-        out: Tensor = self.output(self.activation(self.inputs(x_nD)))
+    def forward(self, x_nD: Tensor, first: bool | None = None) -> Tensor:
+        """Return the MLP of every token; `first` is for FP8."""
+        out: Tensor = self.output(self.activation(self.inputs(x_nD, first)), first)
         return out
 
 
@@ -75,10 +77,11 @@ class TeBlock(SegmentedModule):
         shape: BlockShape,
         canonical: dict[str, Segment],
         *,
+        name: str,
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.name, self.fp8, self.recompute = name, layers.context.fp8, recompute
         self.attention = TeAttention(
             layers,
             width=shape.width,
@@ -99,13 +102,18 @@ class TeBlock(SegmentedModule):
         else:
             raise ValueError(f"no layer for a gated MLP with biases: {shape}")
         self.segments = adopted_segments(self, canonical)
+        for path, layer in self.named_modules():
+            is_product = any(weight.dim() == 2 for weight in layer.parameters(recurse=False))
+            if self.fp8 is not None and is_product:
+                self.fp8.add(f"{name}.{path}", layer)
 
     def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
         """Return the block's output for every token."""
         if x_nD.shape[0] == 0:
-            # The kernels take no empty list: a token of zeros goes through, and nobody sees it.
-            # Its gradients are zeros, which the other ranks of a reduction wait for.
-            return self._run(F.pad(x_nD, (0, 0, 0, 1)), mask)[:0].clone()
+            # The kernels take no empty list: tokens of zeros go through, and nobody sees them.
+            # Their gradients are zeros, which the other ranks of a reduction wait for.
+            tokens = 1 if self.fp8 is None else FP8_STEP
+            return self._run(F.pad(x_nD, (0, 0, 0, tokens)), mask)[:0].clone()
         return self._run(x_nD, mask)
 
     def _run(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
@@ -116,8 +124,11 @@ class TeBlock(SegmentedModule):
         return self._compute(x_nD, mask)
 
     def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
-        x_nD = x_nD + self.attention(x_nD, mask)
-        out: Tensor = x_nD + self.mlp(x_nD)
+        first = None if self.fp8 is None else self.fp8.is_first(self.name)
+        # Here, so that recomputing runs in it as well.
+        with nullcontext() if self.fp8 is None else self.fp8.running():
+            x_nD = x_nD + self.attention(x_nD, mask, first)
+            out: Tensor = x_nD + self.mlp(x_nD, first)
         return out
 
 
@@ -166,5 +177,8 @@ def te_blocks(
     layers, canonical = te_layers(context), canonical_segments(context, shape)
     numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
     return nn.ModuleDict(
-        {str(i): TeBlock(layers, shape, canonical, recompute=recompute) for i in numbers}
+        {
+            str(i): TeBlock(layers, shape, canonical, name=f"layers.{i}", recompute=recompute)
+            for i in numbers
+        }
     )

@@ -1,7 +1,7 @@
 """One optimizer per module, its settings merged from the spec.
 
 Decides: parameter groups, what decays, how an update is scaled or skipped by the device alone; that
-biases of experts move with the weights.
+biases of experts and scales of FP8 move with the weights.
 Relies on: torch's fused AdamW and SGD, which take both as tensors for `torch.amp.GradScaler`.
 Leaves: gradients to `gradients`, the scale and the verdict to `totals`.
 """
@@ -39,6 +39,7 @@ class Updates:
             for name, module in modules.items()
             if not module.layout.frozen
         }
+        self._fp8 = [m.context.fp8 for m in modules.values() if m.context.fp8 is not None]
         self._biases = [
             (modules[name].context, tuple(_biases(modules[name]))) for name in self.by_module
         ]
@@ -60,7 +61,8 @@ class Updates:
         gradients is of no use. Both are scalars of the device, `skip` float32, `divisor` float64;
         the host waits for neither.
 
-        Ranks: collective over the ranks of a stage whose experts have a bias that moves.
+        Ranks: collective over the ranks of a stage with FP8, or whose experts have a bias that
+        moves.
         """
         rates = self.learning_rates(step)
         for name, update in self.by_module.items():
@@ -73,6 +75,8 @@ class Updates:
         for context, biases in self._biases:
             if biases:
                 move_biases(biases, context, skip)
+        for fp8 in self._fp8:
+            fp8.update(skip)
 
     def clear(self) -> None:
         """Drop all gradients and loads of experts; moments and step counts stay."""

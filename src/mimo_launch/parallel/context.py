@@ -20,6 +20,7 @@ from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.added_loss import LossMeter
 from mimo_launch.parallel.segments import Segment, TpGrad
+from mimo_launch.parallel.te_fp8 import Fp8
 
 SINGLE = Group((0,), 0, None)
 
@@ -46,7 +47,8 @@ class ParallelContext:
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
     provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
     `meter` adds up the losses that balance their load, `clock` notes when tokens travel. `replicas`
-    (dp x cp) are the ranks that hold the same layers and other tokens, where there are experts.
+    (dp x cp) are the ranks that hold the same layers and other tokens. `fp8`: blocks multiply in 8
+    bits.
     """
 
     tp: Group = SINGLE
@@ -58,6 +60,7 @@ class ParallelContext:
     compiled: bool = False
     owner: str = ""
     backend: Literal["torch", "transformer_engine"] = "torch"
+    fp8: Fp8 | None = None
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
     replicas: Group = SINGLE

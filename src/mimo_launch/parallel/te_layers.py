@@ -147,8 +147,8 @@ class TeLayers:
 def te_layers(context: ParallelContext) -> TeLayers:
     """Return the maker of layers for a module.
 
-    Raises: BackendError without a GPU, for another type than bf16 and fp16, or when the package
-    cannot be imported.
+    Raises: BackendError without a GPU or with one that cannot do what is asked, for another type
+    than bf16 and fp16, or when the package cannot be imported.
     """
     if context.device.type != "cuda":
         raise BackendError(
@@ -161,6 +161,11 @@ def te_layers(context: ParallelContext) -> TeLayers:
             "use `backend: torch`, or `train.precision: bf16`"
         )
     te = load_transformer_engine()
+    if context.fp8 is not None:
+        try:
+            context.fp8.open(te)
+        except RuntimeError as error:
+            raise BackendError(f"`fp8` of `{context.owner}`: {error}") from error
     stream: Any = torch.cuda.Stream(context.device) if context.cp.size > 1 else None  # type: ignore[no-untyped-call]
     return TeLayers(te, context, stream)
 

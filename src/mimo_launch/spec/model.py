@@ -34,6 +34,7 @@ from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
     EvalSpec,
+    Fp8Spec,
     LogSpec,
     LrSchedule,
     ModuleOptimizer,
@@ -63,6 +64,7 @@ __all__ = [
     "EncoderModel",
     "EvalSpec",
     "ExpertGrid",
+    "Fp8Spec",
     "Grid",
     "HybridModel",
     "ImageInput",
@@ -146,6 +148,12 @@ class ModuleSpec(Strict):
     recompute: Literal["none", "full"] = Field("none", description="Recompute activations.")
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
+    )
+    fp8: Fp8Spec | None = Field(
+        None,
+        description="Multiply in 8 bits in the blocks of this module; needs `backend: "
+        "transformer_engine` and GPUs that can. `{}` takes all defaults.",
+        examples=["{scaling: current}"],
     )
     compile: bool | Literal["auto"] = Field(
         "auto",

@@ -22,6 +22,24 @@ class ModuleOptimizer(Strict):
     )
 
 
+class Fp8Spec(Strict):
+    """Matrix products of a module's blocks in 8 bits."""
+
+    scaling: Literal["delayed", "current"] = Field(
+        "delayed",
+        description="`delayed`: scales follow from the largest magnitudes of earlier steps. "
+        "`current`: from those of the tensor itself, which takes one more pass over it.",
+    )
+    format: Literal["hybrid", "e4m3"] = Field(
+        "hybrid",
+        description="`e4m3` has three bits of mantissa, also for gradients; `hybrid` gives these "
+        "two, and a wider range.",
+    )
+    amax_history: PositiveInt = Field(
+        1024, description="With `delayed`: steps whose largest magnitudes a scale is made for."
+    )
+
+
 ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "bubble_filling"]
 
 

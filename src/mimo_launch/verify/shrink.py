@@ -157,6 +157,7 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
             "init_partial": False,
             # The layers that compute in float64; their tests compare the others with them.
             "backend": "torch",
+            "fp8": None,
         }
     )
 

@@ -84,6 +84,7 @@ def _alone(module: RankModule) -> ParallelContext:
         tp=part,
         cp=SINGLE,
         sequence_parallel=False,
+        fp8=None if module.context.fp8 is None else module.context.fp8.alone(),
         dtype=module.context.compute_dtype,  # As FSDP hands weights to layers.
     )
 

@@ -1,7 +1,8 @@
 """The state of a rank as boxes of full tensors, whatever its layout.
 
-Decides: the names of saved tensors (`weights/SEGMENT`, `exp_avg/SEGMENT`, ...) and which rank saves
-which part: the one that counts it in the gradient norm, so that each element is saved once.
+Decides: the names of saved tensors (`weights/SEGMENT`, `exp_avg/SEGMENT`, ..., `fp8/LAYER...`) and
+which rank saves which part: the one that counts it in the gradient norm, so that each element is
+saved once.
 Relies on: segments for where a local tensor lies in the full one; FSDP2 sharding moments like
 weights.
 Leaves: reading and writing to `storage`.
@@ -22,6 +23,7 @@ from mimo_launch.parallel.segments import DeclaredParameter
 
 WEIGHTS = "weights"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+FP8 = "fp8/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,27 @@ def weight_chunks(module: RankModule) -> Iterator[Chunk]:
 
 
 def state_chunks(modules: dict[str, RankModule], updates: Updates) -> Iterator[Chunk]:
-    """Yield this rank's parts of all weights and of all optimizer state.
+    """Yield this rank's parts of all weights, of all optimizer state and of the scales of FP8.
 
     An optimizer that has not made a step yet gets the state it would start with.
     """
     for module in modules.values():
         yield from weight_chunks(module)
+        yield from _scales(module)
     for item, state in _states(modules, updates):
         for moment in MOMENTS:
             for part in local_segments([item], partial(_value, state[moment])):
                 yield _chunk(moment, part)
+
+
+def _scales(module: RankModule) -> Iterator[Chunk]:
+    """Yield what FP8 remembers from step to step, the same on all ranks of a stage."""
+    fp8 = module.context.fp8
+    if fp8 is None:
+        return
+    for name, tensor in fp8.tensors():
+        shape = tuple(tensor.shape)
+        yield Chunk(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
 
 
 def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.train.checkpoint.chunks import (
+    FP8,
     MOMENTS,
     WEIGHTS,
     set_update_counts,
@@ -101,8 +102,14 @@ def load_state(
     Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing or has another
     shape; CheckpointError if a file cannot be read.
     """
-    chunks = list(state_chunks(session.modules, session.updates))
-    found = fit(saved_shapes(usable.path), chunks, group)
+    saved = saved_shapes(usable.path)
+    # Of another backend or history: scales find their values within a few steps.
+    chunks = [
+        chunk
+        for chunk in state_chunks(session.modules, session.updates)
+        if not chunk.name.startswith(FP8) or saved.get(chunk.name) == chunk.shape
+    ]
+    found = fit(saved, chunks, group)
     moments = tuple(
         name for name in found.missing if name.startswith(tuple(f"{m}/" for m in MOMENTS))
     )

@@ -1,0 +1,164 @@
+"""Products in FP8 by Transformer Engine, with scales that change once a step and by module.
+
+Decides: when the scales of a module follow its magnitudes, and over which ranks these are compared.
+Relies on: transformer-engine 2.20: with delayed scaling a layer's `amax_history[0]` gathers the
+largest magnitudes of its tensors until the next update.
+Leaves: which layers there are to `modules.te_block`, saving their state to `train.checkpoint`.
+
+The package would update scales by itself, at the end of each outermost `autocast` and in the
+first backward after it: those of all modules of the process, each with a collective. But ranks of
+a pipeline come there at different times, and one with two modules would update both whenever either
+has run. So an empty `autocast` stays around everything, no other one is outermost, and `Fp8.update`
+does the same once per step, on all ranks of a stage at the same place.
+
+Sources: FP8 formats (arXiv:2209.05433); Transformer Engine's user guide for delayed and current
+scaling.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.collectives import all_reduce_max
+from mimo_launch.grids.grid_set import Group
+from mimo_launch.spec.model import Fp8Spec
+
+# As the package calls the two ways.
+_STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
+
+
+class Fp8:
+    """FP8 of one module on one rank: its recipe, its layers and their scales.
+
+    With `cached`, weights are cast once a step; they must be gathered all the while.
+    """
+
+    def __init__(self, settings: Fp8Spec, tp: Group, replicas: Group, *, cached: bool) -> None:
+        """Make nothing yet. `replicas` (dp x cp) hold the same layers and other tokens."""
+        self.settings, self._groups, self._cached = settings, (tp, replicas), cached
+        self._layers: dict[str, Any] = {}
+        self._te: Any = None
+        self._recipe: Any = None
+        self._step = 0
+        self._cast: dict[str, int] = {}
+
+    def alone(self) -> "Fp8":
+        """Return the same for other layers, which no other rank has a part in."""
+        single = Group((0,), 0, None)
+        return Fp8(self.settings, single, single, cached=self._cached)
+
+    def open(self, te: ModuleType) -> None:
+        """Take the package into use. Raises: RuntimeError with its words if the GPU cannot."""
+        can, reason = te.is_fp8_available(return_reason=True)
+        if not can:
+            raise RuntimeError(reason)
+        recipes = importlib.import_module("transformer_engine.common.recipe")
+        numbers = {"hybrid": recipes.Format.HYBRID, "e4m3": recipes.Format.E4M3}
+        number = numbers[self.settings.format]
+        if self.settings.scaling == "delayed":
+            history = self.settings.amax_history
+            self._recipe = recipes.DelayedScaling(fp8_format=number, amax_history_len=history)
+        else:
+            self._recipe = recipes.Float8CurrentScaling(fp8_format=number)
+        self._te = te
+        _hold_back_updates()
+
+    def add(self, name: str, layer: nn.Module) -> None:
+        """Take a layer in, which has a weight or two; the same ones on all ranks of a stage."""
+        self._layers[name] = layer
+
+    def allocate(self) -> None:
+        """Make the scales of all layers, on the current device: before the first step."""
+        with self._autocast():
+            for layer in self._layers.values():
+                layer.init_fp8_metadata(num_gemms=2 if hasattr(layer, "fc2_weight") else 1)
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return what layers run in.
+
+        Without gradients that is nothing: an evaluation, whose magnitudes are no part of training,
+        computes in 16 bits.
+        """
+        return self._autocast() if torch.is_grad_enabled() else nullcontext()
+
+    def is_first(self, block: str) -> bool | None:
+        """Return whether a block casts its weights: None for every time, else once a step."""
+        if not self._cached or not torch.is_grad_enabled():
+            return None
+        first = self._cast.get(block) != self._step
+        self._cast[block] = self._step
+        return first
+
+    def update(self, skip: Tensor | None) -> None:
+        """End a step: weights are to be cast anew, and delayed scales follow what was seen.
+
+        Where `skip`, a scalar of the device, is 1, what was seen is forgotten.
+
+        Ranks: collective over the ranks of a stage.
+        """
+        self._step += 1
+        if self.settings.scaling != "delayed" or not self._layers:
+            return
+        states = {way: self._states(key) for way, key in _STATES.items()}
+        seen = torch.cat([state.amax_history[0] for way in states.values() for state in way])
+        if skip is not None:
+            seen = torch.where(skip > 0, 0.0, seen)
+        for group in self._groups:
+            seen = all_reduce_max(seen, group)
+        sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
+        quantization: Any = importlib.import_module("transformer_engine.pytorch.quantization")
+        kernels: Any = importlib.import_module("transformer_engine_torch")
+        parts = torch.split(seen, sizes)
+        for (way, held), part in zip(states.items(), parts, strict=True):
+            kernels.fused_amax_and_scale_update_after_reduction(
+                part,
+                [state.amax_history for state in held],
+                [state.scale for state in held],
+                self._recipe.amax_compute_algo,
+                quantization.get_fp8_te_dtype(self._recipe, way == "forward"),
+                self._recipe.margin,
+            )
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the state of delayed scaling, the same on all ranks of a stage.
+
+        A history is [steps, tensors of the layer], scales are [tensors of the layer].
+        """
+        if self.settings.scaling != "delayed":
+            return
+        for name, layer in self._layers.items():
+            for way, key in _STATES.items():
+                state = layer.fp8_meta[key]
+                yield f"{name}.{way}.amax_history", state.amax_history
+                yield f"{name}.{way}.scale", state.scale
+
+    @property
+    def saves(self) -> bool:
+        """Whether this rank is the one of its stage that saves the state."""
+        return all(group.index == 0 for group in self._groups)
+
+    def _states(self, key: str) -> list[Any]:
+        return [layer.fp8_meta[key] for layer in self._layers.values()]
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = self._te.autocast(
+            enabled=True, recipe=self._recipe, amax_reduction_group=self._groups[0].handle
+        )
+        return context
+
+
+@cache
+def _hold_back_updates() -> AbstractContextManager[object]:
+    """Enter the empty context that no other one is outside of, for as long as the process lives."""
+    quantization: Any = importlib.import_module("transformer_engine.pytorch.quantization")
+    outermost: AbstractContextManager[object] = quantization.autocast(enabled=False)
+    outermost.__enter__()
+    # The first layer that asks updates in its backward: nobody is to be that one.
+    quantization.FP8GlobalStateManager.is_first_fp8_module()
+    return outermost
