@@ -81,7 +81,10 @@ def kept_by_autograd(
 ) -> int:
     """Return the bytes of distinct tensors that a block keeps, parameters and masks left out."""
     block = block_of(name, dtype, compiled=compiled, frozen=frozen, activation=activation)
-    mask = mask_of(name, dtype, turned=turned)
+    return kept_by_block(block, mask_of(name, dtype, turned=turned), dtype)
+
+
+def kept_by_block(block: Block, mask: CausalMask | ImageMask, dtype: torch.dtype) -> int:
     known = [*block.parameters(), *(x for x in (mask.cos, mask.sin) if x is not None)]
     left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}

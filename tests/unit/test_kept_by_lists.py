@@ -1,0 +1,62 @@
+"""What a block keeps where attention goes over lists, beside the tables of `plan.kept`."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from tests.support.memory import TOKENS, model, per_block
+from tests.unit.test_kept import block_of, kept_by_block
+from torch import Tensor
+
+from mimo_launch.parallel import attention, varlen
+from mimo_launch.parallel.masks import (
+    CausalMask,
+    Documents,
+    ImageMask,
+    causal_mask,
+    image_mask,
+)
+
+CPU = torch.device("cpu")
+DTYPE = torch.bfloat16
+# They fill the two sequences, or images, of a microbatch.
+LENGTHS = (100, 156, 3, 250, 3)
+
+
+class FlashAttention(torch.autograd.Function):
+    """Keeps what the kernel over lists keeps, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor) -> Tensor:
+        out_NhK, log_sum_exp = torch.zeros_like(q_NhK), torch.zeros(q_NhK.shape[1], len(q_NhK))
+        ctx.save_for_backward(q_NhK, k_MgK, v_MgK, out_NhK, log_sum_exp)
+        return out_NhK
+
+
+def mask_of(name: str) -> CausalMask | ImageMask:
+    if name == "vision":
+        return image_mask(list(LENGTHS), range(TOKENS), CPU, alone=True)
+    numbers = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)).view(2, -1)
+    documents = Documents(numbers, LENGTHS)
+    return causal_mask(2, torch.arange(256), 32, 1e4, DTYPE, documents=documents)
+
+
+def kept(name: str, *, by_lists: bool) -> int:
+    block = block_of(name, DTYPE, compiled=False, frozen=False)
+    kernel = lambda q, k, v, *bounds, **options: FlashAttention.apply(q, k, v)  # noqa: E731
+    with (
+        patch.object(varlen, "varlen_attn", kernel),
+        patch.object(attention, "takes_lists", lambda q: by_lists),
+    ):
+        return kept_by_block(block, mask_of(name), DTYPE)
+
+
+@pytest.mark.parametrize("name", ["language", "vision"])
+def test_lists_keep_as_much_as_sequences_and_images_of_one_length(name: str) -> None:
+    assert kept(name, by_lists=True) == per_block(model(compiled=False), name)
+
+
+@pytest.mark.parametrize("name", ["language", "vision"])
+def test_masks_keep_more(name: str) -> None:
+    assert kept(name, by_lists=False) > per_block(model(compiled=False), name)
