@@ -8,13 +8,26 @@ import pytest
 import torch
 from tests.support import engine_blocks
 from tests.support.engine_blocks import GROUPED, RAGGED, VIT, Case
-from tests.support.lists import LISTS, MASKS, UPPER_LEFT, calls_of_kernel
+from tests.support.lists import (
+    LISTS,
+    MASKS,
+    UPPER_LEFT,
+    aligned_at_the_upper_left,
+    by_lists,
+    calls_of_kernel,
+    keys_from_the_first_image_on,
+)
+from tests.support.planted import piped
+from tests.support.planted_hybrid import split_heads
+from tests.support.proof import failures, verdicts
+from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import Ranks
 from mimo_launch.parallel.attention import Attention
 from mimo_launch.parallel.class_tokens import class_token_mask
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.masks import image_mask
+from mimo_launch.spec.model import Spec
 
 CPU = torch.device("cpu")
 MOST = 1e-12
@@ -109,3 +122,27 @@ def test_images_with_class_tokens_keep_their_masks() -> None:
         attention(x_ND, image_mask(lengths, range(len(x_ND)), CPU, alone=True))
         assert calls == [sum(lengths)]
     assert found.equal(attention(x_ND, mask))
+
+
+def packed_and_ragged() -> Spec:
+    """Records of several documents and images of different sizes, over cp 2 each."""
+    vision, language = box(0, cp=2), box(0, cp=2, recompute="full")
+    return spec(
+        {"vision": vision, "language": language},
+        microbatches=2, mbs=2, packing=True, max_images=2, max_documents=2, max_patches=9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "made",
+    [packed_and_ragged(), piped(packing=True), split_heads(cp=2)],
+    ids=["packed and ragged over cp", "over pp and cp", "hybrid over cp"],
+)
+def test_whole_runs_by_lists_are_proved(made: Spec) -> None:
+    assert failures(verdicts(made, prepare=by_lists)) == []
+
+
+@pytest.mark.parametrize("plant", [aligned_at_the_upper_left, keys_from_the_first_image_on])
+def test_the_proof_rejects_wrong_lists(plant: Callable[[], None]) -> None:
+    found = failures(verdicts(packed_and_ragged(), prepare=plant))
+    assert [f for f in found if "too small" not in f and not f.endswith("to the floor")]

@@ -5,6 +5,7 @@ Where there is no GPU a loop stands in for the kernel over lists, in any type.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -63,6 +64,24 @@ def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
         return torch.cat(outs).to(q_NhK.dtype)
 
     return attend
+
+
+def by_lists(*, lower_right: bool = True) -> None:
+    """Have attention of this process go over lists from now on, with the loop for a kernel."""
+    varlen.varlen_attn = loop_over_sequences(lower_right=lower_right)
+    attention.takes_lists = lambda q: True
+
+
+def aligned_at_the_upper_left() -> None:
+    """A planted bug: queries see as few keys as if those before their part were not there."""
+    by_lists(lower_right=False)
+
+
+def keys_from_the_first_image_on() -> None:
+    """A planted bug: a cp rank takes the keys of the first images, not of those that it holds."""
+    by_lists()
+    correct = attention.inside_images
+    attention.inside_images = lambda q, k, v, mask: correct(q, k, v, replace(mask, first_key=0))
 
 
 @contextmanager
