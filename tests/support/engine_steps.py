@@ -12,13 +12,15 @@ from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import Ranks
 from mimo_launch.parallel.local import local_segments
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.checkpoint.chunks import FP8
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.start import start_run
 
-BACKENDS = ("torch", "transformer_engine")
+ENGINE = "transformer_engine"
+BACKENDS = ("torch", ENGINE)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Layout:
     recompute: str = "none"
     max_documents: int = 1
     microbatches: int = 2
+    fp8: str | None = None
 
 
 ALONE = {"ranks": "0", "grid": {}}
@@ -67,6 +70,8 @@ def make_spec(layout: Layout, backend: str, precision: str, **sections: Any) -> 
         # Eager, so that the two backends differ in their layers alone.
         "compile": False,
     }
+    if layout.fp8 is not None and backend == ENGINE:
+        common["fp8"] = {"scaling": layout.fp8}
     vit = {"kind": "vit", "layers": 2, "hidden": 128, "heads": 4, "patch": 2, "channels": 3}
     decoder = {
         "kind": "decoder", "layers": 2, "hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 512,
@@ -138,7 +143,10 @@ def step_errors(
 
 @dataclass(frozen=True)
 class Run:
-    """The step at which a session found itself, and its weights then and in the end."""
+    """The step at which a session found itself, and its weights then and in the end.
+
+    With FP8 also its scales and histories, as far as this rank saves them.
+    """
 
     first_step: int
     before: dict[str, Tensor]
@@ -157,24 +165,39 @@ def train_on(spec: Spec, folder: Path, device_name: str) -> Run:
             return Run(first, before, _weights(session))
 
 
-def runs_in_turn(ranks: Ranks, folder: Path, backends: tuple[str, ...]) -> list[Run]:
-    """Train two steps with each backend, each from the checkpoint of the one before."""
-    runs = []
-    for turn, backend in enumerate(backends, 1):
-        spec = make_spec(
-            ONE_GPU["plain"],
-            backend,
-            "bf16",
-            train={"steps": 2 * turn, "seed": 3, "precision": "bf16"},
-            checkpoint={"every": 2, "keep": 4},
-        )
-        runs += ranks.run(train_on, spec, folder, ranks.device, timeout_s=120)
-    return runs
+def runs_in_turn(
+    ranks: Ranks, folder: Path, backends: tuple[str, ...], layout: Layout | None = None
+) -> list[Run]:
+    """Train two steps with each backend, each from the checkpoint of the one before; rank 0's."""
+    layout = layout or ONE_GPU["plain"]
+    return [
+        all_runs(ranks, folder, backend, layout, steps=2 * turn)[0]
+        for turn, backend in enumerate(backends, 1)
+    ]
+
+
+def all_runs(ranks: Ranks, folder: Path, backend: str, layout: Layout, *, steps: int) -> list[Run]:
+    """Train up to so many steps, from the newest checkpoint on, and return what each rank saw."""
+    spec = make_spec(
+        layout,
+        backend,
+        "bf16",
+        train={"steps": steps, "seed": 3, "precision": "bf16"},
+        checkpoint={"every": 2, "keep": 4},
+    )
+    return ranks.run(train_on, spec, folder, ranks.device, timeout_s=120)
 
 
 def _weights(session: RankSession) -> dict[str, Tensor]:
-    return {
+    weights = {
         item.name: item.local.clone().cpu()
         for name in session.modules
         for item in local_segments(session.declared(name), lambda parameter: parameter.detach())
     }
+    scales = {
+        f"{FP8}{module}.{name}": tensor.clone().cpu()
+        for module, each in session.modules.items()
+        if each.context.fp8 is not None and each.context.fp8.saves
+        for name, tensor in each.context.fp8.tensors()
+    }
+    return weights | scales

@@ -8,6 +8,7 @@ against.
 Legend: as in `ssd`.
 """
 
+import os
 from functools import cache
 
 import torch
@@ -47,6 +48,9 @@ def ssd(
             x_BSHP, dt_BSH, a_H, b_BSGK, c_BSGK, d_H, chunk=chunk,
             documents_BS=documents_BS, initial_BHPK=initial_BHPK,
         )  # fmt: skip
+    if x_BSHP.dtype == torch.float32:
+        # As torch does unless it is told otherwise; Triton would round factors to TF32.
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     y, last = mamba_chunk_scan_combined(

@@ -36,12 +36,16 @@ _STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
 class Fp8:
     """FP8 of one module on one rank: its recipe, its layers and their scales.
 
-    With `cached`, weights are cast once a step; they must be gathered all the while.
+    With `cached`, weights are cast once a step; they must be gathered all the while. Delayed scales
+    of gradients start at `grad_scale`.
     """
 
-    def __init__(self, settings: Fp8Spec, tp: Group, replicas: Group, *, cached: bool) -> None:
+    def __init__(
+        self, settings: Fp8Spec, tp: Group, replicas: Group, *, cached: bool, grad_scale: float
+    ) -> None:
         """Make nothing yet. `replicas` (dp x cp) hold the same layers and other tokens."""
         self.settings, self._groups, self._cached = settings, (tp, replicas), cached
+        self._grad_scale = grad_scale
         self._layers: dict[str, Any] = {}
         self._te: Any = None
         self._recipe: Any = None
@@ -51,7 +55,7 @@ class Fp8:
     def alone(self) -> "Fp8":
         """Return the same for other layers, which no other rank has a part in."""
         single = Group((0,), 0, None)
-        return Fp8(self.settings, single, single, cached=self._cached)
+        return Fp8(self.settings, single, single, cached=self._cached, grad_scale=self._grad_scale)
 
     def open(self, te: ModuleType) -> None:
         """Take the package into use. Raises: RuntimeError with its words if the GPU cannot."""
@@ -78,6 +82,11 @@ class Fp8:
         with self._autocast():
             for layer in self._layers.values():
                 layer.init_fp8_metadata(num_gemms=2 if hasattr(layer, "fc2_weight") else 1)
+        if self.settings.scaling == "delayed":
+            # The package starts with 1, which makes zeros of what a mean over the tokens of a step
+            # leaves, and layer by layer no maximum is seen until those behind it have one.
+            for state in self._states(_STATES["backward"]):
+                state.scale.fill_(self._grad_scale)
 
     def running(self) -> AbstractContextManager[object]:
         """Return what layers run in.

@@ -1,0 +1,119 @@
+"""Products in 8 bits on GPUs: gradients from the first step on, scales of modules, resumed runs.
+
+How far a run in 8 bits is from one in 16 bits after 200 steps: `python tests/gpu/fp8_losses.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import engine_steps
+from tests.support.engine_steps import BOTH, ENGINE, Layout
+
+from mimo_launch.launcher.gpus import num_gpus
+from mimo_launch.launcher.ranks import Ranks
+from mimo_launch.layout.checks.packages import is_installed
+from mimo_launch.train.checkpoint.chunks import FP8
+
+pytestmark = pytest.mark.gpu
+
+# Numbers with three bits of mantissa are off by up to 1/16 each, a product of many by less.
+LEAST, MOST = 5e-3, 0.12
+SCALINGS = ("delayed", "current")
+ALONE = engine_steps.ALONE
+ONE_GPU = {
+    "alone": Layout(ALONE, ALONE),
+    "alone, fully sharded, recomputed": Layout(ALONE, ALONE, "full", "full", max_documents=3),
+}
+TWO_GPUS = {
+    "vision dp2, language tp2 with sequence parallelism": engine_steps.TWO_GPUS[
+        "vision dp2, language tp2 with sequence parallelism"
+    ],
+    "vision tp2 with sequence parallelism, language dp2": Layout(
+        {"ranks": BOTH, "grid": {"tp": 2}, "sequence_parallel": True},
+        {"ranks": BOTH, "grid": {"dp": 2}},
+    ),
+    "vision cp2, language cp2": Layout(
+        {"ranks": BOTH, "grid": {"cp": 2}}, {"ranks": BOTH, "grid": {"cp": 2}}
+    ),
+    "vision dp2, language pp2": Layout(
+        {"ranks": BOTH, "grid": {"dp": 2}}, {"ranks": BOTH, "grid": {"pp": 2}}, microbatches=4
+    ),
+    "vision, then language": engine_steps.TWO_GPUS["vision, then language"],
+}
+
+
+@pytest.fixture
+def ranks_on(device: str) -> Callable[[int], Ranks]:
+    """Ranks with a GPU each."""
+
+    def get(gpus: int) -> Ranks:
+        if device != "cuda" or not is_installed(ENGINE):
+            pytest.skip(f"needs GPUs and {ENGINE}")
+        if num_gpus() < gpus:
+            pytest.skip(f"needs {gpus} GPUs")
+        return Ranks(gpus, device="cuda")
+
+    return get
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize(
+    ("gpus", "name"),
+    [*((1, name) for name in ONE_GPU), *((2, name) for name in TWO_GPUS)],
+)
+def test_the_first_step_has_the_gradients_of_float64_in_8_bits(
+    gpus: int, name: str, scaling: str, ranks_on: Callable[[int], Ranks]
+) -> None:
+    """Off by as much as 8 bits are: less would not be 8 bits, more would be a wrong scale."""
+    layout = replace((ONE_GPU | TWO_GPUS)[name], fp8=scaling)
+    with ranks_on(gpus) as ranks:
+        errors = engine_steps.step_errors(ranks, layout)
+    print(errors)
+    for module in ("vision", "language"):
+        assert LEAST < errors[ENGINE][module] < MOST
+        assert errors[ENGINE][module] > 1.5 * errors["torch"][module]
+
+
+def test_a_resumed_run_has_the_scales_of_the_saved_one(
+    tmp_path: Path, ranks_on: Callable[[int], Ranks]
+) -> None:
+    """And a checkpoint of the other backend, which has none, is gone on from all the same."""
+    layout = replace(ONE_GPU["alone"], fp8="delayed")
+    with ranks_on(1) as ranks:
+        backends = (ENGINE, ENGINE, "torch", ENGINE)
+        first, second, plain, last = engine_steps.runs_in_turn(
+            ranks, tmp_path / "run", backends, layout
+        )
+    assert [run.first_step for run in (first, second, plain, last)] == [0, 2, 4, 6]
+    scales = {name for name in first.after if name.startswith(FP8)}
+    # Two modules of two blocks: qkv and o, two of the MLP or one for both; forward and backward.
+    assert len(scales) == 2 * (2 * 4 + 2 * 3) * 2
+    for name in scales:
+        assert first.after[name].equal(second.before[name]), name
+    moved = [name for name in scales if not first.before[name].equal(first.after[name])]
+    assert len(moved) == len(scales)
+    assert not any(name.startswith(FP8) for name in plain.before)
+    assert all(last.before[name].equal(plain.after[name]) for name in plain.after)
+
+
+@pytest.mark.parametrize("grid", [{"dp": 2}, {"tp": 2}, {"pp": 2}])
+def test_scales_go_from_layout_to_layout(
+    grid: dict[str, Any], tmp_path: Path, ranks_on: Callable[[int], Ranks]
+) -> None:
+    """Ranks of a stage agree on them, so there is one set, whatever the grid."""
+    two = Layout({"ranks": BOTH, "grid": {"dp": 2}}, {"ranks": BOTH, "grid": grid}, fp8="delayed")
+    with ranks_on(1) as ranks:
+        [alone] = engine_steps.runs_in_turn(
+            ranks, tmp_path, (ENGINE,), replace(ONE_GPU["alone"], fp8="delayed")
+        )
+    with ranks_on(2) as ranks:
+        runs = engine_steps.all_runs(ranks, tmp_path, ENGINE, two, steps=4)
+    saved = {name: tensor for name, tensor in alone.after.items() if name.startswith(FP8)}
+    loaded: dict[str, Any] = {}
+    for run in runs:
+        loaded |= {name: tensor for name, tensor in run.before.items() if name.startswith(FP8)}
+    assert loaded.keys() == saved.keys()
+    assert all(loaded[name].equal(saved[name]) for name in saved)
