@@ -86,6 +86,16 @@ class HybridModel(LanguageModel):
         """MLPs are squared ReLU."""
         return False
 
+    @property
+    def attends(self) -> bool:
+        """Whether the pattern has attention."""
+        return ATTENTION in self.pattern
+
+    @property
+    def has_mlps(self) -> bool:
+        """Whether the pattern has MLPs."""
+        return MLP in self.pattern
+
     def has_experts(self, layer: int) -> bool:
         """Return whether the pattern has experts at a layer."""
         return self.pattern[layer] == EXPERTS

@@ -81,6 +81,16 @@ class LanguageModel(Strict):
         """Whether MLPs, those of experts among them, are SwiGLU; otherwise squared ReLU."""
         raise NotImplementedError
 
+    @property
+    def attends(self) -> bool:
+        """Whether any layer has attention heads."""
+        raise NotImplementedError
+
+    @property
+    def has_mlps(self) -> bool:
+        """Whether any layer has an MLP that is no expert."""
+        raise NotImplementedError
+
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, is a mixture of experts."""
         raise NotImplementedError
@@ -121,6 +131,16 @@ class DecoderModel(LanguageModel):
     def gated_mlp(self) -> bool:
         """MLPs are SwiGLU."""
         return True
+
+    @property
+    def attends(self) -> bool:
+        """Every layer attends."""
+        return True
+
+    @property
+    def has_mlps(self) -> bool:
+        """Whether experts leave any layer its MLP."""
+        return not all(self.has_experts(layer) for layer in range(self.layers))
 
     def has_experts(self, layer: int) -> bool:
         """Return whether experts take the place of the MLP of a layer."""

@@ -13,7 +13,7 @@ from mimo_launch.spec.model import DecoderModel, LanguageModel, Spec
 def head_size_even(spec: Spec, name: str) -> Findings:
     """Rotary positions turn pairs of numbers."""
     model = spec.modules[name].model
-    if not isinstance(model, LanguageModel) or model.head_size % 2 == 0:
+    if not isinstance(model, LanguageModel) or not model.attends or model.head_size % 2 == 0:
         return
     if model.rope_theta is None:
         return

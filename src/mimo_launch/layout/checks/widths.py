@@ -21,7 +21,7 @@ from mimo_launch.spec.model import (
 def heads_over_tp(spec: Spec, name: str) -> Findings:
     """Attention heads are shared out evenly over tp."""
     heads = spec.modules[name].model.heads
-    if heads is None:
+    if heads is None or not _attends(spec, name):
         return
     yield from _over_tp(
         spec, name, "heads", heads, code="heads-over-tp", why="each tp rank computes whole heads"
@@ -31,7 +31,7 @@ def heads_over_tp(spec: Spec, name: str) -> Findings:
 def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
     model, tp = spec.modules[name].model, spec.modules[name].grid.tp
-    if not isinstance(model, LanguageModel) or model.kv_heads is None:
+    if not isinstance(model, LanguageModel) or model.kv_heads is None or not model.attends:
         return
     kv = model.kv_heads
     if kv % tp == 0 or tp % kv == 0:
@@ -50,7 +50,9 @@ def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
 def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
     """Each key/value head serves equally many query heads."""
     model = spec.modules[name].model
-    if not isinstance(model, LanguageModel) or model.heads % model.num_kv_heads == 0:
+    if not isinstance(model, LanguageModel) or not model.attends:
+        return
+    if model.heads % model.num_kv_heads == 0:
         return
     yield Diagnostic(
         code="heads-over-kv-heads",
@@ -70,6 +72,8 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
     # How wide the heads of a user's own encoder are is its own affair.
     if isinstance(model, CustomModel) or model.hidden % model.heads == 0:
         return
+    if not _attends(spec, name):
+        return
     fits = next_multiple(model.hidden, model.heads)
     yield Diagnostic(
         code="hidden-over-heads",
@@ -85,7 +89,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
 def mlp_over_tp(spec: Spec, name: str) -> Findings:
     """The MLP's inner width is cut evenly over tp."""
     model = spec.modules[name].model
-    if isinstance(model, CustomModel):
+    if isinstance(model, CustomModel) or (isinstance(model, LanguageModel) and not model.has_mlps):
         return
     why = "each tp rank holds an equal part of the width inside the MLP"
     yield from _over_tp(spec, name, "mlp", model.mlp_width, code="mlp-over-tp", why=why)
@@ -189,6 +193,12 @@ def class_token_has_place(spec: Spec, name: str) -> Findings:
         help="delete `class_token`, or write `positions: learned`",
         related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
     )
+
+
+def _attends(spec: Spec, name: str) -> bool:
+    """Return whether attention heads are computed: a language model may have layers without."""
+    model = spec.modules[name].model
+    return not isinstance(model, LanguageModel) or model.attends
 
 
 def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str) -> Findings:

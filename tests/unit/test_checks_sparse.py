@@ -1,0 +1,59 @@
+"""Checks of hybrid models and of experts, at their limits: what is accepted can train."""
+
+import pytest
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.spec.load import load_text
+
+SPEC = """
+version: 1
+name: sparse
+modules:
+  language:
+    model:
+      kind: hybrid
+      pattern: "ME*-"
+      hidden: 32
+      heads: 4
+      vocab: 50
+      mlp: 32
+      mamba: {heads: 8, head_dim: 4, state: 8, groups: 2}
+      moe: {experts: 4, top_k: 2, width: 16}
+    ranks: 0-3
+    grid: {tp: 4}
+batch: {global: 4, seq: 32}
+data: {kind: synthetic, text_only: 1.0}
+train: {steps: 1}
+"""
+DECODER = "{kind: decoder, layers: 2, hidden: 32, heads: 4, vocab: 50, mlp: 33, moe: {MOE}}"
+MOE = "experts: 4, top_k: 2, width: 16"
+
+
+def codes(*overrides: str) -> list[str]:
+    loaded = load_text(SPEC, overrides=[f"modules.language.{each}" for each in overrides])
+    assert loaded.spec is not None, loaded.diagnostics
+    return sorted(item.code for item in check(loaded.spec))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.heads=2"], ["heads-over-tp"]),
+        (["model.pattern=ME-", "model.heads=2"], []),
+        (["model.heads=4", "model.kv_heads=3"], ["heads-over-kv-heads"]),
+        (["model.pattern=ME-", "model.kv_heads=3"], []),
+        (["model.pattern=ME-", "model.heads=5"], []),
+        (["model.head_dim=3"], []),
+        (["model.head_dim=3", "model.rope_theta=100"], ["odd-head-size"]),
+        (["model.pattern=ME-", "model.head_dim=3", "model.rope_theta=100"], []),
+        (["model.mlp=33"], ["mlp-over-tp"]),
+        (["model.pattern=ME*", "model.mlp=33"], []),
+        ([f"model={DECODER.replace('MOE', MOE)}"], []),
+        ([f"model={DECODER.replace('MOE', MOE + ', every: 2')}"], ["mlp-over-tp"]),
+        ([f"model={DECODER.replace('MOE', MOE + ', first_dense: 1')}"], ["mlp-over-tp"]),
+    ],
+)
+def test_sizes_of_layers_that_are_not_there_split_over_nothing(
+    overrides: list[str], expected: list[str]
+) -> None:
+    assert codes(*overrides) == expected
