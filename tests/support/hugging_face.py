@@ -43,6 +43,32 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rms_norm_eps": 1e-2, "head_dim": 12},
     ),
 }
+# The same of decoders with experts.
+MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mixtral": (
+        {
+            "norm_eps": 1e-3, "rope_theta": 500.0, "head_dim": None, "mlp": None,
+            "moe": {"experts": 4, "top_k": 2, "width": 48},
+        },
+        {
+            "rms_norm_eps": 1e-3, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "qwen3_moe": (
+        {
+            "norm_eps": 1e-2, "qk_norm": True, "head_dim": 12,
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "normalize": False, "first_dense": 1,
+                "aux_loss": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20, "mlp_only_layers": [0], "norm_topk_prob": False,
+        },
+    ),
+}  # fmt: skip
 
 
 LAYOUTS = {
@@ -80,7 +106,7 @@ def model_keys(kind: str) -> dict[str, Any]:
     """Return `model` of a spec for one of the kinds."""
     return {
         "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocab": VOCAB,
-        "vocab_multiple": 16, **KINDS[kind][0],
+        "vocab_multiple": 16, **(KINDS | MOE_KINDS)[kind][0],
     }  # fmt: skip
 
 
@@ -88,21 +114,10 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import (
-            LlamaConfig,
-            LlamaForCausalLM,
-            Qwen2Config,
-            Qwen2ForCausalLM,
-            Qwen3Config,
-            Qwen3ForCausalLM,
-        )
-    classes = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }
-    config, model = classes[kind]
-    made = model(config(**SIZES, **(KINDS[kind][1] | settings))).to(dtype).eval()
+        import transformers
+    name = "".join(part.capitalize() for part in kind.split("_"))
+    config, model = (getattr(transformers, f"{name}{end}") for end in ("Config", "ForCausalLM"))
+    made = model(config(**SIZES, **((KINDS | MOE_KINDS)[kind][1] | settings))).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in made.named_parameters():

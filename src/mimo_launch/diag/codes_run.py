@@ -32,10 +32,11 @@ RUN_CODES = (
     Code(
         "init-from-not-supported",
         "The Hugging Face folder in `init_from` cannot be read into this module.",
-        "Decoders of the model types llama, qwen2 and qwen3 are read, from safetensors. What their "
-        "`config.json` asks for must be what a decoder here computes: no scaled rotary embedding "
-        "(`rope_type` other than default), no sliding windows, no biases but those of queries, "
-        "keys and values in Qwen2, no quantized weights. See docs/hugging-face.md.",
+        "Decoders of the model types llama, qwen2, qwen3, mixtral and qwen3_moe and hybrids of "
+        "nemotron_h are read, from safetensors, besides encoders. What their `config.json` asks "
+        "for must be what is computed here: no scaled rotary embedding but that of Llama 3.1 "
+        "(`rope_type: llama3`), no sliding windows, no biases but those of queries, keys and "
+        "values in Qwen2, no quantized weights. See docs/hugging-face.md and docs/hybrid.md.",
         "init_from: models/gpt2                # model_type: gpt2",
         "init_from: models/llama               # model_type: llama",
     ),

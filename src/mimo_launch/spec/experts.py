@@ -5,7 +5,7 @@ Relies on: `base`.
 Leaves: what fits together to `layout.checks`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -32,6 +32,9 @@ class Moe(Strict):
     An expert is an MLP as the dense layers of the model have it. No token is dropped, however many
     choose the same expert.
     """
+
+    # What is of no effect on what is computed from weights.
+    TRAINING: ClassVar[frozenset[str]] = frozenset({"aux_loss"})
 
     experts: PositiveInt = Field(description="Number of experts of a layer.", examples=[8])
     top_k: PositiveInt = Field(description="Experts that each token goes to.", examples=[2])
@@ -69,7 +72,7 @@ class Moe(Strict):
 
     def architecture(self) -> dict[str, Any]:
         """Return what is computed, by key, without how it is trained: a bias has the rate 0."""
-        kept = self.model_dump(exclude={"aux_loss"})
+        kept = self.model_dump(exclude=set(self.TRAINING))
         if self.bias_update_rate is not None:
             kept["bias_update_rate"] = 0.0
         return kept

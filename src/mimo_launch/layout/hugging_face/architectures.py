@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.layout.hugging_face import decoder, llava, qwen2_vl, vit
+from mimo_launch.layout.hugging_face import decoder, llava, moe_decoder, qwen2_vl, vit
 from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.hugging_face.part import Part
 from mimo_launch.layout.hugging_face.registry import FAMILIES, part_of
-from mimo_launch.spec.model import Model, Moe, Strict, VitModel
+from mimo_launch.spec.model import DecoderModel, Model, Moe, Strict, VitModel
 
 # What a key means where it is left out, by the property of the model that says so.
 _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
@@ -86,9 +86,15 @@ def obstacles(model: Model) -> list[str]:
 
 
 def _kin(model: Model) -> Iterator[Family[Any]]:
-    """Yield the architectures for a kind of model that transformers has by themselves."""
+    """Yield the architectures for a kind of model that transformers has by themselves.
+
+    Decoders with experts are not those without.
+    """
+    unlike = {qwen2_vl.TEXT}
+    if isinstance(model, DecoderModel):
+        unlike |= moe_decoder.KINDS.keys() if model.moe is None else decoder.KINDS.keys()
     for family in FAMILIES.values():
-        if family.kind == model.kind and family.model_type != qwen2_vl.TEXT:
+        if family.kind == model.kind and family.model_type not in unlike:
             yield family
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from mimo_launch.layout.hugging_face.decoder import EMBEDDING, HEAD
+from mimo_launch.layout.hugging_face.experts import moe_keys
 from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
@@ -109,18 +110,17 @@ def keys(config: Config) -> dict[str, Any]:
 def _experts(config: Config) -> dict[str, Any]:
     """Return `moe` of a hybrid model. Raises: ConfigError."""
     dense = number(config, "intermediate_size", 21504)
-    moe = {
-        "experts": number(config, "n_routed_experts", 8),
-        "top_k": number(config, "num_experts_per_tok", 2),
-        "width": number(config, "moe_intermediate_size", 7688),
-        "score": "sigmoid",
-        "normalize": bool(config.get("norm_topk_prob", True)),
-        "scale": number(config, "routed_scaling_factor", 1.0),
+    return moe_keys(
+        experts=number(config, "n_routed_experts", 8),
+        top_k=number(config, "num_experts_per_tok", 2),
+        width=number(config, "moe_intermediate_size", 7688),
+        score="sigmoid",
+        normalize=bool(config.get("norm_topk_prob", True)),
+        scale=number(config, "routed_scaling_factor", 1.0),
         # transformers takes 0 for not said, and makes nothing of `n_shared_experts`.
-        "shared": number(config, "moe_shared_expert_intermediate_size", 7688) or dense,
-        "bias_update_rate": 0.0,
-    }
-    return Moe.model_validate(moe).architecture()
+        shared=number(config, "moe_shared_expert_intermediate_size", 7688) or dense,
+        bias_update_rate=0.0,
+    )
 
 
 def _layers(config: Config) -> tuple[str, list[str]]:

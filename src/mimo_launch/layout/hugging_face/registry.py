@@ -9,13 +9,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mimo_launch.layout.hugging_face import decoder, llava, nemotron_h, qwen2_vl, vit, whisper
+from mimo_launch.layout.hugging_face import (
+    decoder,
+    llava,
+    moe_decoder,
+    nemotron_h,
+    qwen2_vl,
+    vit,
+    whisper,
+)
 from mimo_launch.layout.hugging_face.family import Family
 from mimo_launch.layout.hugging_face.folder import Config, short
 from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
+    *moe_decoder.FAMILIES,
     *vit.FAMILIES,
     *qwen2_vl.FAMILIES,
     whisper.ENCODER,

@@ -1,0 +1,19 @@
+"""What a configuration says of experts, by our keys.
+
+Decides: nothing; a key that no configuration has is said to be the default.
+Relies on: `spec.experts` for the keys that say what is computed.
+Leaves: the names of settings to the families.
+"""
+
+from typing import Any
+
+from mimo_launch.spec.experts import Moe
+
+
+def moe_keys(**said: Any) -> dict[str, Any]:
+    """Return `moe` of a model of which `said` is known, as `Moe.architecture` does, unchecked."""
+    return {
+        key: said.get(key, each.default)
+        for key, each in Moe.model_fields.items()
+        if key not in Moe.TRAINING
+    }

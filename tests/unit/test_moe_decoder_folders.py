@@ -1,0 +1,112 @@
+"""What configurations of Mixtral and Qwen3-MoE mean, and what of them is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.hugging_face.architectures import Modules, alone, obstacles
+from mimo_launch.layout.hugging_face.registry import part_of
+from mimo_launch.spec.load import model_from_data
+
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 300, "head_dim": None, "intermediate_size": 96, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+# As the published folders have them.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral": SIZES | {
+        "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
+        "rope_theta": 1e6, "sliding_window": None, "router_aux_loss_coef": 0.02,
+    },
+    "qwen3_moe": SIZES | {
+        "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "head_dim": 32,
+        "moe_intermediate_size": 40, "norm_topk_prob": True, "decoder_sparse_step": 2,
+        "mlp_only_layers": [0, 1], "use_sliding_window": False, "sliding_window": 4096,
+    },
+}  # fmt: skip
+BLOCK = {
+    "kind": "decoder", "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 300,
+    "head_dim": None, "norm_eps": 1e-6,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": BLOCK | {"rope_theta": 1e6, "moe": {"experts": 8, "top_k": 2, "width": 96}},
+    "qwen3_moe": BLOCK | {
+        "head_dim": 32, "mlp": 96, "qk_norm": True, "rope_theta": 10000.0,
+        "moe": {"experts": 16, "top_k": 4, "width": 40, "every": 2, "first_dense": 2},
+    },
+}  # fmt: skip
+
+
+def ours(name: str, **moe: Any) -> dict[str, Any]:
+    return MODELS[name] | {"moe": MODELS[name]["moe"] | moe}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "change", [{}, {"aux_loss": 0.0}, {"top_k": 1}, {"every": 4}, {"shared": 8}]
+)
+def test_a_folder_must_say_what_the_spec_says(
+    name: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (tmp_path / "model.safetensors").touch()
+    made = spec({"language": box(0, model=ours(name, **change), init_from=str(tmp_path))})
+    found = [item for item in check(made) if item.code.startswith("init-from")]
+    assert [item.path[-1] for item in found] == (["moe"] if change.keys() - {"aux_loss"} else [])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_say_the_same_both_ways(name: str) -> None:
+    model = model_from_data(ours(name))
+    found = alone(Modules(models={"language": model}, tokens={}, width=64), "language")
+    assert found is not None
+    assert found.config["model_type"] == name
+    part = part_of(found.config, "decoder")
+    assert part.not_computed() == ()
+    wanted = part_of(CONFIGS[name], "decoder").keys()
+    assert part.keys() == wanted | {"head_dim": model.head_size}
+    # transformers 5 and earlier ones call it differently.
+    renamed = {key: value for key, value in CONFIGS[name].items() if key != "num_experts"}
+    count = CONFIGS[name].get("num_experts", 8)
+    assert part_of(renamed | {"num_local_experts": count}, "decoder").keys() == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("mixtral", {"sliding_window": 4096}, "sliding_window: 4096"),
+        ("qwen3_moe", {"mlp_only_layers": [1, 3]}, "mlp_only_layers: [1, 3]"),
+        ("qwen3_moe", {"attention_bias": True}, "attention_bias: true"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name: str, change: dict[str, Any], said: str) -> None:
+    assert part_of(CONFIGS[name] | change, "decoder").not_computed() == (said,)
+
+
+def test_what_is_neither_is_said() -> None:
+    """A decoder with experts is not compared with those without."""
+    assert obstacles(model_from_data(ours("mixtral", score="sigmoid", every=2))) == [
+        "no mixtral with `moe: {score: sigmoid, every: 2}`",
+        "no qwen3_moe with `qk_norm: false`, `moe: {score: sigmoid}`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gate", "up"),
+    [
+        ("mixtral", "block_sparse_moe.gate.weight", "block_sparse_moe.experts.7.w3.weight"),
+        ("qwen3_moe", "mlp.gate.weight", "mlp.experts.7.up_proj.weight"),
+    ],
+)
+def test_experts_have_their_places(name: str, gate: str, up: str) -> None:
+    part, model = part_of(CONFIGS[name], "decoder"), model_from_data(ours(name))
+    places = [part.place(f"layers.3.mlp.{x}.weight", model) for x in ("router", "experts.7.up")]
+    assert [at.name for at in places if at] == [f"model.layers.3.{gate}", f"model.layers.3.{up}"]
+    # Of a layer without experts.
+    dense = part.place("layers.0.mlp.gate.weight", model)
+    assert dense is not None
+    assert dense.name == "model.layers.0.mlp.gate_proj.weight"
