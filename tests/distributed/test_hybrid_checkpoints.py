@@ -1,4 +1,4 @@
-"""A checkpoint of a hybrid model with experts goes on on another grid: shared groups, cp, stages."""
+"""A checkpoint of a hybrid model with experts goes on elsewhere: shared groups, cp, stages."""
 
 from pathlib import Path
 from typing import Any
