@@ -88,7 +88,10 @@ def test_an_untouched_model_comes_out_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_trained_model_is_loaded_by_transformers(tmp_path: Path) -> None:
-    """Of random weights, its biases having moved. Parallelism: pp 2, ep 3."""
+    """Of random weights, its biases having moved; a second stage starts from them, too.
+
+    Parallelism: pp 2, ep 3.
+    """
     learn = {"train": {"steps": 2, "precision": "fp32"}, "optimizer": {"lr": 1e-2}}
     asked = with_sections(of_experts("pp2, ep3", None), **learn)
     exported(trained(asked, tmp_path / "run"), tmp_path / "out")
@@ -99,4 +102,7 @@ def test_a_trained_model_is_loaded_by_transformers(tmp_path: Path) -> None:
         assert bias.any()
     again = of_experts("one rank", tmp_path / "out")
     model = loaded(tmp_path / "out")
-    assert deviation(ours(again, tmp_path / "again"), wanted_logits(model, again)) < 1e-5
+    found = ours(again, tmp_path / "again")
+    assert deviation(found, wanted_logits(model, again)) < 1e-5
+    second = of_experts("tp2", tmp_path / "run", aux_loss=0.1, bias_update_rate=0.0)
+    assert deviation(ours(second, tmp_path / "second"), found) < 1e-5
