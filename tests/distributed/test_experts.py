@@ -13,6 +13,8 @@ from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.spec.model import Spec
+from mimo_launch.verify.run import verify_spec
+from mimo_launch.verify.shrink import shrink
 
 SP, FULL = {"sequence_parallel": True}, {"sharding": "full"}
 EP2, ETP2 = {"ep": 2}, {"tp": 2}
@@ -45,6 +47,22 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
         tp=2, pp=2, dp=2,
     ),
 }  # fmt: skip
+
+
+def fewer_tokens_than_ranks() -> Spec:
+    """Three tokens over tp 4: one of its ranks has none to route."""
+    made = shrink(routed({"ep": 4}, tp=4))
+    batch = made.batch.model_copy(update={"seq": 3, "global_": 8})
+    data = made.data.model_copy(update={"min_text": 3})
+    schedule = made.schedule.model_copy(update={"microbatches": 8})
+    return made.model_copy(update={"batch": batch, "data": data, "schedule": schedule})
+
+
+def test_a_rank_without_tokens_takes_part() -> None:
+    """It sends nothing, computes with its expert, and gets nothing back."""
+    made = fewer_tokens_than_ranks()
+    assert not [item for item in check(made) if item.is_error]
+    assert failures(verify_spec(made)) == []
 
 
 def behind_vision(first: int = 0, vision: dict[str, Any] | None = None, **settings: Any) -> Spec:

@@ -91,5 +91,5 @@ class MoeMlp(nn.Module):
         answers = self.experts(arrived, trip.counts, trip.ends)
         answers = from_experts(answers, trip, self.context)
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
-        per_token = answers.view(*choice.weights.shape, -1)
+        per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
         return torch.bmm(weights_n1k, per_token).squeeze(1)
