@@ -197,6 +197,24 @@ def test_without_images_nothing_is_said_of_an_encoder(tmp_path: Path) -> None:
     assert load(tmp_path / "made.json").vision_linear == Calibration().vision_linear
 
 
+def test_layers_of_mamba_and_of_experts_have_constants_of_their_own(tmp_path: Path) -> None:
+    """Each rank measures the two experts that it holds, with nobody to send tokens to."""
+    grid = "{tp: 2, cp: 1, pp: 1, dp: 1}"
+    sparse = (
+        str(ROOT / "topologies" / "hybrid.yaml"), *TWO_RANKS[:4],
+        "--set", "modules.language.ranks=0-1", "--set", f"modules.language.grid={grid}",
+        "--set", "modules.language.model.pattern=ME*", "--set", "modules.language.experts={ep: 2}",
+        "--set", "modules.language.model.moe={experts: 4, top_k: 3, width: 32, shared: 32}",
+        "--steps", "1", "--warmup", "0", "--calibrate", "made.json",
+    )  # fmt: skip
+    code, out, err = bench(tmp_path, *sparse).finish()
+    assert code == 0, err
+    made, default = load(tmp_path / "made.json"), Calibration()
+    for name in ("language_linear", "mamba", "experts"):
+        assert name in out
+        assert 0 < getattr(made, name) < getattr(default, name)
+
+
 def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
     """What two ranks without a common group can measure is measured, and the plan reads it."""
     small = (TINY, "--steps", "3", "--warmup", "1", "--set", "data.text_only=0")
@@ -210,8 +228,8 @@ def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
     assert made.language_attention == made.language_linear
     assert made.p2p_latency > 0
     assert made.action_overhead > 0
-    # Nothing was gathered, and there was one host.
-    for name in ("collective_bandwidth", "network_bandwidth", "context_memory"):
+    # Nothing was gathered, there was one host, and all layers are blocks.
+    for name in ("mamba", "experts", "collective_bandwidth", "network_bandwidth", "context_memory"):
         assert name not in out
         assert getattr(made, name) == getattr(default, name)
 

@@ -12,7 +12,7 @@ import pytest
 
 from mimo_launch.cli.app import run
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.plan import estimate_rows, rows
+from mimo_launch.plan import estimate_rows, layer_rows, rows
 from mimo_launch.plan import report as report_module
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.load import load_spec
@@ -164,7 +164,8 @@ def test_every_key_is_documented() -> None:
     text = (ROOT / "docs" / "plan-json.md").read_text()
     names = {
         field.name
-        for kind in (*vars(rows).values(), *vars(estimate_rows).values())
+        for module in (rows, layer_rows, estimate_rows)
+        for kind in vars(module).values()
         if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
         for field in fields(kind)
     }

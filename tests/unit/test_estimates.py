@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -122,6 +123,33 @@ def test_one_rank_takes_the_time_of_its_flops() -> None:
     assert row.computing == pytest.approx(1, abs=1e-4)
     assert got.tflops_per_gpu == pytest.approx(row.tflop / got.step_seconds)
     assert got.tokens_per_second_per_gpu == pytest.approx(4 * 512 / got.step_seconds)
+
+
+def test_layers_take_the_time_of_their_kinds_and_of_travel() -> None:
+    """One rank of each kind of layer; then its experts are dealt out over two."""
+    moe = {"experts": 4, "top_k": 2, "width": 512}
+    sizes = {"heads": 8, "head_dim": 128, "state": 64, "groups": 2}
+    model = {"kind": "hybrid", "pattern": "ME*", "hidden": 1024, "heads": 8, "moe": moe}
+    model |= {"vocab": 1024, "mamba": sizes}
+
+    def made(**more: Any) -> Spec:
+        return spec({"language": box(0, model=model, **more)}, seq=512, train={"precision": "bf16"})
+
+    def rates(**changed: float) -> Calibration:
+        return replace(FREE, head=1e12, **changed)
+
+    slow = {"mamba": 1.0, "experts": 2.0, "language_linear": 4.0, "language_attention": 4.0}
+    kinds = {row.kind: row.tflop for row in build_report(made()).layers}
+    got = of(made(), rates(**slow))
+    expected = kinds["Mamba-2"] / 1 + kinds["experts"] / 2 + kinds["attention"] / 4
+    assert got.step_seconds == pytest.approx(expected, rel=1e-6)
+    assert got.ranks[0].all_to_all == 0
+    # Half of what each rank sends leaves it, four times: there and back, forward and backward.
+    linked = of(made(dp=2, experts={"ep": 2}), rates(**slow, collective_bandwidth=1e-3))
+    sent = 4 * 2 * 512 * 1024 * 2 / 2
+    (row,) = linked.ranks
+    assert row.all_to_all * linked.step_seconds == pytest.approx(sent / 1e6, rel=1e-6)
+    assert row.computing > row.all_to_all
 
 
 @pytest.mark.parametrize(("microbatches", "depth"), [(4, 2), (8, 4)])

@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
-from tests.support.specs import box, layout_specs, spec
+from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.routing import route
+from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.plan import report as report_module
 from mimo_launch.plan.as_json import report_json
 from mimo_launch.plan.bridges import fan
@@ -25,6 +26,15 @@ CASES = settings(max_examples=40, deadline=None)
 # Every axis at once, which no file may ask for yet.
 DEEP = spec(
     {"vision": box(0, dp=2, pp=2), "language": box(4, tp=2, cp=2, dp=1, pp=2)},
+    microbatches=4,
+    mbs=2,
+)
+
+
+SPARSE = hybrid({"tp": 2}, "ME*MEE") | {"moe": {"experts": 8, "top_k": 2, "width": 8, "shared": 8}}
+# Two stages of tp 2, dp 2; in each, ep 2 beside two replicas.
+EXPERTS = spec(
+    {"language": box(0, tp=2, dp=2, pp=2, sequence_parallel=True, model=SPARSE, experts={"ep": 2})},
     microbatches=4,
     mbs=2,
 )
@@ -243,3 +253,36 @@ def test_4096_ranks_take_seconds(colocated: bool) -> None:
     assert bridge["fan"] == "fan-in"
     # Measured: 1 s on one core.
     assert elapsed < 10
+
+
+def test_experts_are_where_their_grid_says() -> None:
+    (row,) = build_report(EXPERTS).experts
+    held = [(place.first_expert, place.last_expert, place.ranks) for place in row.places]
+    assert held == [(0, 3, (0, 2, 4, 6)), (4, 7, (1, 3, 5, 7))]
+    assert (row.ep, row.dp, row.per_rank, row.layers) == (2, 2, 4, 3)
+
+
+def test_layers_by_kind_are_all_of_a_module_but_its_ends() -> None:
+    report = build_report(EXPERTS)
+    kinds = {row.kind: row for row in report.layers}
+    assert {kind: row.layers for kind, row in kinds.items()} == {
+        "Mamba-2": 2, "experts": 3, "attention": 1
+    }  # fmt: skip
+    assert [row.kind for row in report.layers if row.has_experts] == ["experts"]
+    model = EXPERTS.language.model
+    width, words = model.hidden, padded_vocab_size(EXPERTS)
+    # A norm, the router, four experts of this rank and half of the one that all tokens share.
+    assert kinds["experts"].parameters == width * (1 + 8 + 4 * 2 * 8 + 2 * 4)
+    tokens = EXPERTS.batch.global_ * EXPERTS.batch.seq
+    of_experts = 3 * 2 * tokens * width * (8 + 2 * 3 * 8)
+    assert kinds["experts"].tflop == pytest.approx(3 * of_experts / 1e12)
+    head = 3 * 2 * tokens * width * words
+    total = sum(row.tflop for row in report.layers) + head / 1e12
+    assert report.estimates.tflop == pytest.approx(total)
+    weights = sum(row.layers * row.parameters for row in report.layers)
+    ends = 2 * width * words // 2 + width
+    assert sum(each.parameters for each in report.estimates.ranks) == weights + ends
+    # Activations at the peak are those of all layers, and what stands around them.
+    kept = sum(row.layers * row.kept_bytes for row in report.layers)
+    assert all(row.kept_bytes > 0 for row in report.layers)
+    assert kept < sum(each.memory.activations for each in report.estimates.ranks)

@@ -32,7 +32,7 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
     limit = estimates.gpu_memory
     of = f" of {bytes_text(limit)}" if limit else ""
     names = ("weights", "gradients", "optimizer", "activations", "transfers", "other")
-    memory = _table("ranks", "holds", f"memory{of}", *names)
+    memory = plain_table("ranks", "holds", f"memory{of}", *names)
     for row in estimates.ranks:
         parts = (bytes_text(size) for size in _parts(row.memory))
         memory.add_row(
@@ -45,7 +45,7 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
 
 def stage_table(row: RankEstimate) -> Table:
     """Return the stages of one rank, action by action."""
-    table = _table("stage", "parameters", "trained", "work a step", "forward", "backward")
+    table = plain_table("stage", "parameters", "trained", "work a step", "forward", "backward")
     for each in row.stages:
         table.add_row(
             f"{each.module}.{each.stage}",
@@ -59,11 +59,13 @@ def stage_table(row: RankEstimate) -> Table:
 
 
 def _work(rows: Sequence[RankEstimate]) -> Table:
-    table = _table(
-        "ranks", "holds", "parameters", "work a step", "computes", "waits", "reduces", "updates"
-    )
+    # Tokens travel where there are experts on several ranks; that is part of computing.
+    travels = any(row.all_to_all for row in rows)
+    names = ("computes", *(("all-to-all",) * travels), "waits", "reduces", "updates")
+    table = plain_table("ranks", "holds", "parameters", "work a step", *names)
     for row in rows:
-        shares = (row.computing, row.waiting, row.reducing, row.updating)
+        travel = (row.all_to_all,) * travels
+        shares = (row.computing - sum(travel), *travel, row.waiting, row.reducing, row.updating)
         table.add_row(
             ranks_text(row.ranks),
             ", ".join(row.role),
@@ -86,7 +88,8 @@ def _parts(memory: MemoryRow) -> tuple[int, ...]:
     )
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """Return an empty table without lines."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, overflow="fold")

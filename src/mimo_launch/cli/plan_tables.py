@@ -11,11 +11,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mimo_launch.cli.plan_estimates import estimate_tables, headline, stage_table
+from mimo_launch.cli.plan_estimates import estimate_tables, headline, plain_table, stage_table
+from mimo_launch.cli.plan_layers import layer_parts
 from mimo_launch.plan.grid import bubble_lines, grid_lines
 from mimo_launch.plan.rows import (
     BridgeRow,
-    ExpertsRow,
     GroupRow,
     Header,
     ModuleRow,
@@ -26,13 +26,11 @@ from mimo_launch.plan.rows import (
     SampleRow,
 )
 from mimo_launch.plan.words import (
-    bytes_text,
     coords_text,
     fan_text,
     percent,
     ranks_text,
     runs_text,
-    scaled,
     sizes_text,
     some,
     span_text,
@@ -52,9 +50,8 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield f"and {len(report.ranks) - RANKS_OF_MANY} more: --rank N shows one, --json all"
     if report.groups:
         yield from _part("Groups", _groups(report.groups))
-    if report.experts:
-        yield from _part("Experts", _experts(report.experts))
-    stages = _table("module", "stage", "layers", "ranks", "peak live microbatches")
+    yield from layer_parts(report.layers, report.experts)
+    stages = plain_table("module", "stage", "layers", "ranks", "peak live microbatches")
     for row in report.stages:
         layers = span_text(row.first_layer, row.last_layer)
         stages.add_row(
@@ -124,19 +121,14 @@ def _plain(lines: Sequence[str]) -> Iterator[RenderableType]:
         yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 def _encoders(header: Header) -> tuple[str, ...]:
     return tuple(header.nominal_rows)
 
 
 def _modules(rows: Sequence[ModuleRow]) -> Table:
-    table = _table("module", "kind", "layers", "ranks", "grid", "order", "placement", "settings")
+    table = plain_table(
+        "module", "kind", "layers", "ranks", "grid", "order", "placement", "settings"
+    )
     for row in rows:
         settings = {
             "frozen": row.frozen,
@@ -159,7 +151,7 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
 def _ranks(rows: Sequence[RankRow]) -> Table:
     has_nodes = any(row.node is not None for row in rows)
     nodes = ("node",) if has_nodes else ()
-    table = _table(
+    table = plain_table(
         "rank", *nodes, "module", "(tp, cp, dp, pp)", "layers", "samples", "microbatches"
     )
     for row in rows if len(rows) <= MAX_RANKS else rows[:RANKS_OF_MANY]:
@@ -174,27 +166,8 @@ def _ranks(rows: Sequence[RankRow]) -> Table:
     return table
 
 
-def _experts(rows: Sequence[ExpertsRow]) -> Table:
-    table = _table(
-        "module", "layers", "experts", "top k", "grid", "a rank", "parameters", "active", "sends"
-    )
-    for row in rows:
-        table.add_row(
-            row.module,
-            str(row.layers),
-            str(row.experts),
-            str(row.top_k),
-            sizes_text({"ep": row.ep, "tp": row.tp, "dp": row.dp}),
-            f"{row.per_rank} of a layer",
-            scaled(row.parameters),
-            scaled(row.active_parameters),
-            f"{bytes_text(row.sent_bytes)} a step",
-        )
-    return table
-
-
 def _groups(rows: Sequence[GroupRow]) -> Table:
-    table = _table("module", "axes", "size", "groups", "")
+    table = plain_table("module", "axes", "size", "groups", "")
     for row in rows:
         # Gradients of dp may cross nodes as a matter of course; layers should not.
         is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
@@ -209,7 +182,7 @@ def _groups(rows: Sequence[GroupRow]) -> Table:
 
 
 def _bridges(rows: Sequence[BridgeRow]) -> Table:
-    table = _table("bridge", "replicas", "how", "rows", "copied", "")
+    table = plain_table("bridge", "replicas", "how", "rows", "copied", "")
     for row in rows:
         size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
         notes = [] if row.has_backward else ["forward only"]
@@ -236,7 +209,7 @@ def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
         sent.setdefault(link.src, []).append(text)
     if not sent:
         return
-    table = _table(f"{bridge.encoder} rank", "sends to rank: rows")
+    table = plain_table(f"{bridge.encoder} rank", "sends to rank: rows")
     for src in list(sent)[:MAX_SENDERS]:
         table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", "))
     yield ""
@@ -246,7 +219,7 @@ def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
 
 
 def _samples(rows: Sequence[SampleRow]) -> Table:
-    table = _table("module", "group or microbatch", "samples")
+    table = plain_table("module", "group or microbatch", "samples")
     for row in rows:
         ranges = [span_text(*each) for each in row.ranges]
         table.add_row(row.module, str(row.index), some(ranges, MAX_RECEIVERS, sep=", "))
@@ -255,7 +228,7 @@ def _samples(rows: Sequence[SampleRow]) -> Table:
 
 def _peers(rows: Sequence[PeerRow]) -> Table:
     words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
-    table = _table("bridge", "", "rank", "rows", "by group")
+    table = plain_table("bridge", "", "rank", "rows", "by group")
     for row in rows:
         counts = some([str(count) for count in row.rows], MAX_GROUPS, sep=", ")
         table.add_row(row.bridge, words[row.way], str(row.peer), str(sum(row.rows)), counts)

@@ -51,6 +51,12 @@ class Calibration:
     vision_attention: float = _constant(
         408.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_R1}"
     )
+    mamba: float = _constant(
+        300.0, "TFLOP/s", "a Mamba-2 layer: products, convolution, recurrence, norm", _OPEN
+    )
+    experts: float = _constant(
+        400.0, "TFLOP/s", "a layer with experts, but for the way of tokens to other ranks", _OPEN
+    )
     head: float = _constant(560.0, "TFLOP/s", "vocabulary head and cross-entropy", _R1)
     matmul: float = _constant(
         790.0, "TFLOP/s", "any other matmul: patch embedding, projector", "measured on one H200"

@@ -1,7 +1,8 @@
 """Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
 
 Decides: what overlaps and what does not; docs/estimates.md lists it.
-Relies on: `estimate_flops`, `estimate_params` and `workload` for amounts, `calibration` for rates.
+Relies on: `estimate_flops`, `estimate_params` and `workload` for amounts, `calibration` for rates,
+`link_times` for single collectives.
 Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
 """
 
@@ -10,17 +11,18 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.plan.calibration import Calibration
-from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops
+from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_by_kind
 from mimo_launch.plan.estimate_memory import COMPUTED, STORED
 from mimo_launch.plan.estimate_params import StageWeights, Weight, adds_in_products, stage_weights
-from mimo_launch.plan.workload import Workload, layer_widths, row_bytes
+from mimo_launch.plan.link_times import GIGA, MICRO, LinkTimes
+from mimo_launch.plan.workload import LayerKind, Workload, layer_widths, row_bytes
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.course import Costs
 from mimo_launch.schedule.roles import exchanges
 from mimo_launch.spec.model import Spec
 
-MICRO, GIGA, TERA = 1e-6, 1e9, 1e12
+TERA = 1e12
 # Passes of the optimizer over a shard, in numbers read or written: AdamW reads weight, gradient and
 # two moments and writes all but the gradient; the norm reads each gradient once more.
 _PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
@@ -31,7 +33,8 @@ class StageCost:
     """Seconds of one stage on one rank.
 
     `first` comes on top of the step's first forward; `reduction` follows the last backward while
-    other work may go on; `update` is that of the optimizer.
+    other work may go on; `update` is that of the optimizer. In so many seconds of all forwards and
+    backwards of a step, `all_to_all`, tokens travel to experts and back.
     """
 
     forward: float
@@ -39,6 +42,7 @@ class StageCost:
     first: float
     reduction: float
     update: float
+    all_to_all: float
     flops: float
 
 
@@ -50,6 +54,11 @@ class CostModel:
     layout: Layout
     work: Mapping[str, Workload]
     constants: Calibration
+
+    @property
+    def links(self) -> LinkTimes:
+        """The seconds of single collectives and transfers."""
+        return LinkTimes(self.spec, self.constants)
 
     def costs(self) -> Costs:
         """Return the seconds of every action, as the simulator takes them."""
@@ -72,16 +81,24 @@ class CostModel:
     def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage, on the tp rank with the largest part."""
         weights = stage_weights(self.spec, stage, module.grid.size("tp") - 1)
-        forward = forward_flops(self.spec, stage, self.work[module.name])
-        backward = backward_flops(self.spec, self.layout, module, stage, forward)
+        forward = forward_by_kind(self.spec, stage, self.work[module.name])
+        backward = {
+            kind: backward_flops(self.spec, self.layout, module, stage, flops)
+            for kind, flops in forward.items()
+        }
         overhead = self.constants.action_overhead * MICRO
-        ahead = self._computing(module, forward) + self._layers(module, stage) + overhead
-        back = self._computing(module, backward) + overhead
-        if backward.linear:
-            back += self._layers(module, stage)
+        travel = self._travel(module, stage)
+        between = self._layers(module, stage) + travel
+        ahead = self._computing(module, forward) + between + overhead
+        back, travels = self._computing(module, backward) + overhead, 1
+        if any(flops.linear for flops in backward.values()):
+            back, travels = back + between, 2
             if self.spec.modules[module.name].recompute == "full":
-                again = Flops(linear=forward.linear, attention=forward.attention)
-                back += self._computing(module, again) + self._layers(module, stage)
+                again = {
+                    kind: Flops(linear=flops.linear, attention=flops.attention)
+                    for kind, flops in forward.items()
+                }
+                back, travels = back + self._computing(module, again) + between, 3
         gather, reduction = self._gather(module, weights), self._reduction(module, weights)
         first = 0.0
         if weights.full_sharding:
@@ -92,44 +109,37 @@ class CostModel:
             back += self._accumulation(module, weights)
             first = gather[-1] + max(0.0, sum(gather[:-1]) - ahead)
             late = reduction[-1] + max(0.0, sum(reduction[:-1]) - back)
-        flops = (forward.total + backward.total) * self.work[module.name].forwards
+        forwards = self.work[module.name].forwards
+        flops = sum(each.total for each in (*forward.values(), *backward.values())) * forwards
         return StageCost(
             forward=ahead,
             backward=back,
             first=first,
             reduction=late,
             update=self._update(module, weights),
+            all_to_all=travel * travels * forwards,
             flops=flops / _parts(module),
         )
 
-    def _computing(self, module: ModuleLayout, flops: Flops) -> float:
+    def _computing(self, module: ModuleLayout, flops: Mapping[LayerKind, Flops]) -> float:
         rates, spec = self.constants, self.spec
-        linear, attention = (
-            (rates.language_linear, rates.language_attention)
+        of_layers = {
+            LayerKind.BLOCK: (rates.language_linear, rates.language_attention)
             if module.is_language
-            else (rates.vision_linear, rates.vision_attention)
-        )
-        seconds = flops.linear / linear + flops.attention / attention + flops.head / rates.head
-        seconds += (flops.patch + flops.projector) / rates.matmul
+            else (rates.vision_linear, rates.vision_attention),
+            LayerKind.MAMBA: (rates.mamba, rates.mamba),
+            LayerKind.EXPERTS: (rates.experts, rates.experts),
+        }
+        seconds = 0.0
+        for kind, each in flops.items():
+            linear, attention = of_layers[kind]
+            seconds += each.linear / linear + each.attention / attention + each.head / rates.head
+            seconds += (each.patch + each.projector) / rates.matmul
         speed = {"bf16": 1.0, "fp32": rates.fp32_speed, "fp64": rates.fp64_speed}
         return seconds / speed[spec.train.precision] / TERA / _parts(module)
 
-    def _collective(self, ranks: tuple[int, ...], size: float) -> float:
-        """Return the seconds in which a ring gathers, or reduces and scatters, `size` bytes."""
-        if len(ranks) == 1:
-            return 0.0
-        bandwidth = self._between(ranks, self.constants.collective_bandwidth)
-        share = (len(ranks) - 1) / len(ranks)
-        return self.constants.collective_latency * MICRO + size * share / bandwidth
-
-    def _between(self, ranks: tuple[int, ...], inside: float) -> float:
-        """Return the bytes per second between ranks; `inside` is for those of one host, in GB."""
-        nodes = self.spec.nodes
-        crosses = nodes is not None and min(ranks) // nodes.gpus != max(ranks) // nodes.gpus
-        return (self.constants.network_bandwidth if crosses else inside) * GIGA
-
     def _layers(self, module: ModuleLayout, stage: Stage) -> float:
-        """Return what the collectives inside the layers of a stage take in one direction."""
+        """Return what the collectives of tp and cp inside a stage take in one direction."""
         grid, rank = module.grid, module.grid.ranks.start
         work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
         number = COMPUTED[self.spec.train.precision]
@@ -138,32 +148,34 @@ class CostModel:
         tokens = work.held * stream * number
         layers = layer_widths(self.spec.modules[module.name].model, stage)
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
-        seconds = 2 * regions * self._collective(grid.group_of(rank, "tp"), tokens)
+        seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
         for layer in layers:
             if layer.mamba is not None:
                 # Tokens for heads, there and back: (cp - 1) / cp of what a rank holds.
                 features = 2 * layer.query + 2 * layer.key + layer.heads
             else:
                 features = grid.size("cp") * 2 * layer.key
-            if layer.experts is not None:
-                seconds += self._exchange(module, layer.experts.top_k, tokens)
             traded = work.held * features / grid.size("tp") * number
             if traded:
-                seconds += self._collective(grid.group_of(rank, "cp"), traded)
+                seconds += self.links.collective(grid.group_of(rank, "cp"), traded)
         return seconds
 
-    def _exchange(self, module: ModuleLayout, top_k: int, stream: int) -> float:
-        """Return the seconds in which tokens travel to their experts and answers come back.
-
-        `stream` are the bytes of the tokens of a tp group, each of whose ranks sends a part.
-        """
+    def _travel(self, module: ModuleLayout, stage: Stage) -> float:
+        """Return the seconds in which tokens travel to experts and back in one direction."""
         if module.experts is None:
             return 0.0
-        size = top_k * stream // module.grid.size("tp")
-        there = self._collective(module.experts.groups("ep")[0], size)
-        # Ranks that split an expert gather what each of them got, and sum the answers.
-        split = module.experts.groups("tp")[0]
-        return 2 * (there + self._collective(split, len(split) * size))
+        model, number = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
+        # Each rank of a tp group sends a part of its tokens.
+        sent = self.work[module.name].held * model.hidden * number // module.grid.size("tp")
+        ep, split = module.experts.groups("ep")[0], module.experts.groups("tp")[0]
+        seconds = 0.0
+        for layer in layer_widths(model, stage):
+            if layer.experts is not None:
+                size = layer.experts.top_k * sent
+                # Ranks that split an expert gather what each of them got, and sum the answers.
+                gathered = self.links.collective(split, len(split) * size)
+                seconds += 2 * (self.links.collective(ep, size) + gathered)
+        return seconds
 
     def _gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
         """Return the seconds in which each FSDP unit is gathered, the root last."""
@@ -173,7 +185,7 @@ class CostModel:
             size = sum(weight.numel for weight in unit) * number
             # Copied in and out of the buffer.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
-            seconds.append(self._collective(group, size) + copies)
+            seconds.append(self.links.collective(group, size) + copies)
         return seconds
 
     def _reduction(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
@@ -183,7 +195,7 @@ class CostModel:
             group = _replicas(module, unit)
             size = sum(weight.numel for weight in unit if weight.trains) * number
             copies = 2 * size / self.constants.memory_bandwidth / GIGA
-            seconds.append((self._collective(group, size) + copies) if size else 0.0)
+            seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
         return seconds
 
     def _accumulation(self, module: ModuleLayout, weights: StageWeights) -> float:
@@ -218,13 +230,9 @@ class CostModel:
         size = self.spec.modules[module.name].model.hidden
         shared = grid.size("tp") if module.sequence_parallel else 1
         tokens = self.work[module.name].held // shared
-        return self._transfer(
+        return self.links.transfer(
             grid.group_of(rank, "pp")[:2], tokens * size * COMPUTED[self.spec.train.precision]
         )
-
-    def _transfer(self, ranks: tuple[int, ...], size: float) -> float:
-        bandwidth = self._between(ranks, self.constants.p2p_bandwidth)
-        return self.constants.p2p_latency * MICRO + size / bandwidth
 
     def _bridge(self, encoder: ModuleLayout) -> float:
         """Return the seconds in which the rows of one group cross a bridge, one way."""
@@ -240,7 +248,7 @@ class CostModel:
         others = set(ranks) - {rank}
         # Rows that stay on their rank are copied.
         copy = 2 * size / self.constants.memory_bandwidth / GIGA
-        return copy + (self._transfer(ranks, size) if others else 0.0)
+        return copy + (self.links.transfer(ranks, size) if others else 0.0)
 
 
 def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:

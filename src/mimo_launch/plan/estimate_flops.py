@@ -7,13 +7,15 @@ Relies on: `workload` for sizes.
 Leaves: seconds to `cost_model`.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan.workload import Widths, Workload, layer_widths, patch_work
+from mimo_launch.plan.workload import LayerKind, Widths, Workload, layer_widths, patch_work
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import CustomModel, Spec, TransformerEncoder
+from mimo_launch.spec.model import CustomModel, LanguageModel, Spec, TransformerEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +37,37 @@ class Flops:
         """All operations."""
         return self.linear + self.attention + self.head + self.patch + self.projector
 
+    def __add__(self, other: "Flops") -> "Flops":
+        """Return the operations of both."""
+        names = Flops.__dataclass_fields__
+        both = zip(names, astuple(self), astuple(other), strict=True)
+        return Flops(**{name: mine + theirs for name, mine, theirs in both})
+
 
 def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
     """Return the operations of one forward of a stage."""
+    return sum(forward_by_kind(spec, stage, work).values(), Flops())
+
+
+def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKind, Flops]:
+    """Return the operations of one forward by kinds of layers.
+
+    What stands around the layers is with blocks.
+    """
     model = spec.modules[stage.module].model
     if isinstance(model, CustomModel):
         weights = (model.parameters or 0) * stage.num_layers / model.layers
-        return Flops(linear=2.0 * work.tokens * weights)
-    linear = attention = 0.0
+        return {LayerKind.BLOCK: Flops(linear=2.0 * work.tokens * weights)}
+    found: dict[LayerKind, Flops] = defaultdict(Flops, {LayerKind.BLOCK: _ends(spec, stage, work)})
     for size in layer_widths(model, stage):
-        linear += 2.0 * work.tokens * size.stream * _features(size)
-        attention += _mixing(size, work)
-    head = patch = projector = 0.0
+        linear = 2.0 * work.tokens * size.stream * _features(size)
+        found[size.kind] += Flops(linear=linear, attention=_mixing(size, work))
+    return found
+
+
+def _ends(spec: Spec, stage: Stage, work: Workload) -> Flops:
+    """Return the operations in front of the layers of a module and behind them."""
+    model, head, patch, projector = spec.modules[stage.module].model, 0.0, 0.0, 0.0
     if isinstance(model, TransformerEncoder):
         if stage.is_first:
             patch = 2.0 * work.rows * model.patches_per_row * patch_work(model).products
@@ -54,15 +75,9 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
             row, out = model.row_width, spec.language.model.hidden
             inner = model.projector_width(out)
             projector = 2.0 * work.rows * (inner * (row + out) if inner else row * out)
-    elif stage.is_last:
+    elif stage.is_last and isinstance(model, LanguageModel):
         head = 2.0 * work.tokens * model.hidden * padded_vocab_size(spec)
-    return Flops(
-        linear=linear,
-        attention=attention,
-        head=head,
-        patch=patch,
-        projector=projector,
-    )
+    return Flops(head=head, patch=patch, projector=projector)
 
 
 def _features(size: Widths) -> int:

@@ -102,6 +102,13 @@ def stage_memory(
     )
 
 
+def kept_by_layers(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+) -> int:
+    """Return the bytes that the layers of a stage keep of one forward on the ranks at `tp`."""
+    return _Activations(spec, layout, module, stage, work, tp).kept_by_layers()
+
+
 class _Activations:
     """Bytes of the activations of one forward of a stage."""
 
@@ -137,9 +144,14 @@ class _Activations:
         """Return what stays until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += sum(self._sum(self._of_layer(each), each) for each in self.layers)
-            total += self.stream
+            total += self.kept_by_layers() + self.stream
         return total
+
+    def kept_by_layers(self) -> int:
+        """Return what of that the layers keep."""
+        if not self.through_blocks:
+            return 0
+        return sum(self._sum(self._of_layer(each), each) for each in self.layers)
 
     def forward(self) -> int:
         """Return what a forward needs besides, at its worst place."""

@@ -59,8 +59,9 @@ class RankEstimate:
     """Ranks of which the same is expected: memory, work and how the step's time is spent.
 
     `bubble` is the share of the schedule in which they do not compute. The shares of the step:
-    `computing`; `waiting` for others or transfers; `reducing` gradients past the last backward;
-    `updating` weights, with all that follows the schedule.
+    `computing`, of which in `all_to_all` tokens travel to experts and back; `waiting` for others or
+    transfers; `reducing` gradients past the last backward; `updating` weights, with all that
+    follows the schedule.
     """
 
     role: tuple[str, ...]
@@ -73,6 +74,7 @@ class RankEstimate:
     tflop: float
     bubble: float
     computing: float
+    all_to_all: float
     waiting: float
     reducing: float
     updating: float

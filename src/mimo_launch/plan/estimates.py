@@ -11,10 +11,11 @@ from functools import cached_property
 from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.calibration import Calibration
-from mimo_launch.plan.cost_model import MICRO, TERA, CostModel, StageCost
+from mimo_launch.plan.cost_model import TERA, CostModel, StageCost
 from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
 from mimo_launch.plan.estimate_params import StageWeights, stage_weights
 from mimo_launch.plan.estimate_rows import Estimates, MemoryRow, RankEstimate, StageEstimate
+from mimo_launch.plan.link_times import MICRO
 from mimo_launch.plan.memory_peak import peak_memory
 from mimo_launch.plan.workload import row_bytes, workload
 from mimo_launch.schedule.actions import Kind
@@ -224,6 +225,7 @@ class Estimator:
             tflop=tflop,
             bubble=self.course.bubble(first),
             computing=computing,
+            all_to_all=sum(self._costs[stage].all_to_all for stage in alike.role) / total,
             waiting=max(0.0, 1 - computing - reducing - updating),
             reducing=reducing,
             updating=updating,

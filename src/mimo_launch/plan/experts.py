@@ -5,11 +5,15 @@ Relies on: `estimate_params` for weights, `workload` for tokens.
 Leaves: seconds to `cost_model`, drawing to `cli`.
 """
 
+from collections.abc import Iterator
+
 from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
+from mimo_launch.layout.shards import even_cut
 from mimo_launch.plan.estimate_memory import COMPUTED
 from mimo_launch.plan.estimate_params import stage_weights
-from mimo_launch.plan.rows import ExpertsRow
+from mimo_launch.plan.layer_rows import ExpertPlace, ExpertsRow
 from mimo_launch.plan.workload import workload
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.model import ExpertGrid, Grid, LanguageModel, Spec
@@ -54,7 +58,17 @@ def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SamplePlan) -
         parameters=parameters,
         active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
         sent_bytes=round(ways * sent * _most_in_a_stage(model, module)),
+        places=tuple(_places(view, moe.experts)),
     )
+
+
+def _places(view: ExpertView, experts: int) -> Iterator[ExpertPlace]:
+    """Yield which ranks hold which experts: parts of them, replicas and other layers alike."""
+    ranks = sorted(rank for stage in view.stages for rank in stage)
+    for index in range(view.size("ep")):
+        own = even_cut(experts, view.size("ep"), index)
+        held = tuple(rank for rank in ranks if view.index("ep", rank) == index)
+        yield ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=held)
 
 
 def _most_in_a_stage(model: LanguageModel, module: ModuleLayout) -> int:

@@ -22,6 +22,7 @@ from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.experts import expert_rows
 from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.layers import rows_of_layers
 from mimo_launch.plan.rows import (
     GroupRow,
     Header,
@@ -67,6 +68,7 @@ def build_report(spec: Spec, calibration: Calibration | None = None) -> Report:
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
         groups=tuple(_group_rows(layout, per_node)),
+        layers=rows_of_layers(spec, layout, plan.samples[0]),
         experts=expert_rows(spec, layout, plan.samples[0]),
         stages=tuple(_stage_rows(layout, simulation)),
         bridges=tuple(bridge_row(layout, plan, each, per_node) for each in layout.encoders),

@@ -1,13 +1,14 @@
 """What `plan` has to say, as frozen rows of plain values.
 
 Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
-Relies on: `estimate_rows` for what is expected of a step.
+Relies on: `layer_rows` for kinds of layers, `estimate_rows` for what is expected of a step.
 Leaves: finding the facts to `report` and its siblings, drawing to `cli`.
 """
 
 from dataclasses import dataclass
 
 from mimo_launch.plan.estimate_rows import Estimates
+from mimo_launch.plan.layer_rows import ExpertsRow, LayerRow
 
 Ranks = tuple[int, ...]
 
@@ -76,29 +77,6 @@ class GroupRow:
     axes: tuple[str, ...]
     groups: tuple[Ranks, ...]
     num_crossing: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsRow:
-    """The experts of a module, and where they stand.
-
-    `layers` of the module have `experts` each, of which a token goes to `top_k`. `ep`, `tp` and
-    `dp` are sizes of their grid, a rank holds `per_rank` of a layer. `parameters` are those of the
-    whole module, `active_parameters` those that one token meets. `sent_bytes` are what a rank sends
-    to others in the all-to-alls of a step, both ways, when the load is balanced.
-    """
-
-    module: str
-    layers: int
-    experts: int
-    top_k: int
-    ep: int
-    tp: int
-    dp: int
-    per_rank: int
-    parameters: int
-    active_parameters: int
-    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +175,7 @@ class Report:
     modules: tuple[ModuleRow, ...]
     ranks: tuple[RankRow, ...]
     groups: tuple[GroupRow, ...]
+    layers: tuple[LayerRow, ...]
     experts: tuple[ExpertsRow, ...]
     stages: tuple[StageRow, ...]
     bridges: tuple[BridgeRow, ...]

@@ -6,6 +6,7 @@ Leaves: FLOPs to `estimate_flops`, bytes to `estimate_memory`, seconds to `cost_
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
@@ -75,6 +76,14 @@ def language_spans(sample: SamplePlan, seq: int) -> tuple[int, ...]:
     return (*others, max(last, seq - sum(others)))
 
 
+class LayerKind(StrEnum):
+    """Layers that devices compute at rates of their own."""
+
+    BLOCK = "block"  # Attention, an MLP, or both.
+    MAMBA = "mamba"
+    EXPERTS = "experts"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
     """Sizes of a module's layers over all tp ranks.
@@ -95,6 +104,13 @@ class Widths:
     mamba: MambaSizes | None = None
     regions: int = 2
     experts: Moe | None = None
+
+    @property
+    def kind(self) -> LayerKind:
+        """What the layer is to a device."""
+        if self.mamba is not None:
+            return LayerKind.MAMBA
+        return LayerKind.BLOCK if self.experts is None else LayerKind.EXPERTS
 
 
 def layer_widths(model: Model, stage: Stage) -> tuple[Widths, ...]:

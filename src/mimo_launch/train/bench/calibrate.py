@@ -107,12 +107,12 @@ def _constants(
     matmul = {p: rate(f"matmul_{p}") or 1.0 for p in ("bf16", "fp32", "fp64")}
     speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
     here = speeds[session.spec.train.precision]
-    for name in ("language_linear", "vision_linear", "head"):
+    for name in ("language_linear", "mamba", "experts", "vision_linear", "head"):
         value = rate(name)
         if value is not None:
             # Rates are kept for bf16 and scaled by the speed of the precision where they are used.
             yield name, value / here
-            if name != "head":
+            if name.endswith("_linear"):
                 yield name.replace("linear", "attention"), value / here
     yield "matmul", matmul["bf16"]
     yield "fp32_speed", speeds["fp32"]

@@ -21,7 +21,7 @@ from mimo_launch.modules.build import compute_dtype
 from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.plan.workload import row_bytes, widths, workload
 from mimo_launch.schedule.channels import Channel, channels_of
-from mimo_launch.train.bench.rates import REPEATS, seconds_of
+from mimo_launch.train.bench.alone import REPEATS, seconds_of
 from mimo_launch.train.session import RankSession
 
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}

@@ -1,0 +1,71 @@
+"""One layer as one rank holds it, without any other rank, and how long it takes.
+
+Decides: that weights and inputs are random numbers, and that medians of repeats count.
+Relies on: `comm.clock` for times of the device.
+Leaves: which layers are timed to `rates` and `language_rates`.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.clock import Section, StepClock
+from mimo_launch.grids.grid_set import Group
+from mimo_launch.modules.build import RankModule
+from mimo_launch.parallel.context import SINGLE, ParallelContext
+
+REPEATS, WARM_UP = 10, 3
+_TERA = 1e12
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Return the median time of a call, after some that warm up."""
+    for _ in range(WARM_UP):
+        run()
+    clock = StepClock(device)
+    clock.start()
+    for _ in range(REPEATS):
+        with clock.span(Section.STEP):
+            run()
+    return statistics.median(end - start for _, start, end in clock.stop())
+
+
+def alone(module: RankModule) -> ParallelContext:
+    """Return the context of one tp rank's part without any other rank.
+
+    Transformer Engine asks its group for its part, so it gets whole layers.
+    """
+    tp = module.context.tp
+    part = SINGLE if module.context.backend == "transformer_engine" else replace(tp, handle=None)
+    return replace(
+        module.context,
+        tp=part,
+        cp=SINGLE,
+        ep=SINGLE,
+        expert_tp=SINGLE,
+        replicas=SINGLE,
+        sequence_parallel=False,
+        fp8=None if module.context.fp8 is None else module.context.fp8.alone(),
+        dtype=module.context.compute_dtype,  # As FSDP hands weights to layers.
+    )
+
+
+def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
+    """Fill weights with small numbers: zeros would save power, and so be faster than training."""
+    network.to(context.device)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return network
+
+
+def noise(context: ParallelContext, *shape: int) -> Tensor:
+    """Return random numbers in the type of activations."""
+    return torch.randn(*shape, dtype=context.compute_dtype, device=context.device)
+
+
+def tflops(flops: float, tp: Group, run: Callable[[], object], device: torch.device) -> float:
+    """Return TFLOP/s of a call that runs one tp rank's part of a forward and its backward."""
+    return 3 * flops / tp.size / seconds_of(run, device) / _TERA
