@@ -8,7 +8,7 @@ from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec, SyntheticData
+from mimo_launch.spec.model import HybridModel, Spec, SyntheticData
 from mimo_launch.verify.regrid import regrid
 from mimo_launch.verify.shrink import shrink
 
@@ -102,3 +102,14 @@ def test_a_proof_is_computed_by_torch_s_layers() -> None:
     small = shrink(spec({"language": box(0, tp=2, **engine)}, train={"precision": "bf16"}))
     assert small.modules["language"].backend == "torch"
     assert not [finding for finding in check(small) if finding.is_error]
+
+
+def test_a_proof_of_mamba_layers_is_no_matter_of_rounding() -> None:
+    """Of every head some time steps are cut, not all; no group norm is over a single number."""
+    mamba = {"heads": 8, "groups": 8, "head_dim": 1, "state": 4, "min_step": 0.05}
+    model = {"kind": "hybrid", "pattern": "MM*", "mamba": mamba}
+    small = shrink(spec({"language": box(0, tp=2, cp=2, model=model)})).language.model
+    assert isinstance(small, HybridModel)
+    assert small.mamba is not None
+    assert 0.001 < small.mamba.min_step <= 0.005
+    assert small.mamba.inner // small.mamba.groups == 4

@@ -81,7 +81,8 @@ def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
     sizes = {
         "heads": unit * min(2, model.mamba.heads // unit),
         "groups": groups,
-        "head_dim": min(4, model.mamba.head_dim),
+        # Not fewer: a norm over a group of one number leaves its sign, and rounding grows with it.
+        "head_dim": 4,
         "state": min(6, model.mamba.state),
         "conv": min(4, model.mamba.conv),
         "min_step": min(MAX_MIN_STEP, model.mamba.min_step),
