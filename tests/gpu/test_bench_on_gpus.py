@@ -24,10 +24,12 @@ from mimo_launch.train.session import RankSession
 
 pytestmark = pytest.mark.gpu
 
+MOE = {"layers": 2, "moe": {"experts": 4, "top_k": 2, "width": 16, "every": 2}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one rank": (1, box(0), box(0)),
     "colocated dp2": (2, box(0, dp=2), box(0, dp=2)),
     "disjoint": (2, box(0), box(1)),
+    "ep2 under dp2": (2, box(0, dp=2), box(0, dp=2, model=MOE, experts={"ep": 2})),
     "dp2 to pp2": (4, box(0, dp=2), box(2, pp=2)),
     "tp2 under cp2": (4, box(0, tp=2, dp=2), box(0, tp=2, cp=2)),
 }
@@ -55,7 +57,7 @@ def calibrated(made: Spec, kind: Any) -> Any:
 
 @pytest.mark.parametrize("layout", FITTING)
 def test_a_bench(run_on: Callable[..., list[Any]], device: str, layout: str) -> None:
-    size = LAYOUTS[layout][0]
+    size, _, language = LAYOUTS[layout]
     result, *others = run_on(size, benched, made_of(layout), device)
     assert others == [0] * (size - 1)
     assert result.machine.device_kind == device
@@ -66,6 +68,7 @@ def test_a_bench(run_on: Callable[..., list[Any]], device: str, layout: str) -> 
         assert sum(shares) == pytest.approx(1)
         assert min(shares) > -0.01
         assert rank.shares.compute > 0
+        assert (rank.shares.all_to_all > 0) == ("experts" in language)
         if device == "cuda":
             assert 0 < rank.memory.allocated <= rank.memory.reserved <= rank.memory.used
 
@@ -78,6 +81,7 @@ def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: st
     assert all(each == results[0] for each in results)
     always = {"language_linear", "vision_linear", "head", "matmul", "memory_bandwidth"}
     assert always <= set(measured)
+    assert ("experts" in measured) == ("experts" in language)
     for name in measured:
         value = getattr(made, name)
         assert math.isfinite(value), name
