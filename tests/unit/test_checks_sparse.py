@@ -46,6 +46,10 @@ def codes(*overrides: str) -> list[str]:
         (["model.head_dim=3"], []),
         (["model.head_dim=3", "model.rope_theta=100"], ["odd-head-size"]),
         (["model.pattern=ME-", "model.head_dim=3", "model.rope_theta=100"], []),
+        (["model.mamba.groups=3"], ["mamba-heads-over-groups"]),
+        (["model.pattern=E*-", "model.mamba.groups=3"], ["setting-without-effect"]),
+        (["model.mamba.heads=6"], ["mamba-heads-over-grid"]),
+        (["model.pattern=E*-", "model.mamba.heads=6"], ["setting-without-effect"]),
         (["model.mlp=33"], ["mlp-over-tp"]),
         (["model.pattern=ME*", "model.mlp=33"], []),
         ([f"model={DECODER.replace('MOE', MOE)}"], []),
@@ -57,3 +61,21 @@ def test_sizes_of_layers_that_are_not_there_split_over_nothing(
     overrides: list[str], expected: list[str]
 ) -> None:
     assert codes(*overrides) == expected
+
+
+@pytest.mark.parametrize(
+    ("moe", "expected"),
+    [
+        ("experts: 4, top_k: 4", []),
+        ("experts: 4, top_k: 5", ["top-k-over-experts"]),
+        ("experts: 4, top_k: 1", ["router-without-gradient"]),
+        ("experts: 4, top_k: 1, normalize: false", []),
+        ("experts: 1, top_k: 1", ["router-without-gradient"]),
+        ("experts: 1, top_k: 1, normalize: false", ["router-without-gradient"]),
+        ("experts: 1, top_k: 1, normalize: false, score: sigmoid", []),
+        ("experts: 1, top_k: 2, score: sigmoid", ["top-k-over-experts"]),
+        ("experts: 1, top_k: 2", ["router-without-gradient", "top-k-over-experts"]),
+    ],
+)
+def test_a_router_has_a_choice_or_a_score_to_learn(moe: str, expected: list[str]) -> None:
+    assert codes(f"model.moe={{{moe}, width: 16}}") == expected

@@ -70,7 +70,7 @@ EXPERT_CODES = (
         "The router of a mixture of experts cannot learn from the loss.",
         "With one expert per token, `normalize` divides its score by itself: it counts 1 whatever "
         "the router says, and no gradient reaches the router. Switch Transformers, which choose "
-        "one, do not normalise (arXiv:2101.03961).",
+        "one, do not normalise (arXiv:2101.03961). The softmax over a single expert is 1, too.",
         "model: {moe: {experts: 8, top_k: 1, width: 64}}",
         "model: {moe: {experts: 8, top_k: 1, width: 64, normalize: false}}",
     ),

@@ -94,7 +94,15 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
             help=f"write `top_k: {moe.experts}` or less",
             related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
         )
-    if moe.top_k == 1 and moe.normalize and moe.experts > 1:
+    if moe.experts == 1 and (moe.score == "softmax" or (moe.top_k == 1 and moe.normalize)):
+        yield Diagnostic(
+            code="router-without-gradient",
+            headline=f"`{name}`: the score of a single expert is always 1",
+            path=(*path, "experts"),
+            why="no gradient of the loss reaches the router, which has nothing to choose",
+            help="write `experts: 2` or more, or an MLP of this width in their place",
+        )
+    elif moe.top_k == 1 and moe.normalize:
         yield Diagnostic(
             code="router-without-gradient",
             headline=f"`{name}`: with `top_k: 1` normalised scores are always 1",

@@ -97,5 +97,8 @@ def splits(groups: int, tp: int, cp: int) -> bool:
 
 
 def _sizes(spec: Spec, name: str) -> MambaSizes | None:
+    """Return the sizes of the Mamba layers of a module, if it has any."""
     model = spec.modules[name].model
-    return model.mamba if isinstance(model, HybridModel) else None
+    if not isinstance(model, HybridModel) or MAMBA not in model.pattern:
+        return None
+    return model.mamba
