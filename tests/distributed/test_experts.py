@@ -4,15 +4,23 @@ The planted bugs of tests/support/planted_experts.py are rejected with all other
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.planted_experts import mixture, routed
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.layout.tokens import IGNORE_LABEL
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.draws import Split
+from mimo_launch.train.data.order import global_order, make_data_plan, steps_of
+from mimo_launch.train.data.synthetic import SyntheticSamples
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
 
@@ -62,6 +70,30 @@ def test_a_rank_without_tokens_takes_part() -> None:
     """It sends nothing, computes with its expert, and gets nothing back."""
     made = fewer_tokens_than_ranks()
     assert not [item for item in check(made) if item.is_error]
+    assert failures(verify_spec(made)) == []
+
+
+def test_microbatches_without_labels_are_balanced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add nothing to the main loss, and their tokens count in the other one."""
+    model = hybrid({"tp": 2}, "ME*") | mixture()
+    language = box(0, tp=2, pp=2, model=model, experts=EP2)
+    made = shrink(spec({"language": language}, microbatches=6, mbs=1, text_only=1.0))
+    plan, text = SyntheticSamples.plan, SyntheticSamples.text
+
+    def planned(self: SyntheticSamples, split: Split, index: int) -> SamplePlan:
+        found = plan(self, split, index)
+        return found if index % 3 == 0 else replace(found, num_labels=0)
+
+    def unlabelled(self: SyntheticSamples, split: Split, index: int) -> Any:
+        tokens, labels = text(self, split, index)
+        return tokens, labels if index % 3 == 0 else np.full_like(labels, IGNORE_LABEL)
+
+    monkeypatch.setattr(SyntheticSamples, "plan", planned)
+    monkeypatch.setattr(SyntheticSamples, "text", unlabelled)
+    dataset = build_dataset(made)
+    for ids in steps_of(global_order(made, dataset), 2):
+        labels = [plan.num_labels for plan in make_data_plan(dataset, "train", ids, 0).samples]
+        assert 0 < labels.count(0) < len(labels)
     assert failures(verify_spec(made)) == []
 
 
