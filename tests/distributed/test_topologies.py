@@ -15,7 +15,9 @@ from mimo_launch.train.session import RankSession
 
 TOPOLOGIES = sorted(Path("topologies").glob("*.yaml"))
 BENCH = sorted(Path("topologies/bench").glob("*.yaml"))
-BENCH_IN_DEFAULT_SUITE = {"r1_dp1_dp3", "r1_dp2_tp2", "long_vision_in_language_grid_cp4"}
+BENCH_IN_DEFAULT_SUITE = {
+    "r1_dp1_dp3", "r1_dp2_tp2", "long_vision_in_language_grid_cp4", "nano20_ep2_tp2",
+}  # fmt: skip
 
 
 def load(path: Path, *overrides: str) -> Spec:
