@@ -1,9 +1,12 @@
 """Checks of hybrid models and of experts, at their limits: what is accepted can train."""
 
+from typing import Any
+
 import pytest
+from tests.unit.test_spec_fuzz import VALUES, assert_drawn, assert_sound, paths, put
 
 from mimo_launch.layout.checks.entry import check
-from mimo_launch.spec.load import load_text
+from mimo_launch.spec.load import dump_spec, load_text
 
 SPEC = """
 version: 1
@@ -79,3 +82,22 @@ def test_sizes_of_layers_that_are_not_there_split_over_nothing(
 )
 def test_a_router_has_a_choice_or_a_score_to_learn(moe: str, expected: list[str]) -> None:
     assert codes(f"model.moe={{{moe}, width: 16}}") == expected
+
+
+def complete() -> dict[str, Any]:
+    """Return the spec with every key written out."""
+    loaded = load_text(SPEC, overrides=["modules.language.experts={ep: 2, tp: 2}"])
+    assert loaded.spec is not None
+    return dump_spec(loaded.spec)
+
+
+SPARSE_KEYS = [path for path in paths(complete()) if {"mamba", "moe", "experts"} & {*path}]
+
+
+@pytest.mark.parametrize("path", SPARSE_KEYS, ids=lambda path: ".".join(map(str, path)))
+def test_any_value_at_any_place(path: tuple[str | int, ...]) -> None:
+    """Whatever stands there, the answer is findings with places."""
+    for value in (*VALUES, ...):
+        assert_sound(put(complete(), path, value))
+    assert_drawn(put(complete(), path, "x"))
+    assert_drawn(put(complete(), path, 7))
