@@ -19,6 +19,9 @@ from mimo_launch.spec.experts import Moe
 
 # Bytes that the rows of the factors of a grouped product must be a multiple of.
 ALIGNMENT = 16
+# Major compute capability of Hopper. On Blackwell an expert without tokens may get a gradient that
+# is not zero (pytorch/pytorch#172439, open when this was written).
+GROUPED_ON = 9
 
 
 class Experts(SegmentedModule):
@@ -90,6 +93,8 @@ def grouped_linear(
 
 def _is_grouped(x_MD: Tensor, weights_eFD: Tensor) -> bool:
     """Return whether one kernel can multiply for all experts: in bf16, with aligned rows."""
+    if not x_MD.is_cuda or torch.cuda.get_device_capability(x_MD.device)[0] != GROUPED_ON:
+        return False
     sizes = [size * x_MD.element_size() for size in weights_eFD.shape[1:]]
     aligned = all(size % ALIGNMENT == 0 for size in sizes)
-    return x_MD.is_cuda and x_MD.dtype == torch.bfloat16 and aligned and x_MD.shape[0] > 0
+    return x_MD.dtype == torch.bfloat16 and aligned and x_MD.shape[0] > 0
