@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.distributed.test_session import two_modules
 from tests.support.planted import class_tokens, turned_patches
+from tests.support.planted_experts import routed
 from tests.support.planted_hybrid import split_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,6 +95,16 @@ def test_a_hybrid_model_reads_nothing_back() -> None:
     """Packed documents over cp: masks of chunks, shares of heads, the convolution."""
     train, optimizer = {"steps": 3, "precision": "fp32"}, {"kind": "sgd", "lr": 0.1}
     made = split_heads(cp=2)
+    made = Spec.model_validate(
+        {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
+    )
+    assert run_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
+
+
+def test_experts_read_nothing_back_but_the_sizes_of_trips() -> None:
+    """Which are fetched by a `HostCopy` while the shared expert is computed."""
+    train, optimizer = {"steps": 3, "precision": "fp32"}, {"kind": "sgd", "lr": 0.1}
+    made = routed({"ep": 2}, {"shared": 8}, tp=2, sequence_parallel=True)
     made = Spec.model_validate(
         {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
     )
