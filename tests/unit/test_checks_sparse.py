@@ -1,11 +1,13 @@
 """Checks of hybrid models and of experts, at their limits: what is accepted can train."""
 
+import re
+from math import prod
 from typing import Any
 
 import pytest
 from tests.unit.test_spec_fuzz import VALUES, assert_drawn, assert_sound, paths, put
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.layout.checks.entry import check, check_text
 from mimo_launch.spec.load import dump_spec, load_text
 
 SPEC = """
@@ -82,6 +84,34 @@ def test_sizes_of_layers_that_are_not_there_split_over_nothing(
 )
 def test_a_router_has_a_choice_or_a_score_to_learn(moe: str, expected: list[str]) -> None:
     assert codes(f"model.moe={{{moe}, width: 16}}") == expected
+
+
+@pytest.mark.parametrize(
+    "grid", ["{tp: 4}", "{tp: 2, cp: 2}", "{dp: 4}", "{tp: 3}", "{cp: 3}", "{tp: 3, cp: 2}"]
+)
+def test_what_is_proposed_for_mamba_layers_fits(grid: str) -> None:
+    sizes = ["model.mamba=null", "model.pattern=ME", "model.moe.width=12", f"grid={grid}"]
+    size = prod(int(each) for each in re.findall(r"\d+", grid))
+    sizes += ["model.vocab_multiple=12", f"ranks=0-{size - 1}"]
+    overrides = [f"modules.language.{each}" for each in sizes] + ["batch.seq=48"]
+    (finding,) = check_text(SPEC, overrides=overrides).diagnostics
+    assert finding.code == "mamba-without-sizes"
+    (proposal,) = re.findall(r"`mamba: (.*)` in", finding.help)
+    overrides[0] = f"modules.language.model.mamba={proposal}"
+    assert check_text(SPEC, overrides=overrides).diagnostics == ()
+
+
+@pytest.mark.parametrize(
+    ("experts", "remedy"),
+    [
+        ("{tp: 3}", "write `tp` as one of 1, 2, 4"),
+        ("{ep: 4, tp: 2}", "write `ep` as one of 1, 2"),
+        ("{ep: 2, tp: 3}", "write `tp` as one of 1, 2"),
+    ],
+)
+def test_what_is_proposed_for_a_grid_of_experts_fits(experts: str, remedy: str) -> None:
+    found = check_text(SPEC, overrides=[f"modules.language.experts={experts}"]).diagnostics
+    assert remedy in [item.help for item in found]
 
 
 def complete() -> dict[str, Any]:

@@ -37,10 +37,9 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
     sizes, grid = module.experts or ExpertGrid(), module.grid
     ranks = grid.tp * grid.cp * grid.dp
     if ranks % (sizes.ep * sizes.tp):
-        fits = ", ".join(str(each) for each in divisors(ranks) if ranks % (each * sizes.tp) == 0)
-        help_ = (
-            f"write `ep` as one of {fits}" if fits else f"write `tp` as one of {divisors(ranks)}"
-        )
+        key, other = ("ep", sizes.tp) if ranks % sizes.tp == 0 else ("tp", sizes.ep)
+        fits = [each for each in divisors(ranks) if ranks % (each * other) == 0]
+        help_ = f"write `{key}` as one of {', '.join(map(str, fits or divisors(ranks)))}"
         yield Diagnostic(
             code="expert-grid-over-stage",
             headline=f"`{name}`: ep {sizes.ep} * tp {sizes.tp} of the experts = "

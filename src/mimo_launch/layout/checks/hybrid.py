@@ -5,10 +5,14 @@ Relies on: the model types of the spec.
 Leaves: attention heads and widths, which these models have like any other, to `widths`.
 """
 
+from math import lcm
+
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.spec.hybrid import MAMBA, MambaSizes
-from mimo_launch.spec.model import HybridModel, Spec
+from mimo_launch.spec.model import Grid, HybridModel, Spec
+
+DEFAULTS = MambaSizes(heads=1)
 
 
 def mamba_has_sizes(spec: Spec, name: str) -> Findings:
@@ -23,7 +27,7 @@ def mamba_has_sizes(spec: Spec, name: str) -> Findings:
             headline=f"`{name}` has Mamba layers, and nothing says how large they are",
             path=(*path, "pattern"),
             why="heads, state and groups of Mamba-2 do not follow from the width",
-            help=f"write `mamba: {{heads: {max(1, 2 * model.hidden // 64)}}}` in `model`",
+            help=f"write `mamba: {_fitting(model.hidden, spec.modules[name].grid)}` in `model`",
         )
     if MAMBA not in model.pattern and model.mamba is not None:
         yield Diagnostic(
@@ -94,6 +98,15 @@ def splits(groups: int, tp: int, cp: int) -> bool:
         return False
     mine = max(1, groups // tp)
     return mine % cp == 0 or cp % mine == 0
+
+
+def _fitting(width: int, grid: Grid) -> str:
+    """Return sizes of Mamba layers about twice as wide as the stream, as a spec says them."""
+    ranks, groups = grid.tp * grid.cp, DEFAULTS.groups
+    heads = next_multiple(max(1, 2 * width // DEFAULTS.head_dim), lcm(ranks, groups))
+    if splits(groups, grid.tp, grid.cp):
+        return f"{{heads: {heads}}}"
+    return f"{{heads: {heads}, groups: {ranks}}}"
 
 
 def _sizes(spec: Spec, name: str) -> MambaSizes | None:
