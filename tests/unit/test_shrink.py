@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
-from tests.support.specs import box, layout_specs, spec
+from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
@@ -73,6 +73,18 @@ LARGE = {
         virtual_stages=2,
         mbs=8,
     ),
+    "96 ranks, Mamba groups shared over cp": spec(
+        {"language": box(0, tp=4, cp=6, dp=4, model=hybrid({"tp": 4, "cp": 6}, "M*", groups=12))}
+    ),
+    "72 ranks, Mamba groups shared over an odd cp": spec(
+        {"language": box(0, tp=4, cp=3, dp=6, model=hybrid({"tp": 4, "cp": 3}, "M*", groups=4))}
+    ),
+    "64 ranks, several Mamba groups for each": spec(
+        {"language": box(0, tp=8, cp=4, dp=2, model=hybrid({"tp": 8, "cp": 4}, "M*", groups=96))}
+    ),
+    "64 ranks, Mamba groups shared over tp": spec(
+        {"language": box(0, tp=8, cp=4, dp=2, model=hybrid({"tp": 8, "cp": 4}, "M*", groups=2))}
+    ),
     "96 ranks, odd sizes, partial overlap": spec(
         {"vision": box(0, tp=1, dp=9), "language": box(6, tp=5, dp=18)}, microbatches=2, mbs=1
     ),
@@ -93,7 +105,19 @@ def test_large_grids_are_reduced_axis_by_axis(name: str) -> None:
         assert small.modules[module].order == made.modules[module].order
     for one, other in combinations(made.modules, 2):
         assert relation(small, one, other) == relation(made, one, other)
-    assert not [finding for finding in check(shrink(made)) if finding.is_error]
+    proved = shrink(made)
+    assert not [finding for finding in check(proved) if finding.is_error]
+    if isinstance(made.language.model, HybridModel):
+        assert _sharing(proved) == _sharing(made)
+
+
+def _sharing(made: Spec) -> tuple[bool, bool, bool]:
+    """Say if tp ranks share a group, if cp ranks do, and if a rank has several of its own."""
+    assert isinstance(made.language.model, HybridModel)
+    assert made.language.model.mamba is not None
+    groups, grid = made.language.model.mamba.groups, made.language.grid
+    local = max(1, groups // grid.tp)
+    return groups < grid.tp, local < grid.cp, local > grid.cp
 
 
 def test_a_proof_is_computed_by_torch_s_layers() -> None:

@@ -44,8 +44,9 @@ def regrid(spec: Spec, smaller: Mapping[str, Grid] | None = None) -> Spec:
         if isinstance(model, LanguageModel) and model.num_kv_heads < module.grid.tp:
             # Fewer key/value heads than tp ranks: still shared on the smaller grid.
             model = model.model_copy(update={"kv_heads": 1})
-        if isinstance(model, HybridModel) and model.mamba and model.mamba.groups < module.grid.tp:
-            sizes = model.mamba.model_copy(update={"groups": 1})
+        if isinstance(model, HybridModel) and model.mamba:
+            groups = _regrid_groups(model.mamba.groups, module.grid, grids[name])
+            sizes = model.mamba.model_copy(update={"groups": groups})
             model = model.model_copy(update={"mamba": sizes})
         update = {"grid": grids[name], "ranks": ranks, "model": model}
         if module.experts is not None:
@@ -64,6 +65,14 @@ def regrid(spec: Spec, smaller: Mapping[str, Grid] | None = None) -> Spec:
             "batch": spec.batch.model_copy(update={"global_": max(size, replicas * microbatches)}),
         }
     )
+
+
+def _regrid_groups(groups: int, old: Grid, new: Grid) -> int:
+    """Keep whether tp ranks, and cp ranks inside of them, share a Mamba group or have several."""
+    if groups < old.tp:
+        return 1
+    local = groups // old.tp
+    return new.tp * (new.cp * min(2, local // old.cp) if local >= old.cp else 1)
 
 
 def _regrid_experts(sizes: ExpertGrid, grid: Grid) -> ExpertGrid:
