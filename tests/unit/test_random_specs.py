@@ -1,0 +1,42 @@
+"""What is drawn for `nox -s sweep` is accepted, and covers what a proof is to cover."""
+
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.support.features import features
+from tests.support.specs import KINDS, SPARSE, layout_specs
+
+from mimo_launch.layout.checks.entry import check
+from mimo_launch.spec.model import Spec
+
+NAMED = {
+    *KINDS, "language tp > 1", "language cp > 1", "language pp > 1", "language dp > 1",
+    "ep > 1", "split experts", "replicas of experts", "shared expert", "stages without experts",
+    "experts, softmax", "experts, sigmoid", "biases of experts", "every expert chosen",
+    "experts, frozen", "experts, full sharding", "experts, recompute",
+    "hybrid, Mamba layers", "hybrid, attention layers", "hybrid, MLP layers", "hybrid, experts",
+    "Mamba over tp", "Mamba over cp", "Mamba groups shared over tp",
+    "colocated", "disjoint", "overlap", "sequence parallel", "packed documents", "packed records",
+    "text only", "mixed text",
+}  # fmt: skip
+
+
+def test_random_hybrid_and_expert_models_are_valid_and_of_every_sort() -> None:
+    """Three hundred fixed draws; nothing is rejected."""
+    seen: set[str] = set()
+
+    @settings(
+        max_examples=300,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(made=layout_specs(8, supported_only=False, languages=SPARSE))
+    def each(made: Spec) -> None:
+        assert not [item for item in check(made) if item.is_error]
+        found = features(made)
+        assert found & {"hybrid", "experts"}
+        seen.update(found)
+
+    each()
+    assert seen >= NAMED, NAMED - seen
