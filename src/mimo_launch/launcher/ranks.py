@@ -189,6 +189,9 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in inherited:  # Else the pipes of a dead parent would stay open.
         end.close()
+    # torch makes the thread pool of its parent anew at the first call, which two threads must not
+    # make at once: those of the backward, one per GPU, abort with "Invalid thread pool".
+    torch.set_num_threads(1)
     run: Callable[..., tuple[bool, Any]] = _run_job
     with _stack_file(job.store.parent, rank).open("w") as stack:
         while True:
@@ -215,7 +218,6 @@ def _run_in_thread(*args: Any) -> tuple[bool, Any]:
     torch keeps, per thread, what operations on DTensors return, and takes meshes over equal ranks
     for equal: results of one job would hold the meshes, and so the groups, of an earlier one.
     """
-    torch.set_num_threads(1)
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_run_job, *args).result()
 
