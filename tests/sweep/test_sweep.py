@@ -2,44 +2,30 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given
 from tests.support.features import features
 from tests.support.proof import failures, verdicts
 from tests.support.specs import SPARSE, brief, layout_specs
+from tests.support.sweeps import of_this_run
 
 from mimo_launch.spec.model import Spec
 
 NUM_SPECS = int(os.environ.get("SWEEP_SPECS", "300"))
 NUM_SPARSE = int(os.environ.get("SWEEP_SPARSE_SPECS", "100"))
-SEED = int(os.environ.get("SWEEP_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
 SEEN: dict[str, Counter[str]] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def coverage_table():
-    """Print the seed and what the specs of each test covered."""
-    print(f"\nSWEEP_SEED={SEED} repeats this run")
+    """Print what the specs of each test covered."""
     yield
     for models, seen in SEEN.items():
         total = seen["specs"]
         print(f"\n{models}: {total} specs, share of them with each feature:")
         for feature, count in sorted(seen.items()):
             print(f"  {feature:32} {count:5} {count / max(1, total):6.1%}")
-
-
-def of_this_run(num_specs: int) -> Callable[[Callable[[Spec], None]], Callable[[Spec], None]]:
-    """Let a test draw so many specs from the seed of this run, and stop at the first failure."""
-    chosen = settings(
-        max_examples=num_specs,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    return lambda test: seed(SEED)(chosen(test))
 
 
 def prove(models: str, spec: Spec) -> None:
