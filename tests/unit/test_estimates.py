@@ -176,6 +176,20 @@ def test_precision_has_its_own_rate() -> None:
     assert ratio == pytest.approx(1 / FREE.fp32_speed, rel=1e-3)
 
 
+def test_products_of_blocks_in_8_bits_have_their_own_rate() -> None:
+    """Attention and head stay as they are."""
+    low, engine = language(4), {"backend": "transformer_engine", "fp8": {}}
+    eight = language(4, **engine)
+    others = replace(FREE, head=1e12, language_attention=1e12)
+    ratio = of(low, others).schedule_seconds / of(eight, others).schedule_seconds
+    assert ratio == pytest.approx(FREE.language_fp8_speed, rel=1e-3)
+    products = replace(FREE, language_linear=1e12)
+    assert of(eight, products).schedule_seconds == pytest.approx(
+        of(low, products).schedule_seconds, rel=1e-3
+    )
+    assert of(eight).tflop == of(low).tflop
+
+
 def test_tensor_parallelism_pays_for_its_collectives() -> None:
     # 8 blocks x 2 regions, an all-reduce each way, embedding and head half of one each: 17 of them.
     slow = replace(FREE, collective_bandwidth=100.0)

@@ -20,6 +20,11 @@ VERSION = 1
 _R1 = (
     "from steps of `bench` on topologies/bench/r1_*.yaml, 4 H200, torch 2.11 (docs/performance.md)"
 )
+_FP8 = "from steps of `bench` on topologies/bench/r1_colocated_dp2_fp8.yaml, 2 H200"
+_NANO = (
+    "from steps of `bench` on topologies/bench/nano20_ep2_dp2.yaml, 2 H200, which do not tell "
+    "`mamba` and `experts` apart"
+)
 _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 
@@ -52,10 +57,10 @@ class Calibration:
         408.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_R1}"
     )
     mamba: float = _constant(
-        300.0, "TFLOP/s", "a Mamba-2 layer: products, convolution, recurrence, norm", _OPEN
+        255.0, "TFLOP/s", "a Mamba-2 layer: products, convolution, recurrence, norm", _NANO
     )
     experts: float = _constant(
-        400.0, "TFLOP/s", "a layer with experts, but for the way of tokens to other ranks", _OPEN
+        340.0, "TFLOP/s", "a layer with experts, but for the way of tokens to other ranks", _NANO
     )
     head: float = _constant(560.0, "TFLOP/s", "vocabulary head and cross-entropy", _R1)
     matmul: float = _constant(
@@ -66,6 +71,16 @@ class Calibration:
     )
     fp32_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp32", _SHEET)
     fp64_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp64", _SHEET)
+
+    language_fp8_speed: float = _constant(
+        1.48, "x bf16", "matmuls of a decoder block in FP8, casts and all between included", _FP8
+    )
+    vision_fp8_speed: float = _constant(
+        1.13,
+        "x bf16",
+        "matmuls of a ViT block in FP8, casts and all between included",
+        "one layer of ViT-H on one H200, transformer-engine 2.20",
+    )
 
     memory_bandwidth: float = _constant(
         4300.0, "GB/s", "reads and writes of a device's own memory", "measured on one H200"

@@ -123,10 +123,17 @@ class CostModel:
 
     def _computing(self, module: ModuleLayout, flops: Mapping[LayerKind, Flops]) -> float:
         rates, spec = self.constants, self.spec
+        if module.is_language:
+            of_blocks, fp8 = (
+                (rates.language_linear, rates.language_attention),
+                rates.language_fp8_speed,
+            )
+        else:
+            of_blocks, fp8 = (rates.vision_linear, rates.vision_attention), rates.vision_fp8_speed
+        if module.fp8:
+            of_blocks = of_blocks[0] * fp8, of_blocks[1]
         of_layers = {
-            LayerKind.BLOCK: (rates.language_linear, rates.language_attention)
-            if module.is_language
-            else (rates.vision_linear, rates.vision_attention),
+            LayerKind.BLOCK: of_blocks,
             LayerKind.MAMBA: (rates.mamba, rates.mamba),
             LayerKind.EXPERTS: (rates.experts, rates.experts),
         }

@@ -83,7 +83,7 @@ def calibrate(
     parts: list[_Parts] = gather_objects(
         _Parts(platform.node(), rates, collectives(session), channels(session))
     )
-    found: dict[str, Any] = dict(_constants(session, parts, measured))
+    found: dict[str, Any] = dict(_constants(session, parts, measured, options.calibration))
     constants = replace(options.calibration, **found)
     found |= _overheads(session, constants, measured)
     found |= _context(session.spec, constants, measured)
@@ -97,9 +97,15 @@ def calibrate(
 
 
 def _constants(
-    session: RankSession, parts: Sequence[_Parts], measured: Sequence[Measured]
+    session: RankSession,
+    parts: Sequence[_Parts],
+    measured: Sequence[Measured],
+    given: Calibration,
 ) -> Iterator[tuple[str, float]]:
-    """Yield every constant that does not depend on the others."""
+    """Yield every constant that does not depend on the others.
+
+    The speed of FP8 is told against a block in bf16: one that was measured, else the `given` one.
+    """
 
     def rate(name: str) -> float | None:
         return _median(part.rates[name] for part in parts if name in part.rates)
@@ -114,6 +120,13 @@ def _constants(
             yield name, value / here
             if name.endswith("_linear"):
                 yield name.replace("linear", "attention"), value / here
+    for name, linear in (
+        ("language", given.language_linear),
+        ("vision", given.vision_linear),
+    ):
+        value = rate(f"{name}_fp8")
+        if value is not None:
+            yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)
     yield "matmul", matmul["bf16"]
     yield "fp32_speed", speeds["fp32"]
     yield "fp64_speed", speeds["fp64"]

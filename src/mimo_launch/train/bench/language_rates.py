@@ -39,7 +39,8 @@ def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[
     for number, size in enumerate(layer_widths(model, whole)):
         if size.kind not in seen:
             seen.add(size.kind)
-            yield CONSTANTS[size.kind], _layer(session, module, number, size.kind)
+            name = CONSTANTS[size.kind] if module.context.fp8 is None else "language_fp8"
+            yield name, _layer(session, module, number, size.kind)
 
 
 def _layer(session: RankSession, module: RankModule, number: int, kind: LayerKind) -> float:

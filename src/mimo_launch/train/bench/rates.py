@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mimo_launch.layout.layout import Stage
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.phases import LANGUAGE
+from mimo_launch.layout.shards import FP8_STEP
 from mimo_launch.modules.build import PRECISIONS, RankModule, encoder_stage
 from mimo_launch.modules.inputs import EncoderInput
 from mimo_launch.parallel.local import local_tensor
@@ -35,17 +36,19 @@ _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
 def compute_rates(session: RankSession) -> dict[str, float]:
     """Return the rates of this rank's modules, in TFLOP/s and GB/s, by names of `Calibration`.
 
-    Those of blocks and of the head are in the precision of the spec. Ranks: local.
+    Those of blocks and of the head are in the precision of the spec; blocks in FP8 have a name of
+    their own (`language_fp8`). Ranks: local.
     """
     rates: dict[str, float] = {}
     for name, module in session.modules.items():
         if name == LANGUAGE:
             rates.update(language_layers(session, module))
             rates["head"] = head_rate(session, module)
-        elif "vision_linear" not in rates:
-            achieved = _vit_block(session, module)
-            if achieved is not None:
-                rates["vision_linear"] = achieved
+            continue
+        kind = "vision_linear" if module.context.fp8 is None else "vision_fp8"
+        achieved = None if kind in rates else _vit_block(session, module)
+        if achieved is not None:
+            rates[kind] = achieved
     if session.modules:
         device, width = session.device, session.spec.language.model.hidden
         for precision, dtype in PRECISIONS.items():
@@ -71,10 +74,12 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     network = randomised(
         encoder_stage(context, model, stage, language_width=width, recompute=False), context
     )
-    mask = image_mask(list(spans), range(work.tokens), context.device, alone=True)
-    places = torch.zeros((work.tokens, 2), device=context.device)
+    # Padded as `layout.shards` has it.
+    tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
+    mask = image_mask(list(spans), range(tokens), context.device, alone=True)
+    places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places)
-    hidden = noise(context, work.tokens, model.hidden).requires_grad_()
+    hidden = noise(context, tokens, model.hidden).requires_grad_()
     gradient = torch.randn_like(hidden)
 
     def run() -> None:
