@@ -61,6 +61,19 @@ def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
     return network
 
 
+def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callable[[], None]:
+    """Return what runs a forward of a layer and its backward: from a loss, or a random gradient."""
+    gradient = torch.randn_like(hidden)
+
+    def run() -> None:
+        network.zero_grad()
+        hidden.grad = None
+        out: Tensor = network(hidden, batch)
+        out.backward(gradient if out.dim() else None)  # type: ignore[no-untyped-call]
+
+    return run
+
+
 def noise(context: ParallelContext, *shape: int) -> Tensor:
     """Return random numbers in the type of activations."""
     return torch.randn(*shape, dtype=context.compute_dtype, device=context.device)

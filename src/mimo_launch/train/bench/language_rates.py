@@ -20,7 +20,7 @@ from mimo_launch.parallel.context import SINGLE, ParallelContext
 from mimo_launch.plan.estimate_flops import forward_flops
 from mimo_launch.plan.workload import LayerKind, Workload, layer_widths
 from mimo_launch.spec.model import DecoderModel, ExpertGrid, HybridModel, Spec
-from mimo_launch.train.bench.alone import alone, noise, randomised, tflops
+from mimo_launch.train.bench.alone import alone, noise, randomised, tflops, there_and_back
 from mimo_launch.train.session import RankSession
 
 # Constants of `Calibration`.
@@ -52,15 +52,8 @@ def _layer(session: RankSession, module: RankModule, number: int, kind: LayerKin
     network = randomised(_decoder(spec, context, stage), context)
     work, batch = _tokens(session, module, labels=None, shards=shards)
     hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
-    gradient = torch.randn_like(hidden)
-
-    def run() -> None:
-        network.zero_grad()
-        hidden.grad = None
-        network(hidden, batch).backward(gradient)
-
     flops = forward_flops(spec, stage, work).total
-    return tflops(flops, context.tp, run, context.device)
+    return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
 
 
 def _own_experts(spec: Spec) -> Spec:
@@ -92,14 +85,8 @@ def head_rate(session: RankSession, module: RankModule) -> float:
     vocab = vocab_size(session.spec)
     work, batch = _tokens(session, module, labels=vocab)
     hidden = noise(context, work.tokens, session.spec.language.model.hidden).requires_grad_()
-
-    def run() -> None:
-        network.zero_grad()
-        hidden.grad = None
-        network(hidden, batch).backward()
-
     flops = forward_flops(session.spec, stage, work).total
-    return tflops(flops, context.tp, run, context.device)
+    return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
 
 
 def _model(spec: Spec) -> DecoderModel | HybridModel:

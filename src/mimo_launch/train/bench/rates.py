@@ -22,7 +22,14 @@ from mimo_launch.parallel.masks import image_mask
 from mimo_launch.plan.estimate_flops import forward_flops
 from mimo_launch.plan.workload import Workload, workload
 from mimo_launch.spec.model import TransformerEncoder
-from mimo_launch.train.bench.alone import alone, noise, randomised, seconds_of, tflops
+from mimo_launch.train.bench.alone import (
+    alone,
+    noise,
+    randomised,
+    seconds_of,
+    tflops,
+    there_and_back,
+)
 from mimo_launch.train.bench.language_rates import head_rate, language_layers
 from mimo_launch.train.session import RankSession
 
@@ -80,15 +87,8 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places)
     hidden = noise(context, tokens, model.hidden).requires_grad_()
-    gradient = torch.randn_like(hidden)
-
-    def run() -> None:
-        network.zero_grad()
-        hidden.grad = None
-        network(hidden, packed).backward(gradient)
-
     flops = forward_flops(spec, stage, work).total
-    return tflops(flops, context.tp, run, context.device)
+    return tflops(flops, context.tp, there_and_back(network, hidden, packed), context.device)
 
 
 def _matmul(width: int, dtype: torch.dtype, device: torch.device) -> float:
