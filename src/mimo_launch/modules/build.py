@@ -211,8 +211,6 @@ def _fp8(spec: Spec, name: str, grids: GridSet) -> Fp8 | None:
     if module.fp8 is None:
         return None
     tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
-    # Fully sharded weights go as soon as they are used, and copies of them should not stay.
-    cached = module.sharding == "optimizer"
     # Gradients of a mean over so many tokens come out near 1, far from both ends of the range.
     tokens = spec.batch.global_ * spec.batch.seq
-    return Fp8(module.fp8, tp, replicas, cached=cached, grad_scale=2.0 ** tokens.bit_length())
+    return Fp8(module.fp8, tp, replicas, grad_scale=2.0 ** tokens.bit_length())

@@ -62,9 +62,9 @@ class TeGeluMlp(nn.Module):
         self.output = layers.row(shape.mlp, shape.width, bias=shape.bias)
         self.activation = ACTIVATIONS[shape.activation]
 
-    def forward(self, x_nD: Tensor, first: bool | None = None) -> Tensor:
-        """Return the MLP of every token; `first` is for FP8."""
-        out: Tensor = self.output(self.activation(self.inputs(x_nD, first)), first)
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return the MLP of every token."""
+        out: Tensor = self.output(self.activation(self.inputs(x_nD)))
         return out
 
 
@@ -81,7 +81,7 @@ class TeBlock(SegmentedModule):
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.name, self.fp8, self.recompute = name, layers.context.fp8, recompute
+        self.fp8, self.recompute = layers.context.fp8, recompute
         self.attention = TeAttention(
             layers,
             width=shape.width,
@@ -124,11 +124,10 @@ class TeBlock(SegmentedModule):
         return self._compute(x_nD, mask)
 
     def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
-        first = None if self.fp8 is None else self.fp8.is_first(self.name)
         # Here, so that recomputing runs in it as well.
         with nullcontext() if self.fp8 is None else self.fp8.running():
-            x_nD = x_nD + self.attention(x_nD, mask, first)
-            out: Tensor = x_nD + self.mlp(x_nD, first)
+            x_nD = x_nD + self.attention(x_nD, mask)
+            out: Tensor = x_nD + self.mlp(x_nD)
         return out
 
 

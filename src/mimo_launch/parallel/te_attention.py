@@ -54,11 +54,9 @@ class TeAttention(nn.Module):
         self.ring = layers.attention(*sizes, ring=True) if self.context.cp.size > 1 else self.core
         self.output = layers.row(heads * head_size, width, bias=bias)
 
-    def forward(
-        self, x_nD: Tensor, mask: CausalMask | ImageMask, first: bool | None = None
-    ) -> Tensor:
-        """Return attention over the tokens. `first` is for FP8: whether weights are to be cast."""
-        fused = self.inputs(x_nD, first)
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return attention over the tokens."""
+        fused = self.inputs(x_nD)
         shape = fused.shape[0], self.heads + 2 * self.kv_heads, self.head_size
         q, k, v = fused.view(shape).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -67,7 +65,7 @@ class TeAttention(nn.Module):
             mixed = self._causal(q, k, v, mask)
         else:
             mixed = self._per_image(q, k, v, mask)
-        out: Tensor = self.output(mixed, first)
+        out: Tensor = self.output(mixed)
         return out
 
     def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:

@@ -36,26 +36,21 @@ _STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
 class Fp8:
     """FP8 of one module on one rank: its recipe, its layers and their scales.
 
-    With `cached`, weights are cast once a step; they must be gathered all the while. Delayed scales
-    of gradients start at `grad_scale`.
+    Delayed scales of gradients start at `grad_scale`.
     """
 
-    def __init__(
-        self, settings: Fp8Spec, tp: Group, replicas: Group, *, cached: bool, grad_scale: float
-    ) -> None:
+    def __init__(self, settings: Fp8Spec, tp: Group, replicas: Group, *, grad_scale: float) -> None:
         """Make nothing yet. `replicas` (dp x cp) hold the same layers and other tokens."""
-        self.settings, self._groups, self._cached = settings, (tp, replicas), cached
+        self.settings, self._groups = settings, (tp, replicas)
         self._grad_scale = grad_scale
         self._layers: dict[str, Any] = {}
         self._te: Any = None
         self._recipe: Any = None
-        self._step = 0
-        self._cast: dict[str, int] = {}
 
     def alone(self) -> "Fp8":
         """Return the same for other layers, which no other rank has a part in."""
         single = Group((0,), 0, None)
-        return Fp8(self.settings, single, single, cached=self._cached, grad_scale=self._grad_scale)
+        return Fp8(self.settings, single, single, grad_scale=self._grad_scale)
 
     def open(self, te: ModuleType) -> None:
         """Take the package into use. Raises: RuntimeError with its words if the GPU cannot."""
@@ -96,30 +91,25 @@ class Fp8:
         """
         return self._autocast() if torch.is_grad_enabled() else nullcontext()
 
-    def is_first(self, block: str) -> bool | None:
-        """Return whether a block casts its weights: None for every time, else once a step."""
-        if not self._cached or not torch.is_grad_enabled():
-            return None
-        first = self._cast.get(block) != self._step
-        self._cast[block] = self._step
-        return first
-
     def update(self, skip: Tensor | None) -> None:
-        """End a step: weights are to be cast anew, and delayed scales follow what was seen.
+        """End a step: delayed scales follow what was seen.
 
         Where `skip`, a scalar of the device, is 1, what was seen is forgotten.
 
         Ranks: collective over the ranks of a stage.
         """
-        self._step += 1
         if self.settings.scaling != "delayed" or not self._layers:
             return
         states = {way: self._states(key) for way, key in _STATES.items()}
-        seen = torch.cat([state.amax_history[0] for way in states.values() for state in way])
+        latest = [state.amax_history[0] for way in states.values() for state in way]
+        # One that is no number would hold its scale where it is, for as long as histories are.
+        seen = torch.cat(latest).nan_to_num(nan=0.0, posinf=0.0)
         if skip is not None:
             seen = torch.where(skip > 0, 0.0, seen)
         for group in self._groups:
             seen = all_reduce_max(seen, group)
+        # The kernel takes a 0 for nothing said, and what this rank alone has seen in its place.
+        torch._foreach_copy_(latest, torch.split(seen, [each.numel() for each in latest]))
         sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
         quantization: Any = importlib.import_module("transformer_engine.pytorch.quantization")
         kernels: Any = importlib.import_module("transformer_engine_torch")

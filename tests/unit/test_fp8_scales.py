@@ -1,0 +1,101 @@
+"""When the scales of FP8 move, with stand-ins for Transformer Engine's layers and for its kernel.
+
+The kernel's rules are those of `delayed_scaling.cu`: a magnitude of 0 in what it is given is read
+from the history instead, and a scale stays where the largest magnitude is 0 or no number.
+"""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from mimo_launch.grids.grid_set import Group  # noqa: E402
+from mimo_launch.parallel.te_fp8 import Fp8  # noqa: E402
+from mimo_launch.spec.model import Fp8Spec  # noqa: E402
+
+LARGEST, LENGTH = 448.0, 4
+
+
+def kernel(
+    seen: Tensor, histories: list[Tensor], scales: list[Tensor], algo: str, dtype: str, margin: int
+) -> None:
+    """Do what the package's kernel does to one layer."""
+    assert (algo, dtype, margin) == ("max", "e4m3", 0)
+    [history], [scale] = histories, scales
+    last = torch.where(seen != 0, seen, history[0])
+    moved = torch.cat([torch.zeros_like(history[:1]), history[2:], last[None]])
+    history.copy_(torch.where(last != 0, moved, history))
+    largest = torch.where(last != 0, history.amax(dim=0), 0.0)
+    follows = largest.isfinite() & (largest > 0)
+    scale.copy_(torch.where(follows, LARGEST / largest, scale))
+
+
+@pytest.fixture
+def fp8(monkeypatch: pytest.MonkeyPatch) -> Fp8:
+    """FP8 of one layer with three tensors on the way there, and two on the way back."""
+    quantization = ModuleType("transformer_engine.pytorch.quantization")
+    quantization.get_fp8_te_dtype = lambda recipe, forward: "e4m3"
+    kernels = ModuleType("transformer_engine_torch")
+    kernels.fused_amax_and_scale_update_after_reduction = kernel
+    for module in (quantization, kernels):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "transformer_engine", ModuleType("transformer_engine"))
+    pytorch = ModuleType("transformer_engine.pytorch")
+    monkeypatch.setitem(sys.modules, pytorch.__name__, pytorch)
+    alone = Group((0,), 0, None)
+    made = Fp8(Fp8Spec(amax_history=LENGTH), alone, alone, grad_scale=64.0)
+    made._recipe = SimpleNamespace(amax_compute_algo="max", margin=0)
+    state = {
+        key: SimpleNamespace(amax_history=torch.zeros(LENGTH, size), scale=torch.ones(size))
+        for key, size in (("scaling_fwd", 3), ("scaling_bwd", 2))
+    }
+    made.add("layers.0.mlp", SimpleNamespace(fp8_meta=state))
+    return made
+
+
+def see(fp8: Fp8, *magnitudes: float) -> None:
+    """Let the tensors of the way there have these magnitudes in a step."""
+    dict(fp8.tensors())["layers.0.mlp.forward.amax_history"][0] = torch.tensor(magnitudes)
+
+
+def forward_state(fp8: Fp8) -> tuple[Tensor, Tensor]:
+    tensors = dict(fp8.tensors())
+    name = "layers.0.mlp.forward"
+    return tensors[f"{name}.amax_history"], tensors[f"{name}.scale"]
+
+
+def test_scales_follow_the_largest_magnitude_of_the_history(fp8: Fp8) -> None:
+    for largest in (2.0, 4.0, 1.0):
+        see(fp8, largest, 0.0, 7.0)
+        fp8.update(None)
+    history, scale = forward_state(fp8)
+    assert scale.tolist() == [LARGEST / 4, 1.0, LARGEST / 7]
+    assert history[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_skipped_step_leaves_scales_and_histories(fp8: Fp8) -> None:
+    """Of what was seen in it nothing stays behind, however large or bad it was."""
+    see(fp8, 2.0, 4.0, 8.0)
+    fp8.update(torch.tensor(0.0))
+    before = [tensor.clone() for tensor in forward_state(fp8)]
+    see(fp8, float("inf"), 100.0, float("nan"))
+    fp8.update(torch.tensor(1.0))
+    assert all(map(torch.equal, before, forward_state(fp8)))
+
+
+def test_a_magnitude_that_is_no_number_is_forgotten(fp8: Fp8) -> None:
+    """In a history it would hold a scale where it is for as many steps as that has.
+
+    A step need not be skipped for it: what becomes an FP8 number is at most the largest of them.
+    """
+    see(fp8, float("inf"), float("nan"), 8.0)
+    fp8.update(torch.tensor(0.0))
+    see(fp8, 2.0, 4.0, 8.0)
+    fp8.update(torch.tensor(0.0))
+    history, scale = forward_state(fp8)
+    assert bool(history.isfinite().all())
+    assert scale.tolist() == [LARGEST / 2, LARGEST / 4, LARGEST / 8]
