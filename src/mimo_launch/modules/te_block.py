@@ -113,7 +113,8 @@ class TeBlock(SegmentedModule):
             # The kernels take no empty list: tokens of zeros go through, and nobody sees them.
             # Their gradients are zeros, which the other ranks of a reduction wait for.
             tokens = 1 if self.fp8 is None else FP8_STEP
-            return self._run(F.pad(x_nD, (0, 0, 0, tokens)), mask)[:0].clone()
+            unturned = replace(mask, cos=None, sin=None)  # Nothing says where these tokens are.
+            return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()
         return self._run(x_nD, mask)
 
     def _run(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:

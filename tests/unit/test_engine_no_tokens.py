@@ -1,0 +1,75 @@
+"""Blocks of Transformer Engine without a token, with stand-ins that refuse an empty list like it.
+
+The stand-ins have its layers' names, arguments and parameters, and compute with torch.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from mimo_launch.modules.block import BlockShape  # noqa: E402
+from mimo_launch.modules.te_block import TeBlock, canonical_segments  # noqa: E402
+from mimo_launch.parallel.context import ParallelContext  # noqa: E402
+from mimo_launch.parallel.masks import image_mask, turned_by_place  # noqa: E402
+from mimo_launch.parallel.te_layers import TeLayers  # noqa: E402
+
+VIT = BlockShape(
+    width=32, heads=4, kv_heads=4, head_size=8, mlp=64, layers=2,
+    norm="layer", gated=False, bias=True,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+class Linear(nn.Module):
+    def __init__(self, inputs: int, outputs: int, **options: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[0], "an empty list"
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNormLinear(Linear):
+    def __init__(self, inputs: int, outputs: int, **options: Any) -> None:
+        super().__init__(inputs, outputs)
+        self.layer_norm_weight = nn.Parameter(torch.ones(inputs))
+        self.layer_norm_bias = nn.Parameter(torch.zeros(inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = x.shape[1:]
+        return super().forward(F.layer_norm(x, shape, self.layer_norm_weight, self.layer_norm_bias))
+
+
+def no_attention(*sizes: int, **options: Any) -> nn.Module:
+    return nn.Identity()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("in_fp8", [False, True])
+def test_without_a_token_a_block_gives_none_and_gradients_of_zeros(
+    turned: bool, in_fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = SimpleNamespace(
+        Linear=Linear, LayerNormLinear=LayerNormLinear, DotProductAttention=no_attention
+    )
+    context = ParallelContext()
+    layers = TeLayers(engine, context, None)
+    segments = canonical_segments(context, VIT)
+    block = TeBlock(layers, VIT, segments, name="layers.0", recompute=False)
+    if in_fp8:
+        block.fp8 = SimpleNamespace(running=torch.enable_grad)
+    mask = image_mask([], range(0), CPU, alone=True)
+    if turned:
+        mask = turned_by_place(mask, torch.zeros(0, 2), VIT.head_size, torch.float32)
+    out = block(torch.empty(0, VIT.width), mask)
+    out.sum().backward()
+    assert out.shape == (0, VIT.width)
+    assert not any(parameter.grad.any() for parameter in block.parameters())
