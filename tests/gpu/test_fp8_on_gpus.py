@@ -100,6 +100,13 @@ def test_a_resumed_run_has_the_scales_of_the_saved_one(
     assert all(last.before[name].equal(plain.after[name]) for name in plain.after)
 
 
+def test_a_skipped_step_moves_no_scale(ranks_on: Callable[[int], Ranks]) -> None:
+    spec = engine_steps.make_spec(replace(ONE_GPU["alone"], fp8="delayed"), ENGINE, "bf16")
+    with ranks_on(1) as ranks:
+        moved = ranks.run(engine_steps.moved_by_a_skipped_step, spec, ranks.device, timeout_s=120)
+    assert moved == [[]]
+
+
 @pytest.mark.parametrize("grid", [{"dp": 2}, {"tp": 2}, {"pp": 2}])
 def test_scales_go_from_layout_to_layout(
     grid: dict[str, Any], tmp_path: Path, ranks_on: Callable[[int], Ranks]

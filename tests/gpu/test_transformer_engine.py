@@ -65,11 +65,12 @@ def test_a_block_is_as_exact_as_with_torch(
     assert all(errors[ENGINE][tensor] < 1e-2 for tensor in over)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_no_token_goes_forward_and_backward(
-    recompute: bool, lasting_ranks: Callable[[int], Ranks]
+    recompute: bool, turned: bool, lasting_ranks: Callable[[int], Ranks]
 ) -> None:
-    case = engine_blocks.Case(engine_blocks.VIT, recompute=recompute)
+    case = engine_blocks.Case(engine_blocks.VIT, recompute=recompute, turned=turned)
     found = lasting_ranks(1).run(engine_blocks.zero_tokens, case, ENGINE, "cuda", timeout_s=120)
     assert found == [((0, 320), [])]
 

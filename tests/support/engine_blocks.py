@@ -130,7 +130,11 @@ def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, 
         block = _block(case, context)
         x = torch.empty(0, case.shape.width, dtype=torch.bfloat16, device=device)
         x.requires_grad_()
-        out = block["0"](x, image_mask([], range(0), device, alone=True))
+        mask = image_mask([], range(0), device, alone=True)
+        if case.turned:
+            places = torch.zeros(0, 2, device=device)
+            mask = turned_by_place(mask, places, case.shape.head_size, torch.bfloat16)
+        out = block["0"](x, mask)
         out.sum().backward()
         bad = [n for n, p in block.named_parameters() if p.grad is None or bool(p.grad.any())]
     return tuple(out.shape), bad

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -139,6 +140,32 @@ def step_errors(
             norm = sum(float(b.square().sum()) for _, b in pairs) ** 0.5
             errors[backend][module] = error / norm
     return errors
+
+
+def moved_by_a_skipped_step(spec: Spec, device_name: str) -> list[str]:
+    """Return the scales of language that a skipped step moves, and what is no number after it.
+
+    It has seen infinite magnitudes, and follows a step that was not skipped.
+    """
+    inputs = step_inputs(build_dataset(spec), "train", tuple(range(spec.batch.global_)), 0)
+    device = device_for(device_name, dist.get_rank())  # type: ignore[arg-type]
+    with RankSession(spec, device=device, randomise=True) as session:
+        fp8 = session.modules["language"].context.fp8
+        assert fp8 is not None
+        session.gradients(inputs).read()
+        session.updates.apply(1, skip=torch.zeros((), device=device))
+        before = {name: tensor.clone() for name, tensor in fp8.tensors()}
+        session.gradients(inputs).read()
+        for name, tensor in fp8.tensors():
+            if name.endswith("amax_history"):
+                tensor[0].fill_(torch.inf)
+        session.updates.apply(2, skip=torch.ones((), device=device))
+        return [
+            name
+            for name, tensor in fp8.tensors()
+            if (name.endswith("scale") and not tensor.equal(before[name]))
+            or not bool(tensor.isfinite().all())
+        ]
 
 
 @dataclass(frozen=True)
