@@ -46,6 +46,11 @@ def test_a_missing_backend_is_found_before_the_run(
     (found,) = checked.diagnostics
     assert found.code == "missing-package"
     assert found.path == ("modules", "language", "backend")
+    assert (found.help or "").endswith(" with --set modules.language.backend=torch")
+    wide = ["modules.language.model={kind: decoder, layers: 2, hidden: 64, heads: 4, vocab: 128}"]
+    checked = load_and_check(file, [*settings, *wide, "modules.language.fp8={}"], runs_here=True)
+    (found,) = checked.diagnostics
+    assert (found.help or "").endswith(".backend=torch --set modules.language.fp8=null")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from mimo_launch.layout.checks.backends import ENGINE, torchs_layers
+
 if TYPE_CHECKING:
     from mimo_launch.grids.world import DeviceKind
     from mimo_launch.spec.model import Spec
@@ -130,13 +132,12 @@ def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
 def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
     """Raise NotEnoughGpus if a module wants layers or numbers that the device does not have."""
     for name, module in spec.modules.items():
-        if module.backend != "transformer_engine":
+        if module.backend != ENGINE:
             continue
         if device == "cpu":
             raise NotEnoughGpus(
                 f"`{name}` takes its layers from transformer_engine, which needs GPUs; write "
-                f"--set modules.{name}.backend=torch"
-                + ("" if module.fp8 is None else f" --set modules.{name}.fp8=null")
+                + torchs_layers(spec, name)
             )
         major, minor = gpus_here().capability
         if module.fp8 is not None and (major, minor) < FP8_CAPABILITY:

@@ -138,8 +138,14 @@ def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
                 path=_path(name),
                 why=f"`{name}` takes its layers from it",
                 help=f"pip install '{REQUIREMENT}', or use torch's layers with "
-                f"--set modules.{name}.backend=torch",
+                + torchs_layers(spec, name),
             )
+
+
+def torchs_layers(spec: Spec, name: str) -> str:
+    """Return the options of the command line with which a module has torch's layers."""
+    eight_bits = "" if spec.modules[name].fp8 is None else f" --set modules.{name}.fp8=null"
+    return f"--set modules.{name}.backend=torch{eight_bits}"
 
 
 def _path(name: str) -> YamlPath:
