@@ -57,20 +57,6 @@ def test_tokens_of_a_rank_come_in_steps() -> None:
     assert words(made(shared, mbs=2)) == []
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_of_a_frozen_encoder_it_is_said_to_do_nothing(frozen: bool) -> None:
-    vit = {"kind": "vit", "layers": 2, "patch": 4, "hidden": 64, "heads": 4}
-    modules = {
-        "vision": box(0, model=vit, frozen=frozen, **ENGINE),
-        "language": box(0, model=WIDE, frozen=not frozen, **ENGINE),
-    }
-    found = check(spec(modules, seq=48, mbs=1, train={"precision": "bf16"}))
-    idle = [item.path for item in found if item.code == "setting-without-effect"]
-    assert [path for path in idle if path[0] == "modules"] == (
-        [("modules", "vision", "fp8")] if frozen else []
-    )
-
-
 @pytest.mark.parametrize("total", [1, 3, 16, 37])
 @pytest.mark.parametrize("grid", [{}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}])
 def test_patches_are_padded_to_steps_on_every_shard(grid: dict[str, Any], total: int) -> None:

@@ -87,18 +87,6 @@ def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
         )
 
 
-def frozen_fp8_unused(spec: Spec, name: str) -> Findings:
-    """A frozen encoder runs without gradients, and FP8 is for what has some."""
-    module = spec.modules[name]
-    if name != LANGUAGE and module.frozen is True and module.fp8 is not None:
-        yield _no_effect(
-            ("modules", name, "fp8"),
-            f"`fp8` of `{name}` does nothing, because `{name}` is frozen",
-            "what runs without gradients computes in 16 bits",
-            at_key=True,
-        )
-
-
 def balance_used(spec: Spec, name: str) -> Findings:
     """`balance` moves samples among replicas of an encoder."""
     module, path = spec.modules[name], ("modules", name, "balance")

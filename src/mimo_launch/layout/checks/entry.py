@@ -126,7 +126,6 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(effects.warmup_ends, needs=("wsd-longer-than-run",)),
     ModuleRule(effects.sequence_parallel_used),
     ModuleRule(effects.frozen_optimizer_unused),
-    ModuleRule(effects.frozen_fp8_unused),
     SpecRule(effects.encoder_microbatches_used),
     SpecRule(effects.lr_schedule_used),
     SpecRule(effects.optimizer_settings_used),
