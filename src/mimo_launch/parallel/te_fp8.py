@@ -15,7 +15,6 @@ Sources: FP8 formats (arXiv:2209.05433); Transformer Engine's user guide for del
 scaling.
 """
 
-import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -57,7 +56,8 @@ class Fp8:
         can, reason = te.is_fp8_available(return_reason=True)
         if not can:
             raise RuntimeError(reason)
-        recipes = importlib.import_module("transformer_engine.common.recipe")
+        from transformer_engine.common import recipe as recipes
+
         numbers = {"hybrid": recipes.Format.HYBRID, "e4m3": recipes.Format.E4M3}
         number = numbers[self.settings.format]
         if self.settings.scaling == "delayed":
@@ -100,6 +100,9 @@ class Fp8:
         """
         if self.settings.scaling != "delayed" or not self._layers:
             return
+        import transformer_engine_torch as kernels
+        from transformer_engine.pytorch.quantization import get_fp8_te_dtype
+
         states = {way: self._states(key) for way, key in _STATES.items()}
         latest = [state.amax_history[0] for way in states.values() for state in way]
         # One that is no number would hold its scale where it is, for as long as histories are.
@@ -111,8 +114,6 @@ class Fp8:
         # The kernel takes a 0 for nothing said, and what this rank alone has seen in its place.
         torch._foreach_copy_(latest, torch.split(seen, [each.numel() for each in latest]))
         sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
-        quantization: Any = importlib.import_module("transformer_engine.pytorch.quantization")
-        kernels: Any = importlib.import_module("transformer_engine_torch")
         parts = torch.split(seen, sizes)
         for (way, held), part in zip(states.items(), parts, strict=True):
             kernels.fused_amax_and_scale_update_after_reduction(
@@ -120,7 +121,7 @@ class Fp8:
                 [state.amax_history for state in held],
                 [state.scale for state in held],
                 self._recipe.amax_compute_algo,
-                quantization.get_fp8_te_dtype(self._recipe, way == "forward"),
+                get_fp8_te_dtype(self._recipe, way == "forward"),
                 self._recipe.margin,
             )
 
@@ -155,9 +156,10 @@ class Fp8:
 @cache
 def _hold_back_updates() -> AbstractContextManager[object]:
     """Enter the empty context that no other one is outside of, for as long as the process lives."""
-    quantization: Any = importlib.import_module("transformer_engine.pytorch.quantization")
-    outermost: AbstractContextManager[object] = quantization.autocast(enabled=False)
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager, autocast
+
+    outermost: AbstractContextManager[object] = autocast(enabled=False)
     outermost.__enter__()
     # The first layer that asks updates in its backward: nobody is to be that one.
-    quantization.FP8GlobalStateManager.is_first_fp8_module()
+    FP8GlobalStateManager.is_first_fp8_module()
     return outermost
