@@ -2,7 +2,7 @@
 
 Decides: what overlaps and what does not; docs/estimates.md lists it.
 Relies on: `estimate_flops`, `estimate_params` and `workload` for amounts, `calibration` for rates,
-`link_times` for single collectives.
+`link_times` for single collectives, `weight_times` for what a step does with weights.
 Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_by_kind
-from mimo_launch.plan.estimate_memory import COMPUTED, STORED
-from mimo_launch.plan.estimate_params import StageWeights, Weight, adds_in_products, stage_weights
+from mimo_launch.plan.estimate_memory import COMPUTED
+from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.plan.link_times import GIGA, MICRO, LinkTimes
+from mimo_launch.plan.weight_times import WeightTimes
 from mimo_launch.plan.workload import LayerKind, Workload, layer_widths, row_bytes
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
@@ -23,9 +24,6 @@ from mimo_launch.schedule.roles import exchanges
 from mimo_launch.spec.model import Spec
 
 TERA = 1e12
-# Passes of the optimizer over a shard, in numbers read or written: AdamW reads weight, gradient and
-# two moments and writes all but the gradient; the norm reads each gradient once more.
-_PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +97,15 @@ class CostModel:
                     for kind, flops in forward.items()
                 }
                 back, travels = back + self._computing(module, again) + between, 3
-        gather, reduction = self._gather(module, weights), self._reduction(module, weights)
+        times = WeightTimes(self.spec, self.constants)
+        gather, reduction = times.gather(module, weights), times.reduction(module, weights)
         first = 0.0
         if weights.full_sharding:
             # Every action gathers its weights and every backward reduces; both run beside it.
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
             late = reduction[-1] if weights.trained else 0.0
         else:
-            back += self._accumulation(module, weights)
+            back += times.accumulation(module, weights, self.work[module.name].forwards)
             first = gather[-1] + max(0.0, sum(gather[:-1]) - ahead)
             late = reduction[-1] + max(0.0, sum(reduction[:-1]) - back)
         forwards = self.work[module.name].forwards
@@ -116,7 +115,7 @@ class CostModel:
             backward=back,
             first=first,
             reduction=late,
-            update=self._update(module, weights),
+            update=times.update(module, weights),
             all_to_all=travel * travels * forwards,
             flops=flops / _parts(module),
         )
@@ -184,51 +183,6 @@ class CostModel:
                 seconds += 2 * (self.links.collective(ep, size) + gathered)
         return seconds
 
-    def _gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
-        """Return the seconds in which each FSDP unit is gathered, the root last."""
-        number, seconds = COMPUTED[self.spec.train.precision], []
-        for unit in weights.units():
-            group = _replicas(module, unit)
-            size = sum(weight.numel for weight in unit) * number
-            # Copied in and out of the buffer.
-            copies = 4 * size / self.constants.memory_bandwidth / GIGA
-            seconds.append(self.links.collective(group, size) + copies)
-        return seconds
-
-    def _reduction(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
-        """Return the seconds in which the gradients of each unit are reduced, the root last."""
-        number, seconds = STORED[self.spec.train.precision], []
-        for unit in weights.units():
-            group = _replicas(module, unit)
-            size = sum(weight.numel for weight in unit if weight.trains) * number
-            copies = 2 * size / self.constants.memory_bandwidth / GIGA
-            seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
-        return seconds
-
-    def _accumulation(self, module: ModuleLayout, weights: StageWeights) -> float:
-        """Return the seconds of adding a microbatch's gradients to those before."""
-        if self.work[module.name].forwards == 1:
-            return 0.0
-        precision = self.spec.train.precision
-        stored, computed = STORED[precision], COMPUTED[precision]
-        fused = 0
-        if adds_in_products(self.spec, module.name):
-            fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
-        # A pass reads the sum and the gradient and writes the sum. A product reads the sum, and
-        # writes it where it would write the gradient.
-        size = (weights.trained - fused) * (2 * stored + computed)
-        size += fused * (2 * stored - computed)
-        return size / self.constants.memory_bandwidth / GIGA
-
-    def _update(self, module: ModuleLayout, weights: StageWeights) -> float:
-        own = sum(
-            sum(weight.numel for weight in unit if weight.trains) / len(_replicas(module, unit))
-            for unit in weights.units()
-        )
-        size = own * STORED[self.spec.train.precision]
-        passes = _PASSES[self.spec.optimizer.kind]
-        return passes * size / self.constants.memory_bandwidth / GIGA
-
     def _edge(self, module: ModuleLayout) -> float:
         """Return the seconds of one activation from a stage to the next."""
         grid, rank = module.grid, module.grid.ranks.start
@@ -256,13 +210,6 @@ class CostModel:
         # Rows that stay on their rank are copied.
         copy = 2 * size / self.constants.memory_bandwidth / GIGA
         return copy + (self.links.transfer(ranks, size) if others else 0.0)
-
-
-def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
-    """Return the ranks that share out the weights of an FSDP unit."""
-    if module.experts is not None and unit and unit[0].of_experts:
-        return module.experts.groups("dp")[0]
-    return module.grid.group_of(module.grid.ranks.start, "dp", "cp")
 
 
 def _parts(module: ModuleLayout) -> int:
