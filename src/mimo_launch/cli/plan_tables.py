@@ -134,6 +134,9 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
             "frozen": row.frozen,
             "sequence parallel": row.sequence_parallel,
             "full sharding": row.sharding == "full",
+            "recomputed": row.recompute == "full",
+            "transformer_engine": row.backend != "torch",
+            f"FP8 ({row.fp8})": row.fp8 is not None,
         }
         table.add_row(
             row.name,

@@ -162,6 +162,9 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         sequence_parallel=module.sequence_parallel,
         frozen=module.frozen,
         sharding=mine.sharding,
+        backend=mine.backend,
+        fp8=None if mine.fp8 is None else mine.fp8.scaling,
+        recompute=mine.recompute,
     )
 
 

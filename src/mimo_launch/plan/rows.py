@@ -44,6 +44,9 @@ class ModuleRow:
     sequence_parallel: bool
     frozen: bool
     sharding: str
+    backend: str
+    fp8: str | None
+    recompute: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
