@@ -55,6 +55,7 @@ def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
     assert "global: 8" in (run / "spec.yaml").read_text()
 
 
+@pytest.mark.faults
 def test_the_saved_spec_trains_the_same_run_again(tmp_path: Path) -> None:
     """The earlier run is moved aside, not overwritten, and every number repeats."""
     assert finish(start(tmp_path))[0] == 0
@@ -137,7 +138,15 @@ def test_under_torchrun_a_process_joins_as_its_rank(tmp_path: Path) -> None:
     assert [r.get("loss") for r in metrics(tmp_path)] == [r.get("loss") for r in own]
 
 
-@pytest.mark.parametrize("file", [SPEC, TOPOLOGIES / "bubble_filling.yaml"], ids=lambda f: f.stem)
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(SPEC, id="tiny_train"),
+        pytest.param(
+            TOPOLOGIES / "bubble_filling.yaml", marks=pytest.mark.faults, id="bubble_filling"
+        ),
+    ],
+)
 def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path, file: Path) -> None:
     """The measured timeline has the actions of every rank's program, in their order."""
     from mimo_launch.layout.checks.entry import load_and_check

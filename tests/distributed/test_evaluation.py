@@ -37,7 +37,7 @@ def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:
     "name",
     [
         "colocated_fan_in",
-        "disjoint_pp2",
+        pytest.param("disjoint_pp2", marks=pytest.mark.sweep),
         pytest.param("full_sharding", marks=pytest.mark.sweep),
     ],
 )

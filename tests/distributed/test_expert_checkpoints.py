@@ -27,11 +27,11 @@ GRIDS: dict[str, tuple[str, dict[str, int]]] = {
     "two replicas, fully sharded": ("fully sharded dp4", {"ep": 2}),
 }
 PAIRS = [
-    ("decoder", "ep2 in stages", "ep2, split in two"),
     ("decoder", "ep2, split in two", "two replicas, fully sharded"),
     ("hybrid", "ep4 over cp2 tp2", "ep2 in stages"),
 ]
 MORE_PAIRS = [
+    ("decoder", "ep2 in stages", "ep2, split in two"),
     ("decoder", "ep4, fully sharded", "one rank"),
     ("decoder", "one rank", "ep2 in stages"),
     ("hybrid", "ep2 in stages", "ep2, split in two"),

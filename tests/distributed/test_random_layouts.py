@@ -1,4 +1,4 @@
-"""Eight fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
+"""Five fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.support.proof import failures, verdicts
@@ -9,7 +9,7 @@ from mimo_launch.spec.model import Spec
 
 @seed(20260101)
 @settings(
-    max_examples=8,
+    max_examples=5,
     deadline=None,
     database=None,
     phases=[Phase.generate],

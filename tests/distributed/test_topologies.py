@@ -16,7 +16,7 @@ from mimo_launch.train.session import RankSession
 TOPOLOGIES = sorted(Path("topologies").glob("*.yaml"))
 BENCH = sorted(Path("topologies/bench").glob("*.yaml"))
 BENCH_IN_DEFAULT_SUITE = {
-    "r1_dp1_dp3", "r1_dp2_tp2", "long_vision_in_language_grid_cp4", "nano20_ep2_tp2",
+    "r1_dp1_dp3", "long_vision_in_language_grid_cp4",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def losses(spec: Spec) -> list[float]:
 LIKE_OTHERS = {
     "colocated_one_to_one", "colocated_pp2_dp_outermost", "colocated_pp2_fan_out", "cp2_fan_in",
     "cp2_fan_out", "cp2_fan_out_sequence_parallel", "disjoint_fan_in_4_1", "disjoint_one_to_one",
-    "disjoint_pp2", "frozen_encoder", "gpipe", "three_stages", "two_encoders",
+    "disjoint_pp2", "frozen_encoder", "gpipe", "hybrid", "three_stages", "two_encoders",
 }  # fmt: skip
 
 
@@ -94,9 +94,7 @@ def test_phases_are_right_for_few_and_many_microbatches(name: str, microbatches:
 
 
 # One of each kind; the other topologies follow with `nox -s sweep`.
-IN_DEFAULT_SUITE = {
-    "colocated_pp2", "frozen_except_projector",
-}  # fmt: skip
+IN_DEFAULT_SUITE = {"frozen_except_projector"}
 
 
 @pytest.mark.parametrize(
