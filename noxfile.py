@@ -55,7 +55,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def example(session: nox.Session) -> None:
-    """Run the worked example of the documentation as written."""
+    """Run the longer examples of the documentation as written."""
     session.install("-e", ".", *group("test"))
     session.run("pytest", "tests/docs", "-m", "example", *session.posargs)
 

@@ -41,6 +41,7 @@ def train(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.example
 def test_the_first_example_learns_and_goes_on_with_another_layout(folder: Path) -> None:
     saving = ("--set", "checkpoint.every=10")
     first = train("own.yaml", *saving, "--steps", "20")

@@ -329,5 +329,5 @@ def test_estimates_of_4096_ranks_take_a_fraction_of_the_plan(colocated: bool) ->
     got = mine.estimates()
     elapsed = time.process_time() - start
     assert sum(len(row.ranks) for row in got.ranks) == 4096
-    # Measured: 0.06 s, where the plan takes 1 to 3 s.
-    assert elapsed < 0.5
+    # Measured: 0.1 to 0.25 s, where the plan takes 1 to 3 s.
+    assert elapsed < 1
