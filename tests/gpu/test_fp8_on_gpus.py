@@ -3,7 +3,6 @@
 How far a run in 8 bits is from one in 16 bits after 200 steps: `python -m tests.gpu.fp8_losses`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 import pytest
 from tests.support import engine_steps
 from tests.support.engine_steps import BOTH, ENGINE, Layout
+from tests.support.gpu_ranks import engine_ranks
 
-from mimo_launch.launcher.gpus import num_gpus
-from mimo_launch.launcher.ranks import Ranks
-from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.train.checkpoint.chunks import FP8
 
 pytestmark = pytest.mark.gpu
@@ -46,31 +43,17 @@ TWO_GPUS = {
 }
 
 
-@pytest.fixture
-def ranks_on(device: str) -> Callable[[int], Ranks]:
-    """Ranks with a GPU each."""
-
-    def get(gpus: int) -> Ranks:
-        if device != "cuda" or not is_installed(ENGINE):
-            pytest.skip(f"needs GPUs and {ENGINE}")
-        if num_gpus() < gpus:
-            pytest.skip(f"needs {gpus} GPUs")
-        return Ranks(gpus, device="cuda")
-
-    return get
-
-
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [*((1, name) for name in ONE_GPU), *((2, name) for name in TWO_GPUS)],
 )
 def test_the_first_step_has_the_gradients_of_float64_in_8_bits(
-    gpus: int, name: str, scaling: str, ranks_on: Callable[[int], Ranks]
+    gpus: int, name: str, scaling: str
 ) -> None:
     """Off by as much as 8 bits are: less would not be 8 bits, more would be a wrong scale."""
     layout = replace((ONE_GPU | TWO_GPUS)[name], fp8=scaling)
-    with ranks_on(gpus) as ranks:
+    with engine_ranks(gpus) as ranks:
         errors = engine_steps.step_errors(ranks, layout)
     print(errors)
     for module in ("vision", "language"):
@@ -78,12 +61,10 @@ def test_the_first_step_has_the_gradients_of_float64_in_8_bits(
         assert errors[ENGINE][module] > 1.5 * errors["torch"][module]
 
 
-def test_a_resumed_run_has_the_scales_of_the_saved_one(
-    tmp_path: Path, ranks_on: Callable[[int], Ranks]
-) -> None:
+def test_a_resumed_run_has_the_scales_of_the_saved_one(tmp_path: Path) -> None:
     """And a checkpoint of the other backend, which has none, is gone on from all the same."""
     layout = replace(ONE_GPU["alone"], fp8="delayed")
-    with ranks_on(1) as ranks:
+    with engine_ranks(1) as ranks:
         backends = (ENGINE, ENGINE, "torch", ENGINE)
         first, second, plain, last = engine_steps.runs_in_turn(
             ranks, tmp_path / "run", backends, layout
@@ -100,24 +81,22 @@ def test_a_resumed_run_has_the_scales_of_the_saved_one(
     assert all(last.before[name].equal(plain.after[name]) for name in plain.after)
 
 
-def test_a_skipped_step_moves_no_scale(ranks_on: Callable[[int], Ranks]) -> None:
+def test_a_skipped_step_moves_no_scale() -> None:
     spec = engine_steps.make_spec(replace(ONE_GPU["alone"], fp8="delayed"), ENGINE, "bf16")
-    with ranks_on(1) as ranks:
+    with engine_ranks(1) as ranks:
         moved = ranks.run(engine_steps.moved_by_a_skipped_step, spec, ranks.device, timeout_s=120)
     assert moved == [[]]
 
 
 @pytest.mark.parametrize("grid", [{"dp": 2}, {"tp": 2}, {"pp": 2}])
-def test_scales_go_from_layout_to_layout(
-    grid: dict[str, Any], tmp_path: Path, ranks_on: Callable[[int], Ranks]
-) -> None:
+def test_scales_go_from_layout_to_layout(grid: dict[str, Any], tmp_path: Path) -> None:
     """Ranks of a stage agree on them, so there is one set, whatever the grid."""
     two = Layout({"ranks": BOTH, "grid": {"dp": 2}}, {"ranks": BOTH, "grid": grid}, fp8="delayed")
-    with ranks_on(1) as ranks:
+    with engine_ranks(1) as ranks:
         [alone] = engine_steps.runs_in_turn(
             ranks, tmp_path, (ENGINE,), replace(ONE_GPU["alone"], fp8="delayed")
         )
-    with ranks_on(2) as ranks:
+    with engine_ranks(2) as ranks:
         runs = engine_steps.all_runs(ranks, tmp_path, ENGINE, two, steps=4)
     saved = {name: tensor for name, tensor in alone.after.items() if name.startswith(FP8)}
     loaded: dict[str, Any] = {}

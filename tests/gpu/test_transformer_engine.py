@@ -11,24 +11,14 @@ from pathlib import Path
 
 import pytest
 from tests.support import engine_blocks, engine_steps
+from tests.support.gpu_ranks import engine_ranks
 
-from mimo_launch.launcher.gpus import num_gpus
 from mimo_launch.launcher.ranks import Ranks
-from mimo_launch.layout.checks.packages import is_installed
+from mimo_launch.layout.checks.backends import ENGINE
 
 pytestmark = pytest.mark.gpu
 
 KEY_BIAS = ".attention.k.bias"  # Without positions its gradient is exactly zero.
-ENGINE = "transformer_engine"
-
-
-def ranks_on(gpus: int) -> Ranks:
-    """Return ranks with a GPU each, which take seconds to start."""
-    if not is_installed(ENGINE):
-        pytest.skip(f"{ENGINE} is not installed")
-    if num_gpus() < gpus:
-        pytest.skip(f"needs {gpus} GPUs")
-    return Ranks(gpus, device="cuda")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +29,7 @@ def lasting_ranks() -> Iterator[Callable[[int], Ranks]]:
 
         def get(gpus: int) -> Ranks:
             if gpus not in made:
-                made[gpus] = stack.enter_context(ranks_on(gpus))
+                made[gpus] = stack.enter_context(engine_ranks(gpus))
             return made[gpus]
 
         yield get
@@ -85,7 +75,7 @@ def test_no_token_goes_forward_and_backward(
 def test_a_step_is_as_exact_as_with_torch(gpus: int, name: str) -> None:
     """Loss and gradients of each module, after all reductions, with FSDP2 and microbatches."""
     layouts = engine_steps.ONE_GPU | engine_steps.TWO_GPUS
-    with ranks_on(gpus) as ranks:
+    with engine_ranks(gpus) as ranks:
         errors = engine_steps.step_errors(ranks, layouts[name])
     # The loss is one number: its error is a matter of luck below what bf16 resolves.
     assert engine_blocks.above_bar(errors, "torch", ENGINE) == []
@@ -94,7 +84,7 @@ def test_a_step_is_as_exact_as_with_torch(gpus: int, name: str) -> None:
 
 def test_a_checkpoint_of_one_backend_is_one_of_the_other(tmp_path: Path) -> None:
     """Initial weights and what is read are equal bit by bit, by the same names."""
-    with ranks_on(1) as ranks:
+    with engine_ranks(1) as ranks:
         runs = engine_steps.runs_in_turn(ranks, tmp_path / "run", (ENGINE, "torch", ENGINE))
         [other] = engine_steps.runs_in_turn(ranks, tmp_path / "other", ("torch",))
     assert [run.first_step for run in runs] == [0, 2, 4]

@@ -10,8 +10,12 @@ import warnings
 from collections import Counter, defaultdict
 from typing import Any
 
+import pytest
+
 from mimo_launch.launcher.gpus import num_gpus
 from mimo_launch.launcher.ranks import Ranks
+from mimo_launch.layout.checks.backends import ENGINE
+from mimo_launch.layout.checks.packages import is_installed
 
 DEVICE: Any = os.environ.get("GPU_TESTS_DEVICE", "cuda")
 with warnings.catch_warnings():
@@ -28,6 +32,15 @@ USED: set[int] = set()
 OUTCOMES: defaultdict[int, Counter[str]] = defaultdict(Counter)
 JOBS: Counter[int] = Counter()
 SECONDS: Counter[int] = Counter()
+
+
+def engine_ranks(gpus: int) -> Ranks:
+    """Return new ranks with a GPU each, which take seconds to start; skip without the package."""
+    if not is_installed(ENGINE):
+        pytest.skip(f"{ENGINE} is not installed")
+    if num_gpus() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
+    return Ranks(gpus, device="cuda")
 
 
 def count_jobs() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from mimo_launch.comm.clock import StepClock
 from mimo_launch.comm.finite import FiniteFlag
-from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.grids.grid_set import GridSet, Group
 from mimo_launch.layout.layout import Layout, ModuleLayout, Stage
 from mimo_launch.layout.tokens import padded_vocab_size, vocab_size
 from mimo_launch.modules.audio import AudioStage
@@ -92,8 +92,9 @@ def build_modules(
     """
     modules = {}
     for module in layout.modules_of(grids.rank):
+        tp, replicas = grids.group(module.name, "tp"), grids.group(module.name, "dp", "cp")
         context = ParallelContext(
-            tp=grids.group(module.name, "tp"),
+            tp=tp,
             cp=grids.group(module.name, "cp"),
             sequence_parallel=module.sequence_parallel,
             dtype=storage_dtype(spec.train.precision),
@@ -102,8 +103,8 @@ def build_modules(
             compiled=_compiles(spec, module.name, grids.device),
             owner=module.name,
             backend=spec.modules[module.name].backend,
-            fp8=_fp8(spec, module.name, grids),
-            replicas=grids.group(module.name, "dp", "cp"),
+            fp8=_fp8(spec, module.name, tp, replicas),
+            replicas=replicas,
             clock=clock,
             **_expert_groups(module, grids),
         )
@@ -205,12 +206,11 @@ def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
     return {"ep": ep, "expert_tp": tp, "meter": LossMeter(grids.device)}
 
 
-def _fp8(spec: Spec, name: str, grids: GridSet) -> Fp8 | None:
+def _fp8(spec: Spec, name: str, tp: Group, replicas: Group) -> Fp8 | None:
     """Return what keeps the scales of a module that multiplies in 8 bits."""
-    module = spec.modules[name]
-    if module.fp8 is None:
+    settings = spec.modules[name].fp8
+    if settings is None:
         return None
-    tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
     # Gradients of a mean over so many tokens come out near 1, far from both ends of the range.
     tokens = spec.batch.global_ * spec.batch.seq
-    return Fp8(module.fp8, tp, replicas, grad_scale=2.0 ** tokens.bit_length())
+    return Fp8(settings, tp, replicas, grad_scale=2.0 ** tokens.bit_length())

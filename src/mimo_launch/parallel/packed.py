@@ -1,7 +1,7 @@
 """Sequences one after another in one list, as kernels without padding take them.
 
 Decides: that their bounds come from lengths which the host knows, so that nobody waits for a GPU.
-Relies on: `comm.transfer`.
+Relies on: `comm.transfer`; `masks` for the images of a rank.
 Leaves: attention inside each sequence to the backends.
 """
 
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.transfer import to_device
+from mimo_launch.parallel.masks import ImageMask
 
+# How far a query sees, in tokens behind and ahead of it; -1 is without limit.
+CAUSAL, WHOLE = (-1, 0), (-1, -1)
 SMALLEST_BOUND = 64
 
 
@@ -32,6 +35,19 @@ def packed(lengths: Sequence[int], device: torch.device) -> Packed:
     The limit is a power of two, so that batches of different images share compiled kernels.
     """
     return _packed(tuple(lengths), device)
+
+
+def packed_images(
+    q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, mask: ImageMask
+) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
+    """Return what attends inside images, without padding: queries, keys, values, and both lists.
+
+    Queries are this rank's, keys and values those of all cp ranks; there is an image here.
+    """
+    own, last_key = sum(mask.own_lengths), mask.first_key + sum(mask.key_lengths)
+    k, v = (x[mask.first_key : last_key] for x in (k_MgK, v_MgK))
+    queries, keys = (packed(x, q_NhK.device) for x in (mask.own_lengths, mask.key_lengths))
+    return q_NhK[:own], k, v, queries, keys
 
 
 @lru_cache(maxsize=256)

@@ -15,12 +15,9 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd import gather_tokens
 from mimo_launch.parallel.masks import CausalMask, ImageMask
-from mimo_launch.parallel.packed import Packed, packed
+from mimo_launch.parallel.packed import CAUSAL, WHOLE, Packed, packed, packed_images
 from mimo_launch.parallel.pointwise import rotated
 from mimo_launch.parallel.te_layers import TeLayers
-
-# A causal window looks back without limit; the package wants it said with each mask.
-CAUSAL, WHOLE = (-1, 0), (-1, -1)
 
 
 class TeAttention(nn.Module):
@@ -105,15 +102,15 @@ class TeAttention(nn.Module):
             # In one collective, so that the order of its backward is the same on every rank.
             both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
             k_NgK, v_NgK = both.chunk(2, dim=1)
-        own, last_key = sum(mask.own_lengths), mask.first_key + sum(mask.key_lengths)
-        if own == 0:
+        if not mask.own_lengths:
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
             return q_NhK.flatten(1) * 0 + (k_NgK.sum() + v_NgK.sum()) * 0
-        k, v = (x[mask.first_key : last_key].contiguous() for x in (k_NgK, v_NgK))
-        queries, keys = (packed(x, q_NhK.device) for x in (mask.own_lengths, mask.key_lengths))
-        out = self._packed(q_NhK[:own].contiguous(), k, v, queries, keys, causal=False)
-        return nn.functional.pad(out, (0, 0, 0, num_tokens - own)) if own < num_tokens else out
+        *parts, queries, keys = packed_images(q_NhK, k_NgK, v_NgK, mask)
+        q, k, v = (x.contiguous() for x in parts)
+        out = self._packed(q, k, v, queries, keys, causal=False)
+        padding = num_tokens - len(out)
+        return nn.functional.pad(out, (0, 0, 0, padding)) if padding else out
 
     def _packed(
         self, q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, *, causal: bool

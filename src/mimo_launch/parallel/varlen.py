@@ -22,9 +22,8 @@ from torch.nn.attention.varlen import varlen_attn
 
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.parallel.masks import ImageMask
-from mimo_launch.parallel.packed import Packed, packed
+from mimo_launch.parallel.packed import CAUSAL, WHOLE, Packed, packed, packed_images
 
-CAUSAL, WHOLE = (-1, 0), (-1, -1)
 # torch 2.11 does not know the word: it gives the kernel, which shares heads itself, what comes.
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -66,10 +65,7 @@ def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, mask: ImageMask) 
 
     Queries are this rank's, keys those of all cp ranks.
     """
-    own, last_key = sum(mask.own_lengths), mask.first_key + sum(mask.key_lengths)
-    k, v = (x[mask.first_key : last_key] for x in (k_MgK, v_MgK))
-    queries, keys = (packed(x, k.device) for x in (mask.own_lengths, mask.key_lengths))
-    return _attend(q_NhK[:own], k, v, queries, keys, WHOLE)
+    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, mask), WHOLE)
 
 
 @dataclass(frozen=True, slots=True)
