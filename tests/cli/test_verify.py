@@ -24,6 +24,7 @@ def test_a_right_layout_is_proved(run_cli) -> None:
     assert "every layout tensor equals the one-rank run" in out
     assert "DIFFERS" not in out
     assert "proving this spec on" in err
+    assert "not proved: train: " in out
 
 
 def test_a_wrong_layout_is_named_tensor_by_tensor(run_cli, monkeypatch) -> None:
@@ -51,6 +52,9 @@ def test_the_result_is_also_json(run_cli) -> None:
         "loss", "gradient norm", "gradients", "weights after SGD",
     }  # fmt: skip
     assert all(v["worst"] <= 1e-10 for v in result["verdicts"])
+    assert {"section": "train", "key": "precision", "asked": "fp32", "proved": "fp64"} in result[
+        "not_proved"
+    ]
 
 
 def test_a_wrong_spec_starts_nothing(run_cli) -> None:

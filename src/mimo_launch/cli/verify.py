@@ -18,6 +18,7 @@ from mimo_launch.cli.own import own_classes_fail
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
     from mimo_launch.verify.compare import ModuleVerdict
+    from mimo_launch.verify.remarks import Remark
 
 HELP = """
 \b
@@ -68,6 +69,7 @@ def verify(
     """Prove that a layout computes the right gradients."""
     from mimo_launch.cli.findings import show_findings
     from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.verify.remarks import lines_of, not_proved
 
     console = console_of(ctx)
     checked = load_and_check(file, overrides or ())
@@ -83,8 +85,9 @@ def verify(
         quiet=as_json,
     )
     passed = all(verdict.passed for verdict in verdicts)
+    remarks = not_proved(checked.spec, small)
     if as_json:
-        console.answer(_as_json(small, verdicts, passed=passed))
+        console.answer(_as_json(small, verdicts, remarks, passed=passed))
     else:
         _show_table(verdicts)
         console.answer(
@@ -95,6 +98,8 @@ def verify(
         for verdict in verdicts:
             for failure in verdict.failures[:10]:
                 console.note(f"  {verdict.module}, {verdict.what}: {failure}")
+        for line in lines_of(remarks):
+            console.answer(line)
     raise typer.Exit(0 if passed else 1)
 
 
@@ -163,7 +168,9 @@ def _show_table(verdicts: list["ModuleVerdict"]) -> None:
     RichConsole().print(table)
 
 
-def _as_json(small: "Spec", verdicts: list["ModuleVerdict"], *, passed: bool) -> str:
+def _as_json(
+    small: "Spec", verdicts: list["ModuleVerdict"], remarks: tuple["Remark", ...], *, passed: bool
+) -> str:
     import json
     from dataclasses import asdict
 
@@ -173,6 +180,7 @@ def _as_json(small: "Spec", verdicts: list["ModuleVerdict"], *, passed: bool) ->
             "passed": passed,
             "spec": small.model_dump(mode="json", by_alias=True),
             "verdicts": [asdict(verdict) for verdict in verdicts],
+            "not_proved": [asdict(remark) for remark in remarks],
         },
         indent=2,
     )

@@ -51,7 +51,10 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     """
     small = regrid(spec) if _num_ranks(spec) > MAX_RANKS else spec
     modules = {
-        name: _shrink_module(module, small.schedule.virtual_stages if name == LANGUAGE else 1)
+        name: _as_computed(
+            _shrink_module(module, small.schedule.virtual_stages if name == LANGUAGE else 1),
+            precision,
+        )
         for name, module in small.modules.items()
     }
     data = small.data
@@ -155,11 +158,16 @@ def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
             "optimizer": optimizer,
             "init_from": None,
             "init_partial": False,
-            # The layers that compute in float64; their tests compare the others with them.
-            "backend": "torch",
-            "fp8": None,
         }
     )
+
+
+def _as_computed(module: ModuleSpec, precision: str) -> ModuleSpec:
+    """Return a module as it computes in this precision: the other layers' tests compare with it."""
+    update: dict[str, object] = {"backend": "torch", "fp8": None}
+    if precision == "fp64" and module.compile == "auto":
+        update["compile"] = False
+    return module.model_copy(update=update)
 
 
 def _shrink_placeholders(
