@@ -137,6 +137,24 @@ def test_weight_decay_spares_norms_and_biases_and_follows_the_module() -> None:
         assert after == pytest.approx(before * (1 if spared else factor), rel=1e-12), name
 
 
+def first_weights(made: Spec) -> dict[str, torch.Tensor]:
+    with RankSession(made) as session:
+        return weights_of(session)
+
+
+def test_a_model_starts_as_the_seed_of_training_says() -> None:
+    """Every drawn weight is another under another seed, and the same under the same."""
+    found = []
+    for seed in (1, 1, 2):
+        made = spec({"vision": box(0), "language": box(0)})
+        made = made.model_copy(update={"train": made.train.model_copy(update={"seed": seed})})
+        found += run_ranks(first_weights, made, world_size=1)
+    first, again, other = found
+    for name, weight in first.items():
+        assert weight.equal(again[name]), name
+        assert weight.equal(other[name]) == bool(weight.min() == weight.max()), name
+
+
 def losses(made: Spec) -> list[float]:
     events: list[Any] = []
     with RankSession(made) as session:

@@ -88,7 +88,7 @@ class MoeMlp(nn.Module):
 
     def _answers(self, x_nD: Tensor, choice: Choice, trip: Trip) -> Tensor:
         arrived = to_experts(x_nD, trip, self.context)
-        answers = self.experts(arrived, trip.counts, trip.ends)
+        answers = self.experts(arrived, trip.counts)
         answers = from_experts(answers, trip, self.context)
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
         per_token = answers.view(*choice.weights.shape, x_nD.shape[1])

@@ -56,7 +56,7 @@ class Trip:
     `departure` [n * k] puts this rank's copies of tokens, `choices` of each, in the order of their
     experts; `send` and `receive` say how many go to each ep rank and come from it; `gathered` how
     many each rank that splits these experts got. `arrival` [M] puts those in the order of the
-    experts, which get `counts` each, up to the `ends` [e] on the device.
+    experts, which get `counts` each.
     """
 
     choices: int
@@ -66,7 +66,6 @@ class Trip:
     gathered: tuple[int, ...]
     arrival: Order
     counts: tuple[int, ...]
-    ends: Tensor
 
 
 class PlannedTrip:
@@ -109,7 +108,6 @@ class PlannedTrip:
             gathered=tuple(map(sum, by_rank[1:])),
             arrival=Order.by(owners_M),
             counts=counts,
-            ends=theirs.sum(dim=(0, 1)).cumsum(0, dtype=torch.int32),
         )
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.comm.transfer import to_device
 from mimo_launch.layout.shards import even_cut
 from mimo_launch.parallel.context import ParallelContext
 from mimo_launch.parallel.pointwise import squared_relu, swiglu
@@ -65,26 +66,23 @@ class Experts(SegmentedModule):
             dtype=context.dtype,
         )
 
-    def forward(self, x_MD: Tensor, counts: tuple[int, ...], ends: Tensor) -> Tensor:
-        """Return the answers; the first `counts[0]` tokens are for the first expert, and so on.
-
-        `ends` are the sums of the counts up to each expert, on the device.
-        """
+    def forward(self, x_MD: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """Return the answers; the first `counts[0]` tokens are for the first expert, and so on."""
         inputs = self.inputs.view(len(self.own), -1, self.width)
         outputs = self.outputs.view(len(self.own), self.width, self.inner)
-        between = self.context.fused(self.between, grouped_linear(x_MD, inputs, counts, ends))
-        return grouped_linear(between, outputs, counts, ends)
+        between = self.context.fused(self.between, grouped_linear(x_MD, inputs, counts))
+        return grouped_linear(between, outputs, counts)
 
 
-def grouped_linear(
-    x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...], ends: Tensor
-) -> Tensor:
+def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...]) -> Tensor:
     """Return x times the weight of its expert, [M, F].
 
     An expert without tokens is multiplied, too: its gradient is zero, not absent, and its replicas
     wait for it in a reduction.
     """
     if _is_grouped(x_MD, weights_eFD):
+        # Of the same counts as the loop below, so that processors prove where experts end.
+        ends = to_device(torch.tensor(counts).cumsum(0, dtype=torch.int32), x_MD.device)
         out: Tensor = torch._grouped_mm(x_MD, weights_eFD.transpose(1, 2), offs=ends)
         return out
     parts = torch.split(x_MD, list(counts))
