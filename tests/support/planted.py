@@ -544,6 +544,14 @@ def stacked_across_clips() -> None:
     AudioStage.__init__ = late
 
 
+def images_reversed() -> None:
+    """The reader of training hands on the images of a sample from the last to the first."""
+    from mimo_launch.train.loader import ReadInputs
+
+    correct = ReadInputs.images
+    ReadInputs.images = lambda self, *args: correct(self, *args)[::-1]
+
+
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -580,6 +588,7 @@ BUGS: dict[str, Bug] = {
     "positions of another image": Bug(positions_of_another_image, class_tokens()),
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),
+    "images of a sample reversed": Bug(images_reversed, three_axes()),
     "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),
     "places of the first cp rank": Bug(places_of_the_first_cp_rank, turned_patches()),
     **{name: Bug(plant, made) for name, (plant, made) in (HYBRID_BUGS | EXPERT_BUGS).items()},

@@ -9,6 +9,8 @@ from tests.support.specs import box, hybrid, layout_specs, spec
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import HybridModel, Spec, SyntheticData
+from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.order import global_order, records_of
 from mimo_launch.verify.regrid import regrid
 from mimo_launch.verify.shrink import shrink
 
@@ -49,6 +51,38 @@ def test_shards_are_proved_on_samples_that_are_made_up() -> None:
     assert 0 < small.data.text_only < 1
     assert small.batch.seq < 512
     assert not [finding for finding in check(small) if finding.is_error]
+
+
+def test_shards_that_are_packed_are_proved_in_packs_of_several_images() -> None:
+    shards = {
+        "kind": "webdataset", "shards": "x.tar", "tokenizer": "x", "template": "chat",
+        "packing": True,
+    }  # fmt: skip
+    made = spec({"vision": box(dp=2), "language": box(2, tp=2)}, data=shards, seq=512, mbs=2)
+    small = shrink(made)
+    assert small.data.packing
+    order = global_order(small, build_dataset(small))
+    assert max(len(records_of(sample)) for sample in order.take(0)) > 1
+    assert not [finding for finding in check(small) if finding.is_error]
+
+
+def test_a_rank_keeps_several_heads_of_either_kind() -> None:
+    model = {"heads": 32, "kv_heads": 8, "hidden": 256, "head_dim": None}
+    small = shrink(spec({"language": box(0, tp=2, model=model)}))
+    assert (small.language.model.heads, small.language.model.num_kv_heads) == (8, 4)
+    full = shrink(spec({"language": box(0, tp=2, model={**model, "kv_heads": 32})}))
+    assert (full.language.model.heads, full.language.model.num_kv_heads) == (4, 4)
+    single = shrink(spec({"language": box(0, tp=2, model={**model, "kv_heads": 2})}))
+    assert single.language.model.num_kv_heads == 2
+
+
+def test_a_choice_of_many_experts_stays_one_of_three() -> None:
+    moe = {"experts": 64, "top_k": 8, "width": 16}
+    for ep in (1, 2, 4):
+        made = spec({"language": box(0, dp=4, model={"moe": moe}, experts={"ep": ep})}, mbs=2)
+        small = shrink(made).language.model.moe
+        assert small.top_k == 3
+        assert small.experts > 3
 
 
 LARGE = {

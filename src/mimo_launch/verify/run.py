@@ -2,7 +2,7 @@
 
 Decides: what a proof consists of: per step the loss, every gradient, the norm of every module, and
 the weights after a clipped SGD step.
-Relies on: forked ranks, on processors or GPUs; the same session that `train` uses. The oracle is
+Relies on: forked ranks, on processors or GPUs; the session and the reader of `train`. The oracle is
 always on the processor and in float64.
 Leaves: making the spec small to `shrink`.
 """
@@ -23,8 +23,10 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import global_order, steps_of
-from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.events import Event
+from mimo_launch.train.reading import StepReader
 from mimo_launch.train.session import RankSession
+from mimo_launch.train.state import RunState
 from mimo_launch.verify.compare import (
     BOUNDS,
     ModuleVerdict,
@@ -122,15 +124,22 @@ def rank_outcomes(
     order = global_order(spec, dataset)
     outcomes = []
     device = device_for(kind, dist.get_rank())
-    with RankSession(spec, device=device, randomise=True) as session:
+    with (
+        RankSession(spec, device=device, randomise=True) as session,
+        StepReader(session, dataset, RunState(), _nobody) as reader,
+    ):
         for step, ids in enumerate(steps_of(order, spec.train.steps)):
-            totals = session.gradients(step_inputs(dataset, "train", ids, step))
+            totals = session.gradients(reader.read("train", ids, step))
             gradients = _pieces(session, gradients=True)
             session.update(step, totals)
             weights = _pieces(session, gradients=False)
             read = totals.read()
             outcomes.append(StepOutcome(read.loss, read.aux_loss, read.norms, gradients, weights))
     return outcomes
+
+
+def _nobody(event: Event) -> None:
+    pass
 
 
 def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:

@@ -59,9 +59,10 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     }
     data = small.data
     if isinstance(data, WebdatasetData):
-        # Layouts are proved on made-up samples of the same kinds: several images, or only text.
+        # Layouts are proved on made-up samples of the same kinds: several images, or only text, by
+        # themselves or in packs.
         data = SyntheticData.model_validate(
-            {"kind": "synthetic", "max_images": 2, "text_only": 0.2}
+            {"kind": "synthetic", "max_images": 2, "text_only": 0.2, "packing": data.packing}
         )
     if isinstance(data, SyntheticData):
         models = [module.model for module in spec.encoders.values()]

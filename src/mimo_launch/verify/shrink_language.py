@@ -34,8 +34,13 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
 
 
 def _shrink_language(model: Language, tp: int) -> Language:
-    """Keep whether key/value heads are shared, among query heads and among tp ranks."""
-    kv_heads = model.num_kv_heads if model.num_kv_heads < tp else tp
+    """Keep whether key/value heads are shared, among query heads and among tp ranks.
+
+    Two heads of either kind stay on a rank that has several.
+    """
+    kv_heads = model.num_kv_heads
+    if kv_heads >= tp:
+        kv_heads = tp * min(2, kv_heads // tp)
     heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
     if model.heads == model.num_kv_heads:
         heads = kv_heads
@@ -98,7 +103,7 @@ def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
     return moe.model_copy(
         update={
             "experts": experts,
-            "top_k": min(moe.top_k, 2, experts),
+            "top_k": min(moe.top_k, 3, experts),
             "width": 2 * sizes.tp * HEAD_SIZE,
             "shared": min(moe.shared, 2 * tp * HEAD_SIZE),
             # Large enough that a wrong balance loss is seen beside the main one.
