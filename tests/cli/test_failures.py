@@ -1,6 +1,7 @@
 """Faults in real runs: each ends with one report that names the right rank, in time."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.support.faulty_train import Launcher, gone
+
+from mimo_launch.cli.app import run as run_here
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 LONG = ("train", SPEC, "--steps", "100000", "--set", "eval=null")
@@ -155,6 +158,28 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert "another one stops at once" in err
     assert "stopped by" not in out
     assert all(gone(worker) for worker in workers)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would move the folder aside, or save over the first one's checkpoints.
+
+    A run whose folder is deleted ends, though it could go on in a new one.
+    """
+    launcher = Launcher(tmp_path, "slow", 0, 0, *LONG)
+    launcher.wait_for_step(1)
+    monkeypatch.chdir(tmp_path)
+    assert run_here(list(LONG)) == 1
+    out, err = capsys.readouterr()
+    assert "step" not in out
+    assert f"error: runs/tiny is in use by process {launcher.pid} on " in err
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["tiny"]
+    shutil.rmtree(launcher.run)
+    code, out, err = launcher.finish(20)
+    assert (code, "done:" in out) == (1, False)
+    assert "error: the run folder is no longer that of this run: it was deleted" in err
+    assert err.count("error: ") == 1
 
 
 def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:

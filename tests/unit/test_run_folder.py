@@ -6,6 +6,7 @@ import pytest
 
 from mimo_launch.launcher.run_folder import (
     NothingToResume,
+    RunFolder,
     newest_checkpoint,
     open_run_folder,
 )
@@ -28,6 +29,13 @@ def tiny(*settings: str) -> Spec:
     return spec
 
 
+def opened(root: Path, spec: Spec, *, resume: bool | None = None) -> RunFolder:
+    """Open a run folder and let go of it."""
+    folder = open_run_folder(root, spec, "{}", resume=resume)
+    folder.lock.close()
+    return folder
+
+
 def add_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     """Make the folder of a checkpoint without tensors."""
     folder = run / CHECKPOINTS / folder_name(step)
@@ -41,14 +49,17 @@ def add_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
 
 def test_a_run_with_a_complete_checkpoint_goes_on(tmp_path: Path) -> None:
     """A damaged one is passed over; the spec that changed is kept beside the new one."""
-    first = open_run_folder(tmp_path, tiny(), "{}")
+    first = opened(tmp_path, tiny())
     add_checkpoint(first.path, 2)
     add_checkpoint(first.path, 4, whole=False)
-    again = open_run_folder(tmp_path, tiny("train.steps=9"), "{}")
+    again = opened(tmp_path, tiny("train.steps=9"))
     assert again.path == first.path
     assert again.moved is None
     assert again.saved is not None
     assert again.saved.step == 2
+    # A run that goes on, and fails before it has its state, leaves what was said of the last one.
+    assert "steps: 4" in (again.path / "spec.yaml").read_text()
+    again.write()
     names = {path.name for path in again.path.iterdir()}
     assert names == {"checkpoints", "plan.json", "spec.yaml", "spec.1.yaml"}
     assert "steps: 9" in (again.path / "spec.yaml").read_text()
@@ -57,10 +68,10 @@ def test_a_run_with_a_complete_checkpoint_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [None, False])
 def test_a_run_that_does_not_go_on_is_moved_aside(tmp_path: Path, resume: bool | None) -> None:
-    first = open_run_folder(tmp_path, tiny(), "{}")
+    first = opened(tmp_path, tiny())
     if resume is False:
         add_checkpoint(first.path, 2)
-    again = open_run_folder(tmp_path, tiny(), "{}", resume=resume)
+    again = opened(tmp_path, tiny(), resume=resume)
     assert again.saved is None
     assert again.moved == tmp_path / "tiny.1"
     assert (again.moved / "spec.yaml").exists()
@@ -70,7 +81,7 @@ def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NothingToResume, match="no complete checkpoint"):
         open_run_folder(tmp_path, tiny(), "{}", resume=True)
     assert not any(tmp_path.iterdir())
-    open_run_folder(tmp_path, tiny(), "{}")
+    opened(tmp_path, tiny())
     add_checkpoint(tmp_path / "tiny", 3)
-    saved = open_run_folder(tmp_path, tiny(), "{}", resume=True).saved
+    saved = opened(tmp_path, tiny(), resume=True).saved
     assert saved == newest_checkpoint(tmp_path / "tiny")

@@ -36,6 +36,9 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
         resumable=job.task.resumable,
     )
     remark = ""
+    if failure.folder_lost:  # What is in its place is not ours to write to.
+        console.note("\n".join(lines))
+        return
     try:
         with (run / FAILURE).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} attempt {failure.attempt}\n")

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.entry import Job
+    from mimo_launch.launcher.run_lock import RunLock
+    from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.train.events import Listener
 
 # A rank that only lost its peers leaves so much later than the one that failed by itself, which the
@@ -24,10 +27,10 @@ if TYPE_CHECKING:
 STAY_SECONDS = 2.0
 
 
-def join(job: "Job", listener: "Listener", console: Console) -> int:
+def join(job: "Job", listener: "Listener", console: Console, lock: "RunLock | None" = None) -> int:
     """Be one of the ranks that something else started; return the exit code.
 
-    `listener` hears the events of rank 0.
+    `listener` hears the events of rank 0, which holds the `lock` of the run folder.
     """
     from mimo_launch.launcher.errors import cause_of, write_error
     from mimo_launch.launcher.gpus import gpu_settings
@@ -45,8 +48,9 @@ def join(job: "Job", listener: "Listener", console: Console) -> int:
 
     if job.device != "cpu":
         os.environ.update(gpu_settings(job.run / RECORDER))
-    stop = JoinedStop()
-    stop.install()
+    signals = JoinedStop()
+    signals.install()
+    stop = signals if lock is None else partial(_stop, signals, lock)
     links = Links(where=Whereabouts(), stop=stop, failed=failed)
     try:
         ended_by = run_worker(
@@ -57,8 +61,22 @@ def join(job: "Job", listener: "Listener", console: Console) -> int:
         ended_by, status = 0, 1
     else:
         status = 128 + ended_by if ended_by else 0
+    if lock is not None:
+        lock.close()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
     # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
     os._exit(status)
+
+
+def _stop(signals: "JoinedStop", lock: "RunLock") -> int:
+    """Return the signal that came, or 0. Raises: FolderLost if the folder is another run's."""
+    from mimo_launch.launcher.run_lock import FolderLost
+
+    number = signals()
+    if number:
+        lock.stopping()
+    if lock.lost:
+        raise FolderLost(f"the run folder is no longer that of this run: {lock.lost}")
+    return number

@@ -5,7 +5,8 @@ Relies on: `launcher` for folders and hosts.
 Leaves: attempts and exit codes to `attempts`, ranks that something else started to `join`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.tasks import RankTask
     from mimo_launch.plan.rows import Report
     from mimo_launch.spec.model import Spec
+    from mimo_launch.train.events import Event, Listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +83,15 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
     from mimo_launch.launcher.signals import StopRequest
 
     if origin.joined is not None:
-        if origin.speaks:
-            ended = own_classes_fail(request.spec, console) or _prepare(request, console)
-        else:
+        if not origin.speaks:
             ended = _finished(request, speaks=False)
-        if ended is not None:
-            return ended
-        with request.show(True) as listener:
-            return join(request.job, listener, console)
+            return join(request.job, lambda event: None, console) if ended is None else ended
+        ended = own_classes_fail(request.spec, console)
+        opened = _prepare(request, console) if ended is None else ended
+        if isinstance(opened, int):
+            return opened
+        with opened.lock, _shown(request, opened, console, plain=True) as listener:
+            return join(request.job, listener, console, opened.lock)
     with StopRequest() as stop:
         if origin.place is not None:
             return _on_many_hosts(request, origin.place, console, stop)
@@ -111,10 +114,16 @@ def _finished(request: Start, *, speaks: bool) -> int | None:
     return 0
 
 
-def _prepare(request: Start, console: Console) -> int | None:
-    """Plan the run, open its folder and say so; return an exit code if there is nothing to run."""
+def _prepare(
+    request: Start, console: Console, stop: "StopRequest | None" = None
+) -> "RunFolder | int":
+    """Plan the run, open its folder and say so; return an exit code if there is nothing to run.
+
+    Raises: Interrupted.
+    """
     from mimo_launch.cli.deadlock import show_deadlock
     from mimo_launch.launcher.run_folder import open_run_folder
+    from mimo_launch.launcher.run_lock import RunInUse
     from mimo_launch.plan.as_json import report_json
     from mimo_launch.plan.report import build_report
     from mimo_launch.plan.timeline import DeadlockError
@@ -129,14 +138,46 @@ def _prepare(request: Start, console: Console) -> int | None:
         return 2
     try:
         folder = open_run_folder(
-            request.runs, request.spec, report_json(report), resume=request.resume
+            request.runs,
+            request.spec,
+            report_json(report),
+            resume=request.resume,
+            say=console.note,
+            stop=stop,
         )
     except OSError as error:
         console.note(f"error: the run folder cannot be written: {error}")
         return 1
+    except RunInUse as error:
+        console.note(f"error: {error}")
+        return 1
+    ended = _finished(request, speaks=True)  # By the run that was waited for.
+    if ended is not None:
+        folder.lock.close()
+        return ended
     for line in _summary(report, request.file, folder):
         request.say(line)
-    return None
+    return folder
+
+
+@contextmanager
+def _shown(
+    request: Start, folder: "RunFolder", console: Console, *, plain: bool
+) -> Iterator["Listener"]:
+    """Show the events of an attempt; a run that has its state says in its folder what it is."""
+    from mimo_launch.train.events import RunStarted
+
+    with request.show(plain) as listener:
+
+        def hear(event: "Event") -> None:
+            if isinstance(event, RunStarted):
+                try:
+                    folder.write()
+                except OSError as error:
+                    console.note(f"warning: the spec is not in {folder.path}: {error}")
+            listener(event)
+
+        yield hear
 
 
 def _summary(report: "Report", file: Path, folder: "RunFolder") -> list[str]:
@@ -159,14 +200,23 @@ def _summary(report: "Report", file: Path, folder: "RunFolder") -> list[str]:
 def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
     """Start all workers here."""
     from mimo_launch.launcher.hosts import OneHost
+    from mimo_launch.launcher.signals import Interrupted
     from mimo_launch.layout.layout import world_size
 
     num_workers = world_size(request.spec)
     request = request.on_host_of(num_workers)
-    ended = own_classes_fail(request.spec, console) or _prepare(request, console)
+    ended = own_classes_fail(request.spec, console)
     if ended is not None:
         return ended
-    return _attempts(request, OneHost(num_workers, request.run), console, stop)
+    try:
+        folder = _prepare(request, console, stop)
+    except Interrupted as interrupted:
+        return interrupted_by(interrupted.signal, console)
+    if isinstance(folder, int):
+        return folder
+    with folder.lock:
+        hosts = OneHost(num_workers, request.run, folder.lock)
+        return _attempts(request, hosts, folder, console, stop)
 
 
 def _on_many_hosts(
@@ -182,18 +232,21 @@ def _on_many_hosts(
     console.note(f"node {place.node} of {place.num_nodes} meets the others at {place.endpoint}")
     try:
         hosts = ManyHosts(place, request.spec, request.device, request.run, stop)
-        ended: int | None = 2
+        folder: RunFolder | int | None = 2
         try:
-            ended = own_classes_fail(request.spec, console)
-            if ended is None and place.node == 0:
-                ended = _prepare(request, console)
-            if ended is not None:
-                return ended
-            return _attempts(request, hosts, console, stop)
+            folder = own_classes_fail(request.spec, console)
+            if folder is None and place.node == 0:
+                folder = _prepare(request, console, stop)
+            if isinstance(folder, int):
+                return folder
+            hosts.lock = None if folder is None else folder.lock
+            return _attempts(request, hosts, folder, console, stop)
         finally:
-            if ended is not None:
-                hosts.dismiss(ended)
+            if isinstance(folder, int):
+                hosts.dismiss(folder)
             hosts.close()
+            if hosts.lock is not None:
+                hosts.lock.close()
     except HostsError as error:
         console.note(f"error: {error}")
         return 1
@@ -204,6 +257,16 @@ def _on_many_hosts(
         return interrupted_by(interrupted.signal, console)
 
 
-def _attempts(request: Start, hosts: "Hosts", console: Console, stop: "StopRequest") -> int:
-    show, restarts = partial(request.show, False), request.max_restarts
+def _attempts(
+    request: Start,
+    hosts: "Hosts",
+    folder: "RunFolder | None",
+    console: Console,
+    stop: "StopRequest",
+) -> int:
+    """Run on this host; the one that has opened the `folder` shows the run."""
+    show: Callable[[], Screen] = partial(request.show, False)
+    if folder is not None:
+        show = partial(_shown, request, folder, console, plain=False)
+    restarts = request.max_restarts
     return run_attempts(request.job, hosts, show, console, stop, max_restarts=restarts)

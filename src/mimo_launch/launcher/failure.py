@@ -33,7 +33,8 @@ class Failure:
     """Why an attempt ended.
 
     `absent` are hosts that did not answer, `actions` what each rank's program had at its position,
-    `oom_killed` says that the kernel ended processes for want of memory meanwhile.
+    `oom_killed` says that the kernel ended processes for want of memory meanwhile, `folder_lost`
+    what became of the run folder if it is no longer this run's.
     """
 
     verdict: Verdict
@@ -44,6 +45,7 @@ class Failure:
     absent: tuple[Host, ...]
     actions: dict[int, str]
     oom_killed: bool
+    folder_lost: str = ""
 
     @property
     def restartable(self) -> bool:
@@ -77,8 +79,9 @@ def diagnose(
     hosts: tuple[Host, ...],
     absent: tuple[Host, ...] = (),
     oom_killed: bool = False,
+    folder_lost: str = "",
 ) -> Failure:
-    """Judge the ranks of all hosts that answered."""
+    """Judge the ranks of all hosts that answered, unless they have lost their folder."""
     programs = generate(build_layout(spec))
     known = tuple(
         replace(state, size=len(programs[state.rank]))
@@ -89,8 +92,9 @@ def diagnose(
         for state in known
         if state.phase is Phase.PROGRAM and state.position < state.size
     }
+    verdict = judge(known, [rank for host in absent for rank in host.ranks])
     return Failure(
-        verdict=judge(known, [rank for host in absent for rank in host.ranks]),
+        verdict=Verdict(0, Kind.NO_FOLDER, final=True) if folder_lost else verdict,
         states=known,
         attempt=attempt,
         timeout=spec.train.timeout,
@@ -98,6 +102,7 @@ def diagnose(
         absent=absent,
         actions=actions,
         oom_killed=oom_killed,
+        folder_lost=folder_lost,
     )
 
 

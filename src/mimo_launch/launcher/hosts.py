@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from mimo_launch.launcher.failure import Host, RunFailed, diagnose
 from mimo_launch.launcher.judge import RankState
 from mimo_launch.launcher.logs import next_attempt
+from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.spec.model import Spec
 
 Examine = Callable[[], list[RankState]]
@@ -30,11 +31,15 @@ class Meeting:
 
 
 class Hosts(Protocol):
-    """All hosts of a job, seen from number `node`, whose workers are `ranks`."""
+    """All hosts of a job, seen from number `node`, whose workers are `ranks`.
+
+    The first one holds the `lock` of the run folder.
+    """
 
     node: int
     ranks: range
     world_size: int
+    lock: RunLock | None
 
     def meet(self) -> Meeting:
         """Wait until all hosts are ready for an attempt, and open the store of its workers."""
@@ -60,8 +65,9 @@ class Hosts(Protocol):
 class OneHost:
     """A job on this machine alone."""
 
-    def __init__(self, world_size: int, run: Path) -> None:
+    def __init__(self, world_size: int, run: Path, lock: RunLock | None = None) -> None:
         self.node, self.ranks, self.world_size = 0, range(world_size), world_size
+        self.lock = lock
         self._run = run
         self._attempt = 0
         self._store: Any = None
@@ -95,6 +101,7 @@ class OneHost:
                 attempt=self._attempt,
                 hosts=(host,),
                 oom_killed=oom_killed(),
+                folder_lost="" if self.lock is None else self.lock.lost,
             )
         )
 

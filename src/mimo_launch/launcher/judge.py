@@ -84,6 +84,7 @@ class Kind(StrEnum):
     LOST = "lost"
     LINGERS = "lingers"
     ABSENT = "absent"
+    NO_FOLDER = "no folder"
 
 
 @dataclass(frozen=True, slots=True)

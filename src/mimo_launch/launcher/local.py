@@ -60,10 +60,13 @@ def launch(
             # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
             writer.close()
             pump.start()
-            while not (watch.done() and hosts.all_done()):
+            done = False
+            while not done:
                 time.sleep(POLL_SECONDS)
                 _obey(stop, board, hosts, note)
-                if watch.alarm() or hosts.alarm():
+                done = watch.done() and hosts.all_done()
+                # A run whose folder went away in its last moments is not done.
+                if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
                     raise hosts.diagnose(
                         job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
                     )
@@ -83,8 +86,17 @@ def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], N
         raise Interrupted(stop.signal)
     if stop.signal and not board.asked_to_stop:
         board.ask_to_stop(stop.signal)
+        if hosts.lock is not None:
+            hosts.lock.stopping()
         name = signal.Signals(stop.signal).name
         note(f"{name}: stopping after this step; another one stops at once")
+
+
+def _folder_lost(hosts: Hosts, *, now: bool) -> str:
+    """Return what became of the run folder; `now` looks at once."""
+    if hosts.lock is None:
+        return ""
+    return hosts.lock.check() if now else hosts.lock.lost
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from mimo_launch.launcher.hosts import Examine, Meeting
 from mimo_launch.launcher.joining import NodePlace
 from mimo_launch.launcher.judge import RankState
 from mimo_launch.launcher.report import headline
+from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.identity import plan_hash
@@ -33,6 +34,7 @@ class ManyHosts:
         self.node, self.world_size = place.node, world_size(spec)
         per_host = self.world_size // place.num_nodes
         self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
+        self.lock: RunLock | None = None
         self._run = run
         self._attempt = 0
         self._absent: list[int] = []
@@ -96,6 +98,7 @@ class ManyHosts:
             hosts=tuple(everyone.host(node) for node in range(everyone.num_nodes)),
             absent=tuple(everyone.host(node) for node in absent),
             oom_killed=oom,
+            folder_lost="" if self.lock is None else self.lock.lost,
         )
         self._absent = absent
         if self.node == 0:

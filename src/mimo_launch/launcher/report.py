@@ -43,6 +43,8 @@ def headline(failure: Failure, spec: Spec) -> str:
             f"{host.name} (node {host.node}, ranks {ranks_text(host.ranks)}) does not answer"
             for host in failure.absent
         )
+    if kind is Kind.NO_FOLDER:
+        return f"error: the run folder is no longer that of this run: {failure.folder_lost}"
     if failure.verdict.final:
         return "error: the run ended itself"
     words = {
@@ -82,6 +84,9 @@ def report_lines(
     rank = failure.verdict.rank
     state = failure.of(rank)
     lines = [headline(failure, spec)]
+    if failure.verdict.kind is Kind.NO_FOLDER:
+        lines += _row("folder", [f"{run}: nothing more can be kept, so the run was ended"])
+        return [*lines, *_row("again", [command])]
     if state is not None:
         lines += _row("said", _said(failure, state))
         ahead = [_HOST_AHEAD] if state.gpu else []

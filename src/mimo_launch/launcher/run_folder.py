@@ -1,17 +1,22 @@
 """The folder of one run: what was asked for, what was planned, what happened.
 
 Decides: names of files; that a run goes on in its folder if that holds a complete checkpoint, and
-that the folder of another run is moved aside, never overwritten.
-Relies on: `train.checkpoint.folder` to tell which checkpoints are complete.
+that the folder of another run is moved aside, never overwritten; what was asked for and planned
+before stays on record until a run that goes on has taken its state from there.
+Relies on: `train.checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that one
+launcher at a time has the folder.
 Leaves: metrics to `train.metrics`, worker logs to `logs`.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from mimo_launch.launcher.run_lock import LOCK, RunLock, lock_run
+from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.folder import (
@@ -39,11 +44,21 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """An open run folder; an earlier run went to `moved`, this one goes on from `saved`."""
+    """An open run folder; an earlier run went to `moved`, this one goes on from `saved`.
+
+    `texts` are those of its files that say what it is.
+    """
 
     path: Path
+    lock: RunLock
+    texts: dict[str, str]
     moved: Path | None = None
     saved: Saved | None = None
+
+    def write(self) -> None:
+        """Say what the run is; what it was before is kept beside it. Raises: OSError."""
+        for name, text in self.texts.items():
+            _write(self.path / name, text)
 
 
 def newest_checkpoint(run: Path) -> Saved | None:
@@ -86,25 +101,40 @@ def goes_on(root: Path, spec: Spec, *, resume: bool | None) -> Saved | None:
 
 
 def open_run_folder(
-    root: Path, spec: Spec, plan_json: str, *, resume: bool | None = None
+    root: Path,
+    spec: Spec,
+    plan_json: str,
+    *,
+    resume: bool | None = None,
+    say: Callable[[str], None] = lambda remark: None,
+    stop: StopRequest | None = None,
 ) -> RunFolder:
-    """Create `root/NAME`, or go on in it, with the resolved spec and the plan in it.
+    """Create `root/NAME`, or go on in it, and lock it.
 
-    An earlier run that is not gone on with is moved to `NAME.1`, `NAME.2`, and so on; a spec or
-    plan that has changed since is kept as `spec.1.yaml` or `plan.1.json`.
+    An earlier run that is not gone on with is moved to `NAME.1`, `NAME.2`, and so on. Otherwise the
+    resolved spec and the plan are to be written once the run has its state: `RunFolder.write` keeps
+    those that differ as `spec.1.yaml` and `plan.1.json`. `say` and `stop` are for a wait.
 
-    Raises: NothingToResume; OSError if the folder cannot be written.
+    Raises: NothingToResume; RunInUse; Interrupted; OSError if the folder cannot be written.
     """
-    folder, moved = root / spec.name, None
-    saved = goes_on(root, spec, resume=resume)
-    if saved is None and folder.exists():
-        moved = _unused(root, spec.name, "")
-        folder.rename(moved)
-    folder.mkdir(parents=True, exist_ok=True)
-    resolved = dump_spec(spec)
-    _write(folder / SPEC, yaml.safe_dump(resolved, sort_keys=False, default_flow_style=None))
-    _write(folder / PLAN, plan_json + "\n")
-    return RunFolder(folder, moved, saved)
+    goes_on(root, spec, resume=resume)  # First: a run that cannot be leaves nothing.
+    path, moved = root / spec.name, None
+    lock = lock_run(path, say, stop)
+    try:
+        saved = goes_on(root, spec, resume=resume)
+        if saved is None and any(each.name != LOCK for each in path.iterdir()):
+            moved = _unused(root, spec.name, "")
+            with lock:
+                lock.move(moved)
+            lock = lock_run(path, say, stop)
+        resolved = yaml.safe_dump(dump_spec(spec), sort_keys=False, default_flow_style=None)
+        folder = RunFolder(path, lock, {SPEC: resolved, PLAN: plan_json + "\n"}, moved, saved)
+        if saved is None:
+            folder.write()
+    except BaseException:
+        lock.close()
+        raise
+    return folder
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,246 @@
+"""Which launcher owns a run folder: a locked file in it that says who locked it.
+
+Decides: the kernel's lock (flock) rules where it reaches. A record of another machine, which the
+file system may not carry locks to, counts as long as its owner touches the file. A run that is
+being stopped is waited for, any other one is refused.
+Relies on: /proc for the identity of a machine.
+Leaves: what a run keeps in its folder to `run_folder`.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from mimo_launch.launcher.signals import Interrupted, StopRequest
+
+LOCK = "run.lock"
+BEAT_SECONDS = 2.0
+# Several beats: an owner on a busy machine may be late.
+SILENT_SECONDS = 15.0
+POLL_SECONDS = 0.25
+_MOST_BYTES = 1 << 16
+
+
+class RunInUse(Exception):
+    """Another launcher owns the run folder; the message says which, and what to do."""
+
+
+class FolderLost(Exception):
+    """The run folder is no longer that of this run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who locked a run folder; `machine` is one boot of one host, `stopping` that it was asked to
+    end."""  # noqa: D205, D209
+
+    host: str
+    machine: str
+    pid: int
+    since: str
+    command: str
+    token: str
+    stopping: bool = False
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} (since {self.since}: {self.command})"
+
+
+def _myself() -> Owner:
+    return Owner(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
+        token=secrets.token_hex(8),
+    )
+
+
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+class RunLock:
+    """The lock of a run folder, held until it is closed or this process ends.
+
+    `lost` says what became of the folder once it is no longer this run's, and is empty until then.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path, self._fd, self._owner = path, fd, _myself()
+        self.lost = ""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+        self._write()
+        _OPEN.add(self)
+        self._thread.start()
+
+    def check(self) -> str:
+        """Look at once whether the folder is still this run's; return `lost`."""
+        try:
+            owner = _owner(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            self.lost = "it was deleted or moved away"
+        except OSError:
+            pass  # A file system that does not answer now says nothing of the folder.
+        else:
+            if owner is not None and owner.token != self._owner.token:
+                self.lost = f"it belongs to {owner}"
+        return self.lost
+
+    def stopping(self) -> None:
+        """Say that this run was asked to end: whoever wants the folder then waits for it."""
+        if not self._owner.stopping:
+            self._owner = replace(self._owner, stopping=True)
+            with suppress(OSError):
+                self._write()
+
+    def move(self, run: Path) -> None:
+        """Rename the folder, and the lock with it."""
+        self._path.parent.rename(run)
+        self._path = run / LOCK
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._fd >= 0:
+            self._closed.set()
+            self._thread.join(BEAT_SECONDS)
+            if not self.check():
+                with suppress(OSError):
+                    self._path.unlink()
+            _OPEN.discard(self)
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go without a trace, as a forked process must: it would keep the lock as well."""
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _write(self) -> None:
+        text = json.dumps(asdict(self._owner)).encode()
+        os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS) and not self.check():
+            with suppress(OSError):
+                os.utime(self._fd)
+
+
+_OPEN: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lock in list(_OPEN):
+        lock.forget()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = None) -> RunLock:
+    """Lock a run folder, which is created if need be; a stop signal ends the wait for it.
+
+    Raises: RunInUse; Interrupted; OSError if the folder cannot be written.
+    """
+    waits = ""
+
+    def wait(why: str) -> None:
+        nonlocal waits
+        if why != waits:
+            say(why)
+        waits = why
+        if stop is not None and stop.signal:
+            raise Interrupted(stop.signal)
+        time.sleep(POLL_SECONDS)
+
+    while True:
+        found = _try(run, wait)
+        if isinstance(found, RunLock):
+            return found
+        if found is None or not found.stopping:
+            owner = "another process" if found is None else str(found)
+            at = "" if found is None else f" (`kill {found.pid}` on {found.host} makes it save)"
+            raise RunInUse(
+                f"{run} is in use by {owner}\n"
+                f"   = help: wait until that run has ended, or stop it{at}, or give this one "
+                f"another name: --set name={run.name}-2"
+            )
+        wait(f"{run} is in use by {found}, which is being stopped; waits until it has ended")
+
+
+def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
+    """Return the lock, or who has it as far as is known."""
+    run.mkdir(parents=True, exist_ok=True)
+    path, lock = run / LOCK, None
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        reaches = True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(path)
+        except OSError:  # A file system without locks.
+            reaches = False
+        owner = _owner(path)
+        reaches = reaches and (owner is None or owner.machine == _machine())
+        if owner is not None and not reaches and _beats(path, owner, wait):
+            return owner
+        lock = RunLock(path, fd)
+    except FileNotFoundError:
+        return _try(run, wait)  # Its owner has left since it was opened, and deleted it.
+    finally:
+        if lock is None:
+            os.close(fd)
+    if lock.check():  # The same, a moment later.
+        lock.close()
+        return _try(run, wait)
+    return lock
+
+
+def _beats(path: Path, owner: Owner, wait: Callable[[str], None]) -> bool:
+    """Return whether an owner on another machine touches its lock. Raises: FileNotFoundError."""
+    before, until = _touched(path), time.monotonic() + SILENT_SECONDS
+    while time.monotonic() < until:
+        wait(f"{path.parent} was in use by {owner}; waits {SILENT_SECONDS:.0f} s for a sign of it")
+        if _touched(path) != before:
+            return True
+    return False
+
+
+def _touched(path: Path) -> int:
+    """Return when a file was touched, as its server has it: opening asks anew."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+
+
+def _owner(path: Path) -> Owner | None:
+    """Return what a lock says of its owner; None if nothing is in it, or nothing of ours."""
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES)
+    try:
+        return Owner(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
