@@ -29,9 +29,9 @@ MOST = max(SIZES, default=1)
 # One of each kind that is left on two ranks, and on one.
 ON_TWO = [
     "bubble_filling", "colocated_fan_in", "cp2_fan_out", "disjoint_one_to_one",
-    "frozen_except_projector", "packed_documents", "partial_overlap", "quickstart",
+    "frozen_except_projector", "packed_documents", "quickstart",
 ]  # fmt: skip
-ON_ONE = ["colocated_fan_out", "packed_documents", "partial_overlap"]
+ON_ONE = ["colocated_fan_out", "colocated_pp2"]
 IN_FP32 = [
     "quickstart", "bubble_filling", "colocated_pp2", "cp2_fan_out_sequence_parallel",
     "disjoint_pp2", "full_sharding", "interleaved", "mixed_placement", "packed_documents",

@@ -128,11 +128,14 @@ def _prove(
     ended = own_classes_fail(spec, console)
     if ended is not None:
         raise typer.Exit(ended)
-    small = shrink(spec, precision.value)
-    illegal = [finding for finding in check(small) if finding.is_error]
-    if illegal:
-        console.note(f"the spec cannot be proved small: {illegal[0].headline}")
-        raise typer.Exit(1)
+    try:
+        small = shrink(spec, precision.value)
+        for finding in check(small):
+            if finding.is_error:
+                raise ValueError(finding.headline)
+    except ValueError as error:
+        console.note(f"the spec cannot be proved small: {error}")
+        raise typer.Exit(1) from None
     place = device_here(small, device.value, world_size(small))
     if not quiet:
         console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(small)}")

@@ -1,7 +1,8 @@
 """Says what a proof leaves open: whatever differs between the spec asked for and the spec proved.
 
 Decides: which differences are none, because no number of a run depends on the setting.
-Relies on: both specs, compared key by key, so that nothing which is made small goes unsaid.
+Relies on: both specs, compared key by key, so that nothing which is made small goes unsaid;
+`relations` for what follows from the sizes of grids.
 Leaves: making specs small to `shrink` and `regrid`.
 """
 
@@ -12,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from mimo_launch.spec.model import Spec
+from mimo_launch.verify.relations import consequences, differing
 
 # Settings that no number of a run depends on, and the one that its modules repeat.
 SILENT = (
@@ -36,7 +38,9 @@ class Remark:
 
 def not_proved(asked: Spec, proved: Spec) -> tuple[Remark, ...]:
     """Return everything of `asked` that a proof of `proved` says nothing about."""
-    return tuple(_settings(_as_json(asked), _as_json(proved), ""))
+    settings = _settings(_as_json(asked), _as_json(proved), "")
+    follows = differing(consequences(asked), consequences(proved))
+    return (*settings, *(Remark("layout", *each) for each in follows))
 
 
 def lines_of(remarks: Iterable[Remark]) -> Iterator[str]:

@@ -10,7 +10,8 @@ from math import lcm
 from typing import Literal
 
 from mimo_launch.layout.checks.batch import seq_unit
-from mimo_launch.layout.phases import LANGUAGE, encoder_group_size
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.phases import encoder_group_size
 from mimo_launch.layout.tokens import longest_sample
 from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
@@ -30,6 +31,7 @@ from mimo_launch.spec.model import (
     image_input,
 )
 from mimo_launch.verify.regrid import MAX_RANKS, regrid
+from mimo_launch.verify.relations import differing, num_stages, relations
 from mimo_launch.verify.shrink_language import (
     HEAD_SIZE,
     shrink_decoder,
@@ -47,13 +49,14 @@ NUM_STEPS = 2
 def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     """Return a small SGD spec with the layout of `spec`.
 
-    Grids above 32 ranks are reduced axis by axis first (see `regrid`).
+    Above 32 ranks grids are reduced first, with the same relations of ranks (see `regrid`).
+
+    Raises: ValueError if that takes too many ranks, or has lost a relation.
     """
-    small = regrid(spec) if _num_ranks(spec) > MAX_RANKS else spec
+    small = regrid(spec) if world_size(spec) > MAX_RANKS else spec
     modules = {
         name: _as_computed(
-            _shrink_module(module, small.schedule.virtual_stages if name == LANGUAGE else 1),
-            precision,
+            _shrink_module(module, num_stages(spec, name), num_stages(small, name)), precision
         )
         for name, module in small.modules.items()
     }
@@ -92,7 +95,11 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     batch = small.batch.model_copy(
         update={"global_": _global_batch(small), "seq": _sequence(small)}
     )
-    return small.model_copy(update={"batch": batch})
+    small = small.model_copy(update={"batch": batch})
+    for what, before, after in differing(relations(spec), relations(small)):
+        # It would be the proof of another layout.
+        raise ValueError(f"{what} would change from {before} to {after}")
+    return small
 
 
 def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
@@ -119,16 +126,11 @@ def _shrink_clips(data: SyntheticData, models: list[Clips]) -> SyntheticData:
     return data.model_copy(update={"min_frames": least, "max_frames": most})
 
 
-def _num_ranks(spec: Spec) -> int:
-    return max(module.rank_range.stop for module in spec.modules.values())
-
-
-def _shrink_module(module: ModuleSpec, virtual_stages: int) -> ModuleSpec:
+def _shrink_module(module: ModuleSpec, stages_before: int, stages: int) -> ModuleSpec:
     tp, model = module.grid.tp, module.model
-    stages = module.grid.pp * virtual_stages
     # One or two layers a stage as before, and an uneven cut stays uneven.
-    uneven = stages > 1 and model.layers % stages > 0
-    layers = stages * max(1, min(MAX_LAYERS, model.layers // stages)) + uneven
+    each, rest = divmod(model.layers, stages_before)
+    layers = stages * max(1, min(MAX_LAYERS, each)) + (rest > 0)
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )

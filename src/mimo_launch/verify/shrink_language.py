@@ -105,7 +105,7 @@ def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
             "experts": experts,
             "top_k": min(moe.top_k, 3, experts),
             "width": 2 * sizes.tp * HEAD_SIZE,
-            "shared": min(moe.shared, 2 * tp * HEAD_SIZE),
+            "shared": tp * min(moe.shared // tp, 2 * HEAD_SIZE),
             # Large enough that a wrong balance loss is seen beside the main one.
             "aux_loss": 0.1 if moe.aux_loss else 0.0,
             # Large enough that a wrong bias is seen in the choices of the next step.

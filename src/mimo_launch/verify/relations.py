@@ -1,0 +1,139 @@
+"""What a proof on fewer ranks must keep of a layout, and what it may lose if that is said.
+
+Decides: both, as facts in words, so that two specs can be compared.
+Relies on: `layout` for phases.
+Leaves: finding the smaller spec to `regrid`, saying what is lost to `remarks`.
+"""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import combinations
+from math import gcd
+
+from mimo_launch.layout.phases import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.spec.model import (
+    ExpertGrid,
+    Grid,
+    HybridModel,
+    LanguageModel,
+    ModuleSpec,
+    Spec,
+    rank_range,
+)
+
+Facts = Mapping[str, str]
+
+
+def relations(spec: Spec) -> Facts:
+    """Return how the ranks of modules lie to each other, and when each encoder runs."""
+    spans = {f"`{name}`": module.rank_range for name, module in spec.modules.items()}
+    if spec.idle_ranks is not None:
+        spans["idle ranks"] = rank_range(spec.idle_ranks)
+    facts = {
+        f"ranks of {one} and {other}": _relation(one, spans[one], other, spans[other])
+        for one, other in combinations(spans, 2)
+    }
+    for name in spec.encoders:
+        facts[f"schedule of `{name}`"] = _when(spec, name)
+    return facts
+
+
+def consequences(spec: Spec) -> Facts:
+    """Return what follows from the sizes of grids: fans, islands, shared heads, uneven stages."""
+    facts = {}
+    for name, module in spec.modules.items():
+        facts[f"stages of `{name}`"] = _stages(spec, name)
+        if name != LANGUAGE:
+            mine, theirs = module.grid.dp, spec.language.grid.dp
+            ratio = Fraction(mine, theirs)
+            facts[f"fan of `{name}`"] = (
+                f"{fan(mine, theirs)}, {ratio.numerator} to {ratio.denominator}"
+            )
+            facts[f"islands of `{name}`"] = "one" if gcd(mine, theirs) == 1 else "several"
+    if isinstance(spec.language.model, LanguageModel):
+        facts |= _of_language(spec.language, spec.language.model)
+    return facts
+
+
+def differing(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each fact that differs, and both values."""
+    for name in dict.fromkeys([*before, *after]):
+        one, other = before.get(name, "none"), after.get(name, "none")
+        if one != other:
+            yield name, one, other
+
+
+def fan(encoder: int, language: int) -> str:
+    """Name the relation of two dp sizes at a bridge."""
+    if encoder == language:
+        return "one-to-one"
+    if encoder % language and language % encoder:
+        return "uneven " + ("fan-in" if encoder > language else "fan-out")
+    return "fan-in" if encoder > language else "fan-out"
+
+
+def kv_sharing(kv_heads: int, tp: int) -> str:
+    """Say how key/value heads lie on tp ranks."""
+    if kv_heads >= tp:
+        return "whole on each tp rank"
+    return "one on all tp ranks" if kv_heads == 1 else "several, each on several tp ranks"
+
+
+def _relation(one: str, mine: range, other: str, theirs: range) -> str:
+    """Say in words which cuts of two ranges coincide and how the others are ordered."""
+    if mine.stop <= theirs.start or theirs.stop <= mine.start:
+        return f"disjoint, {one if mine.start < theirs.start else other} first"
+    if mine == theirs:
+        return "equal"
+    starts = _order(one, mine.start, other, theirs.start, "starts")
+    return f"overlapping, {starts}, {_order(one, mine.stop, other, theirs.stop, 'ends')}"
+
+
+def _order(one: str, mine: int, other: str, theirs: int, verb: str) -> str:
+    if mine == theirs:
+        return f"both {verb.removesuffix('s')} together"
+    return f"{one if mine < theirs else other} {verb} first"
+
+
+def _when(spec: Spec, encoder: str) -> str:
+    if not runs_in_phases(spec, encoder):
+        return "in front of the pipeline"
+    size = encoder_group_size(spec, encoder)
+    groups = "one group" if size == spec.schedule.microbatches else "several groups"
+    bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
+    return f"{'in the bubbles' if bubbles else 'between phases'}, {groups} of microbatches"
+
+
+def num_stages(spec: Spec, name: str) -> int:
+    """Return into how many stages a module is cut."""
+    virtual = spec.schedule.virtual_stages if name == LANGUAGE else 1
+    return spec.modules[name].grid.pp * virtual
+
+
+def _stages(spec: Spec, name: str) -> str:
+    each, rest = divmod(spec.modules[name].model.layers, num_stages(spec, name))
+    even = "" if rest == 0 else ", unevenly cut"
+    return f"{'one layer' if each == 1 else 'several layers'} each{even}"
+
+
+def _of_language(module: ModuleSpec, model: LanguageModel) -> Facts:
+    grid, facts = module.grid, {}
+    if model.attends:
+        facts["key/value heads"] = kv_sharing(model.num_kv_heads, grid.tp)
+    if model.moe is not None:
+        experts = module.experts or ExpertGrid()
+        replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)
+        facts["replicas of experts"] = "one" if replicas == 1 else "several"
+    if isinstance(model, HybridModel) and model.mamba is not None:
+        facts["Mamba groups"] = mamba_sharing(model.mamba.groups, grid)
+    return facts
+
+
+def mamba_sharing(groups: int, grid: Grid) -> str:
+    """Say how Mamba groups lie on tp ranks, and on the cp ranks inside of them."""
+    if groups < grid.tp:
+        return "shared by tp ranks"
+    local = groups // grid.tp
+    if local < grid.cp:
+        return "shared by cp ranks"
+    return "several on each rank" if local > grid.cp else "one on each rank"
