@@ -10,7 +10,7 @@ from tests.support.shards import clip_bytes
 from transformers import WhisperFeatureExtractor
 
 from mimo_launch.spec.model import AudioModel
-from mimo_launch.train.data.log_mel import RATE, log_mel, num_frames
+from mimo_launch.train.data.log_mel import RATE, ClipTooLong, log_mel, num_frames
 from mimo_launch.train.data.webdataset.decode import decode_clip
 
 SECONDS = 2.345
@@ -92,7 +92,10 @@ def test_frames_are_whole_rows_and_known_from_the_header() -> None:
         size = int(SECONDS * rate)
         assert num_frames(model(), size, rate) == 236
         assert num_frames(model(stack=4), size, rate) == 240
-        assert num_frames(model(frames=200), size, rate) == 200
+        assert num_frames(model(frames=234), size, rate) == 234, "less than a frame is cut off"
+        for fixed in (False, True):
+            with pytest.raises(ClipTooLong, match=r"a clip of 2\.35 s, of which 2\.32 s are heard"):
+                num_frames(model(frames=232, fixed_length=fixed), size, rate)
         assert num_frames(model(fixed_length=True), size, rate) == 3000
     assert num_frames(model(stack=4), 1, RATE) == 8
     assert log_mel(noise(RATE), RATE, 80, frames=240).shape == (80, 240)
@@ -115,7 +118,7 @@ def test_damaged_clips_are_refused(samples: np.ndarray) -> None:
 @pytest.mark.parametrize("rate", [8_000, 44_100])
 def test_the_part_of_a_clip_that_is_seen_needs_no_more_of_it(rate: int) -> None:
     data = clip_bytes(6 * rate, rate, kind="FLAC")
-    whole, part = decode_clip(data, seconds=99), decode_clip(data, seconds=3)
+    whole, part = (decode_clip("flac", data, seconds=each) for each in (99, 3))
     assert (len(whole[0]), len(part[0])) == (6 * rate, 3 * rate)
     found = log_mel(*part, 80, frames=200)
     np.testing.assert_array_equal(found, log_mel(*whole, 80, frames=200))

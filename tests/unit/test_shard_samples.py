@@ -326,6 +326,43 @@ def test_captions_are_read_from_text_members(tmp_path: Path) -> None:
     assert labels[3] == tokens[4]
 
 
+def test_a_caption_of_a_picture_that_is_not_read_is_bad(tmp_path: Path) -> None:
+    """Else its text would be learnt without it."""
+    records = [("svg", {"svg": b"<svg/>", "txt": "a cat"}), ("no", {"txt": "only text"})]
+    write_shard(tmp_path / "a.tar", records)
+    found = opened(shard_spec(tmp_path, template="caption"))
+    assert found.name("train", 0) == "a.tar no"
+    (bad,) = found.splits["train"].index.bad()
+    assert bad["why"].startswith("it has nothing to be a caption of; its .svg is not read: write")
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_clip_that_is_not_heard_to_its_end_is_bad(tmp_path: Path, fixed: bool) -> None:
+    """Else the words of the rest would be learnt without being heard."""
+    said = [{"role": "user", "content": "<audio>"}, {"role": "assistant", "content": "ho"}]
+    lengths = {"fits": 16_000, "frame": 16_159, "long": 16_160, "slow": 8_080}
+    records = [
+        (
+            key,
+            {"wav": clip_bytes(n, 8_000 if key == "slow" else 16_000), "json": {"messages": said}},
+        )
+        for key, n in lengths.items()
+    ]
+    write_shard(tmp_path / "a.tar", records)
+    audio = {"kind": "audio", "mels": 80, "frames": 100, "fixed_length": fixed}
+    found = opened(shard_spec(tmp_path, {"sound": box(model=audio)}))
+    names = [found.name("train", index) for index in range(found.num_samples("train"))]
+    assert names == ["a.tar fits", "a.tar frame"]
+    assert [image.shape for i in (0, 1) for image in found.images("train", i, "sound")] == [
+        (80, 100), (80, 100)
+    ]  # fmt: skip
+    bad = {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
+    assert bad.keys() == {"long", "slow"}
+    assert all(
+        "for `sound`, a clip of 1.01 s, of which 1 s are heard" in why for why in bad.values()
+    )
+
+
 def test_threads_read_what_one_reads_one_after_another(tmp_path: Path) -> None:
     """Texts, pixels and reasons; records that only decoding shows to be bad are named."""
     write_shards(tmp_path, samples=30, bad=10, shards=2)

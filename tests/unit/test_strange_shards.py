@@ -227,10 +227,15 @@ def huge_png() -> bytes:
     ("members", "why"),
     [
         ({**conversation("<image>"), "png": huge_png()}, "400000000 pixels"),
+        (
+            {**conversation("<image>?"), "svg": b"<svg/>", "0.heic": b"x"},
+            "0 images and 1 marker for them; its .0.heic, .svg are not read: write images as .png",
+        ),
+        ({**conversation("<image>?"), "eps": b"%!PS", "png": b"%!PS-Adobe-3.0 EPSF"}, "no image"),
         (conversation([{"type": ["image"]}]), "unknown type ['image']"),
         (conversation([{"type": {}}]), "unknown type {}"),
     ],
-    ids=["image", "list", "object"],
+    ids=["image", "suffix", "format", "list", "object"],
 )
 def test_strange_members_are_bad(tmp_path: Path, members: dict[str, Any], why: str) -> None:
     assert why in bad_beside_a_good_one(tmp_path, members)["strange"]

@@ -9,8 +9,22 @@ from collections.abc import Iterable
 from glob import glob, has_magic
 from pathlib import Path
 
-IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"})
-AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "mp3"})
+# The suffixes of images with Pillow's names of their formats. Files of other formats are refused.
+IMAGE_FORMATS = {
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "avif": "AVIF",
+    "bmp": "BMP",
+    "gif": "GIF",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+    "jp2": "JPEG2000",
+    "ppm": "PPM",
+    "pgm": "PPM",
+}
+AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "au", "caf"})
 
 
 def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.image_recipe import Smart
 from mimo_launch.layout.images import ProcessorError, processor_folder, recipe_of
-from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_SUFFIXES, shard_files
+from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_FORMATS, shard_files
 from mimo_launch.layout.tokenizers import (
     TokenizerError,
     chat_source,
@@ -238,7 +238,7 @@ def members_for_encoders(spec: Spec) -> Findings:
     ends = ", ".join(sorted(found)) or "nothing"
     for name, module in spec.encoders.items():
         sound = clip_input(module.model) is not None
-        if not found & (AUDIO_SUFFIXES if sound else IMAGE_SUFFIXES):
+        if not found & (AUDIO_SUFFIXES if sound else IMAGE_FORMATS.keys()):
             what = "clips" if sound else "images"
             yield Diagnostic(
                 code="encoder-without-members",

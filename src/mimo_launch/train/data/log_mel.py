@@ -24,11 +24,22 @@ TOP_HERTZ = 8_000.0
 FLOOR, RANGE = 1e-10, 8.0
 
 
+class ClipTooLong(ValueError):
+    """A clip that an encoder would not hear to its end, of whose text it would learn all."""
+
+
 def num_frames(model: Clips, num_samples: int, rate: int) -> int:
     """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
 
-    `num_samples` at `rate` Hz, as the header of a file has them.
+    `num_samples` at `rate` Hz, as the header of a file has them. Less than a frame may be cut off.
+    Raises: ClipTooLong.
     """
+    most = model.frames if model.fixed_length else model.max_rows * model.frames_per_row
+    if num_samples * RATE // (rate * HOP) > most:
+        raise ClipTooLong(
+            f"a clip of {num_samples / rate:.2f} s, of which {most * HOP / RATE:g} s are heard; "
+            "cut it into parts that have a text each"
+        )
     if model.fixed_length:
         return model.frames
     rows = -(-num_samples * RATE // (rate * HOP * model.frames_per_row))

@@ -5,9 +5,9 @@ Relies on: `writer` for tokens, headers of images and clips for sizes; no pixel 
 Leaves: files of the index to `columns`.
 """
 
-import struct
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,9 +41,7 @@ from mimo_launch.train.data.webdataset.spans import (
 from mimo_launch.train.data.webdataset.writer import Writer, learnt_among
 
 # Sizes of images stand in the first bytes, unless a thumbnail or a profile comes before them.
-_HEADS = (4096, 1 << 17, None)
-# What decoders raise for a damaged header, beside what they document.
-_DAMAGE = (OSError, EOFError, ValueError, SyntaxError, struct.error)
+_HEADS = (4096, 1 << 17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +104,15 @@ class Looker:
             BadSample: It cannot be trained on.
         """
         media: dict[Medium, list[str]] = {"image": [], "audio": []}
-        for suffix in sorted(suffixes, key=place_of):
+        unread: list[str] = []
+        for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES), key=place_of):
             medium = medium_of(suffix)
-            if medium is not None:
-                media[medium].append(suffix)
+            (unread if medium is None else media[medium]).append(suffix)
         record = read_record(
             self.data, lambda suffix: read(suffix, None) if suffix in suffixes else None
         )
         members = {medium: len(found) for medium, found in media.items()}
-        written = self.writer.write(record, members)
+        written = self.writer.write(record, members, unread)
         sizes = {
             medium: [self._size(medium, suffix, partial(read, suffix)) for suffix in found]
             for medium, found in media.items()
@@ -129,8 +127,8 @@ class Looker:
 
     def _size(self, medium: Medium, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium == "audio":
-            return clip_length(read(None))
-        size = _image_size(suffix, read)
+            return clip_length(suffix, read(None))
+        size = header_size(suffix, read)
         pixels, most = size[0] * size[1], self.data.max_image_pixels
         if pixels > most:
             raise BadSample(
@@ -140,15 +138,15 @@ class Looker:
         return size
 
 
-def _image_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
+def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
+    """Return height and width of an upright image, of which `read` returns the first bytes.
+
+    Raises: BadSample.
+    """
     for limit in _HEADS:
-        head = read(limit)
-        try:
-            return image_size(head)
-        except _DAMAGE as error:
-            if limit is None or len(head) < limit:
-                raise BadSample(f"its .{suffix} is no image that can be read: {error}") from error
-    raise BadSample(f"its .{suffix} is no image that can be read")
+        with suppress(BadSample):
+            return image_size(suffix, read(limit))
+    return image_size(suffix, read(None))
 
 
 def place_of(suffix: str) -> tuple[int, str]:
@@ -183,7 +181,7 @@ def _looked(looker: Looker, reader: ShardReader, member: Member) -> Seen:
             list(member.places),
             lambda suffix, limit: reader.read(0, member.places[suffix], limit),
         )
-    except _DAMAGE as error:
+    except (OSError, EOFError, ValueError) as error:
         raise BadSample(f"{type(error).__name__}: {error}") from error
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 2
+VERSION = 3
 
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}

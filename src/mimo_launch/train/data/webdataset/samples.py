@@ -140,7 +140,7 @@ class ShardSamples:
             from mimo_launch.train.data.log_mel import HOP, RATE, log_mel
 
             # One second more than is seen: resampling looks a little ahead.
-            clip = decode_clip(data, seconds=1 + shape[-1] * HOP / RATE)
+            clip = decode_clip(suffix, data, seconds=1 + shape[-1] * HOP / RATE)
             return log_mel(*clip, clips.mels, frames=shape[-1])
         images = image_input(intake.model)
         if images is None or intake.recipe is None:

@@ -60,14 +60,17 @@ class Intake:
 
     def _clip_rows(self, samples: int, rate: int) -> int:
         # Only for sound: it imports torch, which an index of images can do without.
-        from mimo_launch.train.data.log_mel import num_frames
+        from mimo_launch.train.data.log_mel import ClipTooLong, num_frames
 
         clips = clip_input(self.model)
         if clips is None:
             raise TypeError(f"{self.encoder} takes no clips")
         if min(samples, rate) < 1:
             raise BadSample("a clip of no samples")
-        return num_frames(clips, samples, rate) // clips.frames_per_row
+        try:
+            return num_frames(clips, samples, rate) // clips.frames_per_row
+        except ClipTooLong as error:
+            raise BadSample(f"for `{self.encoder}`, {error}") from error
 
 
 def intakes_of(spec: Spec) -> tuple[Intake, ...]:

@@ -7,7 +7,7 @@ Leaves: rows of images to `spans`.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from mimo_launch.train.data.webdataset.records import Record
 from mimo_launch.train.data.webdataset.spans import Intake
 
 _WORDS: dict[Medium, str] = {"image": "image", "audio": "clip"}
+_USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,16 @@ class Writer:
         """The token in whose place the rows of an image or a clip come."""
         return self._markers
 
-    def write(self, record: Record, members: Mapping[Medium, int]) -> Written:
+    def write(
+        self, record: Record, members: Mapping[Medium, int], unread: Sequence[str] = ()
+    ) -> Written:
         """Return a sample as tokens.
 
         Args:
             record: What it says.
             members: Numbers of its images and clips.
+            unread: Suffixes of members that are neither text nor these: where one of these is
+                missing, they may be what was meant.
 
         Raises:
             BadSample: Markers and members do not agree, or nothing in it can be learnt.
@@ -100,9 +105,11 @@ class Writer:
                 word = _WORDS[medium]
                 raise BadSample(f"it has {_count(count, word)}, and no encoder reads any")
         if isinstance(self._template, CaptionTemplate):
+            if self._markers and unread and not any(members.values()):
+                raise BadSample(f"it has nothing to be a caption of{_unread(unread, *_USUAL)}")
             written = self._caption(self._template, record, members)
         else:
-            written = self._conversation(record, members)
+            written = self._conversation(record, members, unread)
         if not written.learnt.any():
             raise BadSample("it has no token to learn")
         return written
@@ -124,15 +131,18 @@ class Writer:
             tuple((len(self._start), medium) for medium in media),
         )
 
-    def _conversation(self, record: Record, members: Mapping[Medium, int]) -> Written:
+    def _conversation(
+        self, record: Record, members: Mapping[Medium, int], unread: Sequence[str]
+    ) -> Written:
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
             have, want = members.get(medium, 0), asked[medium]
             if have != want:
+                hint = _unread(unread, medium) if have < want else ""
                 raise BadSample(
-                    f"it has {_count(have, word)} and {_count(want, 'marker')} for them"
+                    f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
         text, answers = self._chat.answers(record.messages, dict(self._markers))
         tokens, learnt = self._encode(text, answers, ends=not self._chat.marks_answers)
@@ -220,6 +230,15 @@ def learnt_among(
     found[~is_row] = learnt
     found[:1] = False
     return found
+
+
+def _unread(suffixes: Sequence[str], *media: Medium) -> str:
+    """Return what to do about members that are not read, if there are any."""
+    if not suffixes:
+        return ""
+    named = ", ".join(f".{each}" for each in suffixes)
+    kinds = " and ".join(f"{_WORDS[each]}s as {_USUAL[each]}" for each in media)
+    return f"; its {named} {'is' if len(suffixes) == 1 else 'are'} not read: write {kinds}"
 
 
 def _count(number: int, word: str) -> str:
