@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,21 @@ def test_shards_are_read_and_shown_on_a_page(run_cli: Cli, tmp_path: Path) -> No
     assert "data:image/png;base64," in page
     assert "<script" not in page
     assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "packing"), [(7, 7, "false"), (40, 30, "false"), (40, 30, "true")]
+)
+def test_as_many_samples_are_shown_as_asked_for_each_once_by_shard_and_key(
+    run_cli: Cli, tmp_path: Path, asked: int, shown: int, packing: str
+) -> None:
+    """However many steps are read: a step has four, the epoch 30 records."""
+    path = shard_spec(tmp_path)
+    code, out, _ = run_cli(f"data {path} --show {asked} --steps 1 --set data.packing={packing}")
+    assert code == 0
+    named = re.findall(r"^  (a\.tar 0\d\d), \d+ tokens$", out, re.MULTILINE)
+    assert len(named) == len(set(named)) == shown
+    assert "read       4 records of 1 step" in out or packing == "true"
 
 
 def test_names_that_are_no_text_can_be_said(

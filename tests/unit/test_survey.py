@@ -19,7 +19,6 @@ from mimo_launch.layout.tokens import placeholder_id
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import BadSample, build_dataset
 from mimo_launch.train.data.order import GlobalOrder, global_order, make_data_plan, records_of
-from mimo_launch.train.loader import DatasetInputs
 from mimo_launch.train.survey.facts import find_facts, first_steps
 from mimo_launch.train.survey.shown import show_samples
 from mimo_launch.train.survey.speed import read_steps
@@ -128,8 +127,9 @@ def test_a_record_is_shown_as_the_model_sees_it() -> None:
     dataset = build_dataset(made)
     strip = next(i for i in range(99) if dataset.plan("train", i).spans)
     words = next(i for i in range(99) if not dataset.plan("train", i).spans)
-    inputs = DatasetInputs(dataset, "train", make_data_plan(dataset, "train", ((strip, words),), 0))
-    [shown] = show_samples(made, dataset, inputs, 1)
+    plan = make_data_plan(dataset, "train", ((strip, words),), 0)
+    [shown] = show_samples(made, dataset, plan.samples, 1)
+    assert [record.name for record in shown.records] == [f"record {strip}", f"record {words}"]
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     for record, index in zip(shown.records, (strip, words), strict=True):
         answer = [token - 4 for token in dataset.answer("train", index)]
@@ -150,7 +150,7 @@ def test_learnt_pieces_are_those_that_are_predicted() -> None:
     dataset = build_dataset(made)
     for index in range(20):
         plan = make_data_plan(dataset, "train", (index,), 0)
-        [shown] = show_samples(made, dataset, DatasetInputs(dataset, "train", plan), 1)
+        [shown] = show_samples(made, dataset, plan.samples, 1)
         [record] = shown.records
         tokens, labels = dataset.text("train", index)
         learnt = [

@@ -43,7 +43,7 @@ def _samples(found: Survey) -> Iterator[str]:
         count = len(sample.records)
         yield f"<h2>Sample {number}: {count} record{'s' * (count != 1)}</h2>"
         for record in sample.records:
-            head = f"<small>record {record.id}, {record.tokens:,} tokens</small>"
+            head = f"<small>{escape(record.name)}, {record.tokens:,} tokens</small>"
             yield f"<p>{head}\n{_body(record)}</p>"
         yield f"<p><small>{sample.padding:,} tokens of padding</small></p>"
 

@@ -64,7 +64,7 @@ def _lines(found: Survey, wanted: float | None) -> Iterator[str]:
         padding = f", {sample.padding:,} of padding"
         yield f"sample {number}: {_count(len(sample.records), 'record')}{padding}"
         for record in sample.records:
-            yield f"  record {record.id}, {record.tokens:,} tokens"
+            yield f"  {record.name}, {record.tokens:,} tokens"
             yield f"    {_cut(record_text(record))}"
 
 

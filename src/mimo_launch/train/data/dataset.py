@@ -40,6 +40,10 @@ class Dataset(Protocol):
         """Number of samples: one epoch for "train"."""
         ...
 
+    def name(self, split: Split, index: int) -> str:
+        """Return what a person finds a sample by: shard and key, or its number."""
+        ...
+
     def plan(self, split: Split, index: int) -> SamplePlan:
         """Lengths and places of a sample, cheap and without reading a pixel."""
         ...

@@ -145,6 +145,11 @@ class DigitStrips:
         images = tuple(pool[pick(word, len(pool))] for word in words[2 : 2 + shape.num_digits])
         return Strip(images, text_only=not shape.spans)
 
+    def name(self, split: Split, index: int) -> str:
+        """Return the number of a sample."""
+        self._look_up(split, index)
+        return f"record {index}"
+
     def plan(self, split: Split, index: int) -> SamplePlan:
         """Lengths and places of a sample, without its pixels."""
         _, shape = self._look_up(split, index)

@@ -84,6 +84,10 @@ class SyntheticSamples:
         """Number of samples in the split."""
         return self._data.samples if split == "train" else HELDOUT_SAMPLES
 
+    def name(self, split: Split, index: int) -> str:
+        """Return the number of a sample."""
+        return f"record {index}"
+
     def plan(self, split: Split, index: int) -> SamplePlan:
         """Lengths and places of a sample, without its tokens and pixels."""
         if not 0 <= index < self.num_samples(split):

@@ -1,12 +1,13 @@
 """Samples as the model sees them: text in which rows are one sign, with what is learnt marked.
 
 Decides: how tokens are written where a data set has no tokenizer.
-Relies on: the loader for texts and images, packs and gaps included.
+Relies on: the data set for texts and images.
 Leaves: drawing to `cli`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.tokens import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
 from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.data.dataset import Dataset
-from mimo_launch.train.loader import BAD, DatasetInputs
+from mimo_launch.train.loader import BAD
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _SIGNS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>", ASK: "<ask>"}
@@ -39,6 +40,7 @@ class Record:
     """One record of a sample, or why it cannot be read. `images` are by encoder."""
 
     id: int
+    name: str
     tokens: int
     pieces: list[Piece] = field(default_factory=list)
     images: dict[str, list[npt.NDArray[np.float32]]] = field(default_factory=dict)
@@ -53,11 +55,18 @@ class Shown:
     padding: int
 
 
-def show_samples(spec: Spec, dataset: Dataset, inputs: DatasetInputs, most: int) -> list[Shown]:
-    """Return the first samples of a step, each record decoded."""
+def show_samples(
+    spec: Spec, dataset: Dataset, samples: Iterable[SamplePlan], most: int
+) -> list[Shown]:
+    """Return the first `most` samples, each record decoded; those of one epoch at most."""
     words = _words(spec)
-    found = []
-    for sample in inputs.plan.samples[:most]:
+    found: list[Shown] = []
+    seen: set[int] = set()
+    for sample in islice(samples, most):
+        ids = {record.id for record in sample.records}
+        if seen & ids:
+            break
+        seen |= ids
         records = [_record(spec, dataset, words, record) for record in sample.records]
         found.append(Shown(records, spec.batch.seq - sample.num_tokens))
     return found
@@ -66,15 +75,16 @@ def show_samples(spec: Spec, dataset: Dataset, inputs: DatasetInputs, most: int)
 def _record(
     spec: Spec, dataset: Dataset, words: Callable[[Sequence[int]], str], plan: SamplePlan
 ) -> Record:
+    name = dataset.name("train", plan.id)
     try:
         tokens, labels = dataset.text("train", plan.id)
         images = {name: dataset.images("train", plan.id, name) for name in spec.encoders}
     except BAD as error:
-        return Record(plan.id, plan.num_tokens, bad=str(error))
+        return Record(plan.id, name, plan.num_tokens, bad=str(error))
     # A label stands before the token that it predicts.
     learnt = np.append(False, labels[: plan.num_tokens - 1] != IGNORE_LABEL)
     pieces = list(_pieces(tokens[: plan.num_tokens], learnt, plan, words))
-    return Record(plan.id, plan.num_tokens, pieces, images)
+    return Record(plan.id, name, plan.num_tokens, pieces, images)
 
 
 def _pieces(

@@ -11,7 +11,6 @@ from itertools import islice
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.train.data.dataset import Dataset
-from mimo_launch.train.loader import DatasetInputs
 from mimo_launch.train.survey.facts import Facts, find_facts, first_steps
 from mimo_launch.train.survey.shown import Shown, show_samples
 from mimo_launch.train.survey.speed import Read, read_steps
@@ -48,7 +47,8 @@ class Survey:
 def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int) -> Survey:
     """Look at the index of at most `records` records, read `steps` steps, decode `show` samples."""
     layout = build_layout(spec)
-    [(_, _, plan)] = first_steps(spec, dataset, 1, 0)
+    # Behind the first epoch comes nothing new; its last step reaches into the next one.
+    first = first_steps(spec, dataset, show, 2 * dataset.num_samples("train"))
     return Survey(
         name=spec.name,
         kind=spec.data.kind,
@@ -57,7 +57,7 @@ def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int)
         facts=find_facts(spec, layout, dataset, records),
         left_out=_left_out(spec, dataset),
         read=read_steps(spec, layout, dataset, steps),
-        shown=show_samples(spec, dataset, DatasetInputs(dataset, "train", plan), show),
+        shown=show_samples(spec, dataset, (s for _, _, plan in first for s in plan.samples), show),
     )
 
 
