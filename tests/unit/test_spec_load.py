@@ -53,6 +53,8 @@ def test_valid_spec_loads() -> None:
         ("kind: digits}", "kind: digits, text_only: 1.5}", "bad-value", "data.text_only"),
         ("ranks: 0-3", "ranks: 3-0", "bad-value", "modules.vision.ranks"),
         ("ranks: 0-3", "ranks: all", "bad-value", "modules.vision.ranks"),
+        ("ranks: 0-3", "ranks: 0-99999999", "bad-value", "modules.vision.ranks"),
+        ("ranks: 0-3", "ranks: 99999999", "bad-value", "modules.vision.ranks"),
         ("ranks: 0-3", "ranks: -1", "bad-value", "modules.vision.ranks"),
         ("ranks: 0-3", "ranks: 1.5", "wrong-type", "modules.vision.ranks"),
         ("ranks: 0-3", "ranks: [0, 3]", "wrong-type", "modules.vision.ranks"),

@@ -1,6 +1,8 @@
 """The loader: YAML 1.2 scalars, places of everything, faults as diagnostics."""
 
 import math
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,26 @@ def test_file_faults(tmp_path: Path) -> None:
     document = read_file(path)
     assert document.data == {"a": 1, "b": 2}
     assert document.source.marks["b",].key == Span(2, 1, 1)
+
+
+def test_a_file_that_is_no_spec_by_its_size_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    with path.open("wb") as file:
+        file.truncate(120_000_000)
+    tracemalloc.start()
+    (fault,) = read_file(path).diagnostics
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert fault.code == "unreadable-file"
+    assert "larger than 1 MB" in fault.headline
+    assert most < 10_000_000
+
+
+def test_reading_ends_after_more_values_than_a_spec_has() -> None:
+    start = time.process_time()
+    (fault,) = read_text("a: [" + "1," * 400_000 + "1]").diagnostics
+    assert time.process_time() - start < 5
+    assert "more than 20,000 values" in fault.headline
 
 
 @pytest.mark.parametrize("value", ["[1", "a: b: c", "'x", "{a: 1, a: 2}"])

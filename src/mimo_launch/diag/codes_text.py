@@ -10,9 +10,10 @@ from mimo_launch.diag.code import Code
 TEXT_CODES = (
     Code(
         "unreadable-file",
-        "The file does not exist or may not be read.",
+        "The file does not exist, may not be read, or is far too large for a spec.",
         "Nothing was checked. The path is taken from the current folder unless it is "
-        "absolute. A folder, a missing file and a file without read permission all end here.",
+        "absolute. A folder, a missing file, a file without read permission and a file of more "
+        "than 1 MB all end here.",
         "mimo-launch validate topologies/no-such-file.yaml",
         "mimo-launch validate topologies/quickstart.yaml",
     ),

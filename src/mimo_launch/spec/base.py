@@ -13,7 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from mimo_launch.spec.wording import listing
 
 AXES = ("tp", "cp", "dp", "pp")
-_RANKS = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
+# More than any machine has; far more than this could not be planned, either.
+MAX_RANKS = 2**18
+_RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 
 
 class MissingPartError(Exception):
@@ -40,19 +42,21 @@ class Strict(BaseModel):
 def _rank_range(value: Any) -> Any:
     """Accept `4` and `"0-3"`; anything else is an error that says so."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
+        value = str(value)
     match = _RANKS.match(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("no range")
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise ValueError("the range ends before it starts")
+    if last >= MAX_RANKS:
+        raise ValueError(f"there is no rank above {MAX_RANKS - 1}")
     return f"{first}-{last}" if last > first else str(first)
 
 
 _RANKS_SCHEMA = {
     "anyOf": [
-        {"type": "integer", "minimum": 0},
+        {"type": "integer", "minimum": 0, "maximum": MAX_RANKS - 1},
         {"type": "string", "pattern": r"^\s*\d+\s*(-\s*\d+\s*)?$"},
     ],
     "expected": "one rank (`4`) or the first and the last (`0-3`)",

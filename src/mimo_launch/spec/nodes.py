@@ -12,14 +12,12 @@ import yaml
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.places import Mark, Span
-from mimo_launch.spec.scalars import scalar_value
+from mimo_launch.spec.scalars import MAX_VALUES, scalar_value
 
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 # Stands for a value with a fault of its own, so that no second fault is reported for it.
 UNREADABLE = object()
-# Aliases of aliases grow without bound; no honest spec comes near this.
-_MAX_NODES = 20_000
 
 
 @dataclass(slots=True)
@@ -52,9 +50,9 @@ class NodeReader:
 
     def _refusal(self, node: yaml.Node) -> str | None:
         """Return why a node is not read, "" when that was said before, None when it is read."""
-        if self._num_nodes > _MAX_NODES:
-            is_first = self._num_nodes == _MAX_NODES + 1
-            return f"aliases make this file larger than {_MAX_NODES} values" if is_first else ""
+        if self._num_nodes > MAX_VALUES:
+            is_first = self._num_nodes == MAX_VALUES + 1
+            return f"aliases make this file larger than {MAX_VALUES:,} values" if is_first else ""
         if any(node is other for other in self._open):
             return "an alias that contains itself"
         if isinstance(node, yaml.ScalarNode):

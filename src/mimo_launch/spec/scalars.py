@@ -6,6 +6,7 @@ Leaves: walking the document to `source`.
 """
 
 import re
+from typing import Any
 
 import yaml
 
@@ -25,12 +26,26 @@ _CORE = (
 
 # Longer integers cannot be a setting, and Python refuses to parse very long ones.
 _MAX_DIGITS = 400
+# No honest spec comes near this many values, written out or by aliases of aliases.
+MAX_VALUES = 20_000
+
+
+class TooManyValuesError(yaml.MarkedYAMLError):
+    """A text holds more values than a spec has."""
 
 
 class CoreLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2; used for nodes only."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, as long as there are not too many: each value has a key at most."""
+        self.num_nodes += 1
+        if self.num_nodes > 2 * MAX_VALUES:
+            raise TooManyValuesError(problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 for _tag, _pattern, _first in _CORE:

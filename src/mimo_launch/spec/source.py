@@ -14,6 +14,9 @@ from mimo_launch.diag.places import Source
 from mimo_launch.spec.nodes import NodeReader
 from mimo_launch.spec.syntax import compose, document_fault
 
+# A spec has some kilobytes; whatever is larger is another file.
+MAX_BYTES = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -26,11 +29,16 @@ class Document:
 
 def read_file(path: str | Path) -> Document:
     """Read a YAML file; every fault becomes a diagnostic."""
-    name = str(path)
+    name, reason = str(path), ""
     try:
-        raw = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
+    else:
+        if len(raw) > MAX_BYTES:
+            reason = f"it is larger than {MAX_BYTES // 1_000_000} MB, so it is no spec"
+    if reason:
         fault = Diagnostic(
             code="unreadable-file",
             headline=f"`{name}` cannot be read: {reason}",

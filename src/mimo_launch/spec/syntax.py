@@ -8,7 +8,7 @@ Leaves: values to `nodes`.
 import yaml
 
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.spec.scalars import CoreLoader
+from mimo_launch.spec.scalars import MAX_VALUES, CoreLoader, TooManyValuesError
 
 
 def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
@@ -51,7 +51,10 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     shown = lines[line - 1] if line <= len(lines) else ""
     indent = shown[: len(shown) - len(shown.lstrip())]
     problem = error.problem or ""
-    if "\t" in indent or ("'\\t'" in problem):
+    if isinstance(error, TooManyValuesError):
+        headline = f"the file has more than {MAX_VALUES:,} values"
+        help_ = "check that this file is the spec; lists of files belong into a folder"
+    elif "\t" in indent or ("'\\t'" in problem):
         headline = "a tab stands where YAML wants spaces"
         column = shown.index("\t") + 1 if "\t" in shown else column
         help_ = "replace each tab by two spaces"
