@@ -44,7 +44,7 @@ class CoreLoader(yaml.SafeLoader):
         """Compose a node, as long as there are not too many: each value has a key at most."""
         self.num_nodes += 1
         if self.num_nodes > 2 * MAX_VALUES:
-            raise TooManyValuesError(problem_mark=self.peek_event().start_mark)
+            raise TooManyValuesError(problem_mark=self.get_mark())
         return super().compose_node(parent, index)
 
 
