@@ -5,7 +5,6 @@ touches; `pytest tests/cli --update-golden` draws them anew, and the picture of 
 """
 
 import json
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -31,19 +30,15 @@ def in_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def same(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """Compare text with a file, whatever the plan's hash, or write the file anew."""
+    """Compare text with a file, or write the file anew."""
 
     def check(path: Path, got: str) -> None:
         if request.config.getoption("--update-golden", default=False):
             path.write_text(got, encoding="utf-8")
         else:
-            assert without_hash(got) == without_hash(path.read_text(encoding="utf-8"))
+            assert got == path.read_text(encoding="utf-8")
 
     return check
-
-
-def without_hash(text: str) -> str:
-    return re.sub(r"plan [0-9a-f]{12}", "plan", text)
 
 
 def call(capsys: pytest.CaptureFixture[str], *more: str, spec: str = SPEC) -> Outputs:

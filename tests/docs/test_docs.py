@@ -9,6 +9,7 @@ stands for lines left out.
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +145,18 @@ def test_the_limits_are_those_of_validate(words: str, setting: str) -> None:
     found = check_text(text, overrides=[setting]).diagnostics
     refused = "not-supported-yet" in {item.code for item in found}
     assert refused == (words in (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def test_what_pages_install_is_there() -> None:
+    """This package is in no index: it is installed from a checkout, with extras that it has."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"].keys()
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert not re.search(
+        r"pip install[^\n`]*\bmimo-launch\b", text.replace(".venv/bin/mimo-launch", "")
+    )
+    named = {each for found in re.findall(r"'\.\[(.*?)\]'", text) for each in found.split(",")}
+    assert {"data", "audio"} <= named <= extras
 
 
 def test_links_of_the_top_level_pages_lead_somewhere() -> None:

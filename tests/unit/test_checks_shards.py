@@ -12,6 +12,7 @@ from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_sha
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.layout.checks.shards import PACKAGES
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.shard_files import shard_files
@@ -111,7 +112,7 @@ def test_a_missing_package_is_found(
     monkeypatch.setitem(sys.modules, package, None)
     (only,) = found(text)
     assert only.code == "missing-package"
-    assert "mimo-launch[data]" in only.help
+    assert only.help == f"pip install '{PACKAGES[package]}'", "we are in no index of packages"
 
 
 def test_plan_knows_sizes_without_looking_at_samples(text: str, tmp_path: Path) -> None:

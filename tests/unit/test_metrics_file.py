@@ -1,13 +1,16 @@
 """metrics.jsonl: one curve whatever happens."""
 
+import dataclasses
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mimo_launch.layout.owners import Imbalance
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -38,6 +41,24 @@ def step(number: int, **other: Any) -> StepFinished:
         "tokens_per_s": 2.0, "skipped": False,
     }  # fmt: skip
     return StepFinished(step=number, **{**known, **other})
+
+
+def test_the_page_has_every_field_and_shows_a_step_as_it_is_written() -> None:
+    """The example is of two replicas, so that it has an imbalance."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    lines = [json.loads(line) for line in re.findall(r"^\{.*\}$", page, re.MULTILINE)]
+    even = {"vision": Imbalance(before=1.5, after=1.0)}
+    written = [
+        as_record(step(1, imbalance=even)),
+        as_record(EvalFinished(step=1, eval_loss=0.5, digit_accuracy=None, samples=8)),
+    ]
+    assert [list(line) for line in lines] == [list(each) for each in written]
+    assert lines[0]["imbalance"]["vision"].keys() == written[0]["imbalance"]["vision"].keys()
+    named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    fields = [
+        field.name for kind in (StepFinished, EvalFinished) for field in dataclasses.fields(kind)
+    ]
+    assert sorted(named) == sorted(fields)
 
 
 def steps_in(path: Path) -> list[int]:

@@ -57,7 +57,7 @@ def shard_packages_installed(spec: Spec) -> Findings:
             headline=f"`{missing[0].partition('>')[0]}` is not installed",
             path=("data", "kind"),
             why="shards are read with it",
-            help="pip install 'mimo-launch[data]', or " + " ".join(f"'{each}'" for each in missing),
+            help="pip install " + " ".join(f"'{each}'" for each in missing),
         )
 
 
