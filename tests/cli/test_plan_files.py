@@ -83,6 +83,40 @@ def test_files_come_beside_the_usual_answer(
     assert ranks == ({4} if "--rank" in more else set(range(6)))
 
 
+MANY = """
+version: 1
+name: many
+modules:
+  vision:
+    model: {kind: vit, layers: 1, hidden: 8, heads: 1, patch: 4}
+    ranks: 0-127
+    grid: {dp: 128}
+  language:
+    model: {kind: decoder, layers: 2, hidden: 8, heads: 2, kv_heads: 2, vocab: 100}
+    ranks: 0-127
+    grid: {tp: 2, pp: 2, dp: 32}
+schedule: {kind: 1f1b, microbatches: 8}
+batch: {global: 256, seq: 64}
+data: {kind: synthetic}
+"""
+
+
+def test_a_trace_of_many_ranks_stays_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, trace = tmp_path / "spec.yaml", tmp_path / "step.json"
+    spec.write_text(MANY, encoding="utf-8")
+    code, _, err = call(capsys, "--trace", str(trace), spec=str(spec))
+    assert code == 0
+    assert "2 of 128 ranks" in err
+    assert trace.stat().st_size < 30_000
+    code, _, err = call(capsys, "--trace", str(trace), "--trace-ranks", "7-9", spec=str(spec))
+    assert (code, err) == (0, f"wrote {trace}\n")
+    ranks = {e["pid"] for e in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
+    assert ranks == {7, 8, 9}
+    assert call(capsys, "--trace", str(trace), "--trace-ranks", "128", spec=str(spec))[0] == 2
+
+
 @pytest.mark.parametrize("option", ["--timeline", "--trace"])
 @pytest.mark.parametrize("target", [".", "missing/step"])
 def test_unwritable_file_fails_without_an_answer(

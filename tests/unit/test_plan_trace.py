@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
-from tests.support.specs import layout_specs
+from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED, made_of
 
 from mimo_launch.plan.report import build_timeline
 from mimo_launch.plan.spans import Span, Timeline, Unit
-from mimo_launch.plan.trace import edge_of, render_trace
+from mimo_launch.plan.trace import edge_of, ranks_shown, render_trace
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.spec.model import Spec
 
@@ -95,9 +95,28 @@ def test_arrows_of_several_steps_keep_their_order() -> None:
 
 
 def test_trace_of_one_rank_is_its_own() -> None:
-    found = events(build_timeline(SHARED), rank=4)
+    found = events(build_timeline(SHARED), ranks=[4])
     assert {event["pid"] for event in found} == {4}
     assert not [event for event in found if event["ph"] in "sf"]
+
+
+def test_a_trace_of_many_ranks_has_one_of_each_kind() -> None:
+    timeline = build_timeline(spec({"vision": box(0, dp=96), "language": box(96, pp=3)}, mbs=96))
+    found = events(timeline)
+    assert {event["pid"] for event in found} == {0, 96, 97, 98}
+    ends = [event["id"] for event in found if event["ph"] in "sf"]
+    # From 0 to 96, and between stages, both ways.
+    assert len(ends) == len(set(ends)) * 2 == 12
+    assert {event["pid"] for event in events(timeline, ranks=[5, 96])} == {5, 96}
+    assert {event["pid"] for event in events(timeline, ranks=range(99))} == set(range(99))
+
+
+def test_a_trace_is_no_larger_than_viewers_open_with_ease() -> None:
+    """Of ranks that are all of another kind, as many as fit, and at least one."""
+    timeline = made_of(*((rank, "language.0F0", n, n + 1) for rank in range(5) for n in range(6)))
+    assert ranks_shown(timeline) == (0, 1, 2, 3, 4)
+    assert ranks_shown(timeline, most_spans=20) == (0, 1, 2)
+    assert ranks_shown(timeline, most_spans=5) == (0,)
 
 
 @pytest.mark.parametrize("unit", list(Unit))

@@ -55,12 +55,21 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the step for ui.perfetto.dev.")
     ] = None,
+    trace_ranks: Annotated[
+        str | None,
+        typer.Option(metavar="RANKS", help="Ranks in the trace, e.g. 0,5-7, or all of them: all."),
+    ] = None,
     calibration: CalibrationFile = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.cli.deadlock import show_deadlock
     from mimo_launch.cli.findings import show_findings
-    from mimo_launch.cli.plan_files import check_targets, write_drawings
+    from mimo_launch.cli.plan_files import (
+        Drawings,
+        check_targets,
+        ranks_traced,
+        write_drawings,
+    )
     from mimo_launch.plan.fit import load_and_check
     from mimo_launch.plan.report import build_rank_report, build_report
     from mimo_launch.plan.timeline import DeadlockError
@@ -85,7 +94,9 @@ def plan(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rank") from None
     if timeline or trace:
-        write_drawings(checked.spec, report.header, console, rank=rank, svg=timeline, trace=trace)
+        traced = ranks_traced(trace_ranks, rank, report.header.world_size)
+        drawings = Drawings(svg=timeline, rank=rank, trace=trace, traced=traced)
+        write_drawings(checked.spec, report.header, console, drawings)
     console.answer(_as_json(report) if as_json else _as_text(report, console))
 
 

@@ -18,6 +18,8 @@ from mimo_launch.schedule.channels import is_sender, partners
 from mimo_launch.schedule.simulate import Simulation
 
 VERSION = 1
+# Pictures and traces show so many ranks one by one, unless asked for others.
+MOST_RANKS = 64
 
 
 class Unit(StrEnum):
@@ -77,6 +79,16 @@ class Timeline:
         for span in sorted(self.spans, key=lambda span: span.start):
             rows[span.rank].append(span)
         return tuple(tuple(row) for row in rows)
+
+
+def alike(timeline: Timeline) -> tuple[Ranks, ...]:
+    """Return each rank by itself; above 64 of them, ranks that hold the same stages together."""
+    if timeline.num_ranks <= MOST_RANKS:
+        return tuple((rank,) for rank in range(timeline.num_ranks))
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
+    for rank, spans in enumerate(timeline.by_rank()):
+        ranks_of.setdefault(role_of_spans(spans), []).append(rank)
+    return tuple(map(tuple, ranks_of.values()))
 
 
 def role_of_spans(spans: Sequence[Span]) -> tuple[str, ...]:

@@ -11,10 +11,9 @@ from itertools import pairwise
 from math import floor, log10
 from statistics import median
 
-from mimo_launch.plan.spans import Span, Timeline, Unit, bubble_of, role_of_spans
+from mimo_launch.plan.spans import MOST_RANKS, Span, Timeline, Unit, alike, bubble_of, role_of_spans
 from mimo_launch.plan.words import ranks_text, role_text
 
-MAX_ROWS = 64
 # Above this many rows they are drawn lower, so that a page of a screen or two holds them.
 ROOMY = 24
 # Widths of characters in pixels per pixel of font size: on average over text, and of digits.
@@ -77,15 +76,13 @@ def rows_of(timeline: Timeline, rank: int | None = None) -> tuple[tuple[Row, ...
 
     if rank is not None:
         return (row((rank,)),), f"only rank {rank} of {timeline.num_ranks}"
-    if timeline.num_ranks <= MAX_ROWS:
+    if timeline.num_ranks <= MOST_RANKS:
         return tuple(row((each,)) for each in range(timeline.num_ranks)), ""
-    ranks_of: dict[tuple[str, ...], list[int]] = {}
-    for each, mine in enumerate(spans):
-        ranks_of.setdefault(role_of_spans(mine), []).append(each)
-    kept = [tuple(ranks) for ranks in ranks_of.values()][:MAX_ROWS]
-    more = len(ranks_of) - len(kept)
+    groups = alike(timeline)
+    kept = groups[:MOST_RANKS]
+    more = len(groups) - len(kept)
     note = "one row per role, drawn from its first rank" + (f"; {more} roles more" if more else "")
-    return tuple(row(ranks) for ranks in kept), note
+    return tuple(map(row, kept)), note
 
 
 def mean_bubble(timeline: Timeline) -> float:

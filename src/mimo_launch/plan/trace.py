@@ -1,7 +1,7 @@
 """A timeline in the trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Decides: one process per rank with one track for compute and further ones for transfers; arrows from
-sends to their receives; a model unit is drawn as a millisecond.
+Decides: which ranks a trace has; one process per rank with one track for compute and further ones
+for transfers; arrows from sends to their receives; a model unit is drawn as a millisecond.
 Relies on: `spans`; the format is described at
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 Leaves: the file to the caller.
@@ -9,10 +9,18 @@ Leaves: the file to the caller.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mimo_launch.plan.spans import Span, Timeline, Unit, describe, role_of_spans
+from mimo_launch.plan.spans import (
+    MOST_RANKS,
+    Span,
+    Timeline,
+    Unit,
+    alike,
+    describe,
+    role_of_spans,
+)
 from mimo_launch.plan.words import role_text
 from mimo_launch.schedule.actions import Action, Kind
 
@@ -20,14 +28,30 @@ MICROSECONDS = {Unit.MODEL: 1e3, Unit.SECONDS: 1e6}
 # Viewers bind an arrow to the slice that is open at its end, so no transfer may be empty.
 SLICE_OF_TRANSFER = 1.0
 COMPUTE_TRACK = 0
+# A span takes some 250 bytes.
+MAX_SPANS = 200_000
 
 TraceEvent = dict[str, Any]
 _Edge = tuple[str, int | None, bool, int]
 
 
-def render_trace(timeline: Timeline, *, name: str, rank: int | None = None) -> str:
-    """Return a trace as JSON; with `rank`, of that rank alone, without arrows."""
-    shown = range(timeline.num_ranks) if rank is None else (rank,)
+def ranks_shown(timeline: Timeline, most_spans: int = MAX_SPANS) -> tuple[int, ...]:
+    """Return the ranks of a trace, unless others are asked for: at least one, of each kind of rank.
+
+    As many as make a file that viewers open with ease, some 50 MB.
+    """
+    rows, shown, spans = timeline.by_rank(), list[int](), 0
+    for ranks in alike(timeline)[:MOST_RANKS]:
+        spans += len(rows[ranks[0]])
+        if spans > most_spans and shown:
+            break
+        shown.append(ranks[0])
+    return tuple(shown)
+
+
+def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None = None) -> str:
+    """Return a trace as JSON, of `ranks` and of what they send each other."""
+    shown = ranks_shown(timeline) if ranks is None else ranks
     rows, scale = timeline.by_rank(), MICROSECONDS[timeline.unit]
     events: list[TraceEvent] = []
     tracks: dict[Span, int] = {}
@@ -39,9 +63,11 @@ def render_trace(timeline: Timeline, *, name: str, rank: int | None = None) -> s
     spans = [span for each in shown for span in rows[each]]
     slices = [_slice(span, tracks[span], scale) for span in spans]
     # An arrow comes after the slices that it joins; sorting keeps the order of equal times.
-    arrows = _arrows(spans, tracks, scale) if rank is None else ()
+    arrows = _arrows(spans, tracks, scale)
     events.extend(sorted((*slices, *arrows), key=lambda event: float(event["ts"])))
     other = {"name": name, "unit": timeline.unit.value, "makespan": timeline.makespan}
+    if len(shown) < timeline.num_ranks:
+        other["ranks"] = f"{len(shown)} of {timeline.num_ranks}"
     lines = ",\n".join(json.dumps(event) for event in events)
     head = f'"displayTimeUnit": "ms", "otherData": {json.dumps(other)}'
     return f'{{{head}, "traceEvents": [\n{lines}\n]}}\n'
