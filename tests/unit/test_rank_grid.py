@@ -1,5 +1,7 @@
 """Ranks as a box with named axes: tables by hand, torch's DeviceMesh as an independent oracle."""
 
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations, permutations, product
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.rank_grid import RankGrid
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -159,3 +162,13 @@ def test_a_slice_holds_exactly_the_ranks_with_those_coordinates(grid, data):
     assert grid.slice(**coords) == tuple(
         other for other in grid.ranks if coords.items() <= grid.coords_of(other).items()
     )
+
+
+def test_places_of_experts_take_no_search_through_all_ranks() -> None:
+    view = ExpertView.of(RankGrid(("tp", "cp", "dp", "pp"), (8, 1, 2048, 2)), tp=2, ep=64)
+    start = time.process_time()
+    places = [view.index("ep", rank) for stage in view.stages for rank in stage]
+    assert time.process_time() - start < 2
+    assert Counter(places) == dict.fromkeys(range(64), 512)
+    with pytest.raises(KeyError):
+        view.index("ep", 2**15)

@@ -1,10 +1,13 @@
 """Who encodes which sample, and who trains language on it: every sample once on both sides."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import layout_specs
 
+from mimo_launch.layout.data_plan import DataPlan, SamplePlan
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.samples import SampleMap
 
@@ -124,3 +127,18 @@ def test_locate_inverts_the_language_map(replicas, microbatches, mbs):
         (d, j, i) for d in range(replicas) for j in range(microbatches) for i in range(mbs)
     ]
     assert all(s in samples.language(*samples.locate(s)[:2]) for s in range(samples.global_batch))
+
+
+def test_labels_of_a_step_are_counted_once() -> None:
+    """Not again for every microbatch."""
+
+    class Counted(tuple[SamplePlan, ...]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[SamplePlan]:
+            Counted.reads += 1
+            return super().__iter__()
+
+    plan = DataPlan(0, Counted(SamplePlan(n, 8, n) for n in range(5)))
+    assert [plan.num_labels for _ in range(4)] == [10] * 4
+    assert Counted.reads == 1

@@ -10,6 +10,7 @@ encoder as it has rows, in the same order.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _joined(parts: Sequence[SamplePlan]) -> SamplePlan:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class DataPlan:
     """The samples of one step, in global order. Compared by identity: it is the key of caches.
 
@@ -108,7 +109,7 @@ class DataPlan:
         """The samples as the index has them, those included that could not be read."""
         return self.samples if self.planned is None else self.planned
 
-    @property
+    @cached_property
     def num_labels(self) -> int:
         """N, the number of valid labels of the step: every loss is divided by it."""
         return sum(sample.num_labels for sample in self.samples)

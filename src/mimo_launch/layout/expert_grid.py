@@ -11,6 +11,7 @@ and its experts from this one, and tokens travel between the two.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from mimo_launch.layout.rank_grid import RankGrid
 
@@ -44,5 +45,9 @@ class ExpertView:
 
     def index(self, axis: str, rank: int) -> int:
         """Return the position of `rank` along an axis."""
-        ranks = next(ranks for ranks in self.stages if rank in ranks)
-        return self.box.index(axis, ranks.index(rank))
+        return self.box.index(axis, self._places[rank])
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """The place of each rank in its stage, which is that in the box."""
+        return {rank: place for ranks in self.stages for place, rank in enumerate(ranks)}

@@ -64,11 +64,12 @@ def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SamplePlan) -
 
 def _places(view: ExpertView, experts: int) -> Iterator[ExpertPlace]:
     """Yield which ranks hold which experts: parts of them, replicas and other layers alike."""
-    ranks = sorted(rank for stage in view.stages for rank in stage)
-    for index in range(view.size("ep")):
-        own = even_cut(experts, view.size("ep"), index)
-        held = tuple(rank for rank in ranks if view.index("ep", rank) == index)
-        yield ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=held)
+    held: list[list[int]] = [[] for _ in range(view.size("ep"))]
+    for rank in sorted(rank for stage in view.stages for rank in stage):
+        held[view.index("ep", rank)].append(rank)
+    for index, ranks in enumerate(held):
+        own = even_cut(experts, len(held), index)
+        yield ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=tuple(ranks))
 
 
 def _most_in_a_stage(model: LanguageModel, module: ModuleLayout) -> int:
