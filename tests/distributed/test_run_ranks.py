@@ -20,6 +20,11 @@ def add_ranks(offset: int) -> int:
     return int(total)
 
 
+def greet() -> None:
+    print("hello")
+    os.write(1, b"from C\n")
+
+
 def raise_on_one() -> None:
     if dist.get_rank() == 1:
         raise ValueError("rank 1 has had enough")
@@ -47,6 +52,12 @@ def test_results_come_back_by_rank() -> None:
 
 def test_tensors_come_back_after_their_rank_has_left() -> None:
     assert run_ranks(torch.ones, 3, world_size=2)[1].tolist() == [1, 1, 1]
+
+
+def test_what_ranks_print_is_not_mixed_with_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    run_ranks(greet, world_size=2)
+    out, err = capfd.readouterr()
+    assert (out, err.count("hello"), err.count("from C")) == ("", 2, 2)
 
 
 def test_the_first_rank_that_raises_is_the_error() -> None:

@@ -1,13 +1,15 @@
 """`mimo-launch` with one fault in it: `python faulty_train.py FAULT RANK STEP ARGS...`.
 
 Patches classes of the product, then runs its command line; forked workers inherit the patches. The
-fault strikes `RANK` when it comes to its step `STEP`, and only in the first attempt of a run.
+fault strikes `RANK` (-1 is every rank) when it comes to its step `STEP`, and only in the first
+attempt of a run.
 
 `Launcher` runs the same in a fork of this process, which has imported torch: that takes a second
 instead of four.
 """
 
 import ctypes
+import importlib
 import json
 import multiprocessing
 import os
@@ -15,9 +17,13 @@ import resource
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from tests.support.terminal import Terminal
 
 LONG = 3600
 
@@ -60,6 +66,15 @@ def exhaust_memory() -> NoReturn:
         held.append(bytearray(16 << 20))
 
 
+def talk() -> None:
+    """Print and warn, with controls that would move a terminal's cursor."""
+    importlib.reload(warnings)  # Warnings of pytest go elsewhere.
+    warnings.simplefilter("default")
+    rank = os.environ["RANK"]
+    print(f"hello from rank {rank}\x1b[3A\x1b[31m\x07")
+    warnings.warn(f"take care of rank {rank}", stacklevel=1)
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": own_error,
     "final": final_error,
@@ -76,7 +91,9 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "group": lambda: time.sleep(LONG),
     "slow": lambda: None,
     "print": lambda: print("hello from this rank"),
+    "talk": talk,
 }
+EVERY_RANK = -1
 
 
 def install(fault: str, rank: int, step: int) -> None:
@@ -91,7 +108,7 @@ def install(fault: str, rank: int, step: int) -> None:
         nonlocal calls
         calls += 1
         first = "/attempt-1/" not in os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-        if first and int(os.environ["RANK"]) == rank and calls == at:
+        if first and rank in (EVERY_RANK, int(os.environ["RANK"])) and calls == at:
             FAULTS[fault]()
 
     def patch(owner: Any, name: str, at: int) -> None:
@@ -127,7 +144,7 @@ class Launcher:
     """A launcher with a fault in a process of its own, in `folder`, whose run is called `tiny`.
 
     What it prints goes to files called `name`, but for the descriptors in `closed`: their reader
-    has left. `enter` is called in the new process first.
+    has left. With a `terminal` it goes there. `enter` is called in the new process before it runs.
     """
 
     def __init__(
@@ -140,11 +157,12 @@ class Launcher:
         name: str = "launcher",
         enter: Callable[[], None] = lambda: None,
         closed: tuple[int, ...] = (),
+        terminal: "Terminal | None" = None,
     ) -> None:
         from mimo_launch.launcher.preload import import_for_workers
 
         import_for_workers()
-        self._enter, self._closed = enter, closed
+        self._enter, self._closed, self._terminal = enter, closed, terminal
         self.folder, self.run = folder, folder / "runs" / "tiny"
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         self._process = multiprocessing.get_context("fork").Process(
@@ -154,17 +172,21 @@ class Launcher:
         self.pid = self._process.pid or 0
 
     def _main(self, fault: str, rank: int, step: int, arguments: list[str]) -> NoReturn:
-        self._enter()
         os.chdir(self.folder)
+        if self._terminal is not None:
+            self._terminal.enter()
         for number, path in ((1, self.out), (2, self.err)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            if self._terminal is None:
+                os.dup2(file, number)
         for number in self._closed:
             reader, writer = os.pipe()
             os.dup2(writer, number)
             os.close(reader)
             os.close(writer)
-        sys.stdout = os.fdopen(1, "w", buffering=1)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        self._enter()
         run(fault, rank, step, arguments)
 
     def workers(self) -> list[int]:
@@ -181,6 +203,16 @@ class Launcher:
             time.sleep(0.02)
         raise AssertionError(f"no step {step}: {self.finish()}")
 
+    def wait_to_read(self, text: str) -> None:
+        """Wait until a text can be read on the terminal."""
+        deadline = time.monotonic() + 60
+        while self._terminal is not None and time.monotonic() < deadline:
+            if text in self._terminal.seen():
+                return
+            time.sleep(0.1)
+        self.finish(0)
+        raise AssertionError(f"no {text!r} on the terminal")
+
     def metrics(self) -> list[dict[str, Any]]:
         """Return the records written so far."""
         path = self.run / "metrics.jsonl"
@@ -191,7 +223,9 @@ class Launcher:
         """Wait for the end; return exit code, stdout and stderr."""
         self._process.join(seconds)
         if self._process.is_alive():
-            self._process.kill()
+            for pid in (*self.workers(), self.pid):
+                os.kill(pid, signal.SIGKILL)
+            self._process.join()
         return self._process.exitcode, self.out.read_text(), self.err.read_text()
 
 

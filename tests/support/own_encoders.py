@@ -1,8 +1,10 @@
 """Encoders as users write them: one of plain torch, one of layers that are cut over tp."""
 
+import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mimo_launch.modules.encoder import EncoderStage
@@ -132,3 +134,22 @@ class Fixed(Wide):
         layer = WideLayer(self)
         layer.scale.requires_grad_(False)
         return layer
+
+
+class Chatty(Mixer):
+    """Prints and warns when it is built and when it runs; raises on the rank `fails_on`."""
+
+    def make_embedding(self) -> nn.Module:
+        self.talk("is built")
+        return super().make_embedding()
+
+    def over_images(self, function: Any, x_ND: Tensor, packed: EncoderInput) -> Tensor:
+        self.talk("runs")
+        if self.options.get("fails_on") == dist.get_rank():
+            raise RuntimeError(f"broken on purpose on rank {dist.get_rank()}")
+        return super().over_images(function, x_ND, packed)
+
+    def talk(self, what: str) -> None:
+        if dist.is_initialized():
+            print(f"rank {dist.get_rank()} {what}")
+            warnings.warn(f"rank {dist.get_rank()} {what}", stacklevel=2)

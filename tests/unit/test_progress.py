@@ -4,8 +4,9 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from rich.console import Console
+from rich.console import Console as RichConsole
 
+from mimo_launch.cli.console import Console
 from mimo_launch.cli.progress import LiveProgress, PlainProgress, progress_for
 from mimo_launch.layout.owners import Imbalance
 from mimo_launch.train.events import (
@@ -59,12 +60,12 @@ def events(steps: int = 5, log_every: int = 2) -> list[Event]:
 
 
 def shown(*, terminal: bool, given: list[Event] | None = None) -> str:
-    console = Console(file=StringIO(), force_terminal=terminal, width=100, no_color=True)
-    with progress_for(console) as progress:
+    rich = RichConsole(file=StringIO(), force_terminal=terminal, width=100, no_color=True)
+    with progress_for(rich, Console()) as progress:
         assert isinstance(progress, LiveProgress if terminal else PlainProgress)
         for event in events() if given is None else given:
             progress(event)
-    return console.file.getvalue()
+    return rich.file.getvalue()
 
 
 def test_a_file_gets_one_line_per_log_interval() -> None:

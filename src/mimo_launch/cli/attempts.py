@@ -7,67 +7,63 @@ Leaves: the text of a report to `failure`.
 
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.console import Console
-from mimo_launch.cli.failure import show_failure
+from mimo_launch.cli.failure import show_failure, show_way_on
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.entry import Job
     from mimo_launch.launcher.failure import RunFailed
     from mimo_launch.launcher.hosts import Hosts
+    from mimo_launch.launcher.local import Audience
     from mimo_launch.launcher.signals import StopRequest
-    from mimo_launch.train.events import Listener
-
-# What shows the events of an attempt while it is entered.
-Screen = AbstractContextManager["Listener"]
 
 
 def run_attempts(
     job: "Job",
     hosts: "Hosts",
-    show: Callable[[], Screen],
+    audience: Callable[[], "Audience"],
     console: Console,
     stop: "StopRequest",
     *,
     max_restarts: int,
 ) -> int:
-    """Run a job, again after a failure if restarts are left, and return the exit code."""
+    """Run a job, again after a failure if restarts are left, and return the exit code.
+
+    Each attempt has an `audience` of its own.
+    """
     from mimo_launch.launcher.failure import RunFailed
+    from mimo_launch.launcher.local import launch
     from mimo_launch.launcher.signals import Interrupted
 
     restart = 0
     while True:
         restart += 1
         try:
-            ended_by = _attempt(job, hosts, show, console, stop)
+            ended_by = launch(job, hosts, audience(), stop)
         except RunFailed as failed:
             show_failure(failed, job, console)
             if restart > max_restarts or not _goes_on(failed, job, console, restart, stop):
                 return 1
         except Interrupted as interrupted:
-            return interrupted_by(interrupted.signal, console)
+            return _stopped(interrupted.signal, job, hosts, console)
         else:
-            return interrupted_by(ended_by, console) if ended_by else 0
+            return _stopped(ended_by, job, hosts, console) if ended_by else 0
+
+
+def _stopped(number: int, job: "Job", hosts: "Hosts", console: Console) -> int:
+    """Say which signal ended the run, node 0 also how to go on; return the exit code."""
+    code = interrupted_by(number, console)
+    if hosts.node == 0:
+        show_way_on(job, console)
+    return code
 
 
 def interrupted_by(number: int, console: Console) -> int:
     """Say which signal ended the run, and return the exit code for it."""
     console.note(f"interrupted by {signal.Signals(number).name}")
     return 128 + number
-
-
-def _attempt(
-    job: "Job", hosts: "Hosts", show: Callable[[], Screen], console: Console, stop: "StopRequest"
-) -> int:
-    from mimo_launch.launcher.local import launch
-
-    if hosts.node:
-        # Events come from rank 0, so the launcher of its host shows them.
-        return launch(job, hosts, lambda event: None, stop, console.note)
-    with show() as listener:
-        return launch(job, hosts, listener, stop, console.note)
 
 
 def _goes_on(

@@ -15,6 +15,7 @@ from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from mimo_launch.cli.bars import Bars, rich_on
 from mimo_launch.cli.bench_compare import Earlier, Record, compared
 from mimo_launch.cli.bench_tables import constants_table, tables
 from mimo_launch.cli.console import Console, run_output
@@ -32,19 +33,17 @@ class BenchScreen:
         self, console: Console, *, steps: int, as_json: bool, plain: bool, old: Earlier | None
     ) -> None:
         self._console, self._as_json, self._old = console, as_json, old
-        terminal = RichConsole(file=sys.stderr, no_color=not console.colors(sys.stderr))
+        terminal = rich_on(sys.stderr, console)
+        self._draws = terminal.is_terminal and not plain
         self._bar = Progress(
-            TextColumn("step"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=terminal,
-            transient=True,
-            disable=plain or not terminal.is_terminal,
+            TextColumn("step"), BarColumn(), MofNCompleteColumn(), console=terminal
         )
+        self._bars = Bars(self._bar, terminal, console, transient=True)
         self._task = self._bar.add_task("steps", total=steps)
 
     def __enter__(self) -> "BenchScreen":
-        self._bar.start()
+        if self._draws:
+            self._bars.start()
         return self
 
     def __exit__(
@@ -53,7 +52,7 @@ class BenchScreen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        self._bars.stop()
 
     def __call__(self, event: Event) -> None:
         """Draw an event."""
@@ -61,10 +60,10 @@ class BenchScreen:
             case StepFinished():
                 self._bar.update(self._task, completed=event.step)
             case BenchFinished():
-                self._bar.stop()
+                self._bars.stop()
                 self._answer(event.record)
             case CalibrationFinished():
-                self._bar.stop()
+                self._bars.stop()
                 wrote = [] if event.file is None else [f"wrote {event.file}"]
                 self._print([constants_table(event), *wrote])
             case _:

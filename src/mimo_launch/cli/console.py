@@ -3,13 +3,13 @@
 Decides: answers go to stdout, everything else to stderr, and which of them are coloured.
 A reader that has left ends a command that only answers, but not a run.
 Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
-Leaves: progress bars to `progress`.
+Leaves: what is drawn to `bars`.
 """
 
 import errno
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,12 +33,14 @@ class Color(StrEnum):
 class Console:
     """Where a command writes; commands get it by `console_of`.
 
-    `needs_no_reader` says that the command is worth more than its answers.
+    `needs_no_reader` says that the command is worth more than its answers. `above` writes above
+    what is drawn on the terminal, if anything is.
     """
 
     color: Color = Color.AUTO
     verbosity: int = 0
     needs_no_reader: bool = False
+    above: Callable[[str], None] | None = None
 
     def answer(self, text: str) -> None:
         """Write what the user asked for to stdout.
@@ -46,7 +48,8 @@ class Console:
         Raises: OSError if it cannot be written, unless nobody reads and nobody needs to.
         """
         try:
-            typer.echo(_encodable(text, sys.stdout))
+            if not self._wrote_above(text, sys.stdout):
+                typer.echo(_encodable(text, sys.stdout))
         except OSError as error:
             if not (self.needs_no_reader and give_up(sys.stdout, error)):
                 raise
@@ -55,11 +58,19 @@ class Console:
         """Write diagnostics and remarks to stderr, as far as that is possible."""
         stream = sys.stderr
         try:
-            typer.echo(_encodable(text, stream), err=True, color=self.colors(stream))
+            if not self._wrote_above(text, stream):
+                typer.echo(_encodable(text, stream), err=True, color=self.colors(stream))
         except OSError as error:
             give_up(stream, error)
         except ValueError:  # The stream was closed.
             pass
+
+    def _wrote_above(self, text: str, stream: TextIO) -> bool:
+        above = self.above
+        if above is None or not stream.isatty():
+            return False
+        above(_encodable(text, stream))
+        return True
 
     def colors(self, stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
         """Return whether to colour what goes to `stream`; the flag wins over the environment."""

@@ -5,6 +5,7 @@ Relies on: `train.export`.
 Leaves: one process and no GPU are enough; nothing is started.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -119,24 +120,25 @@ def _progress(
     checkpoint: "Checkpoint", plans: "list[FolderPlan]", console: Console
 ) -> "Iterator[Progress]":
     """Show bars on a terminal and two lines elsewhere."""
-    from rich.console import Console as RichConsole
     from rich.progress import BarColumn, DownloadColumn, TextColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import Progress as Bar
 
+    from mimo_launch.cli.bars import Bars, rich_on
     from mimo_launch.plan.words import bytes_text
     from mimo_launch.train.export.export import Progress
 
     to_write = sum(plan.num_bytes for plan in plans)
-    screen = RichConsole(stderr=True)
+    screen = rich_on(sys.stderr, console)
     if not screen.is_terminal:
         console.note(f"reads {checkpoint.path} ({bytes_text(checkpoint.num_bytes)})")
         yield Progress(lambda _: None, lambda _: None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Bars(*columns, console=screen) as bars:
-        checks = bars.add_task("checks the checkpoint", total=checkpoint.num_bytes)
-        writes = bars.add_task("writes", total=to_write)
-        yield Progress(lambda n: bars.advance(checks, n), lambda n: bars.advance(writes, n))
+    bar = Bar(*columns, console=screen)
+    checks = bar.add_task("checks the checkpoint", total=checkpoint.num_bytes)
+    writes = bar.add_task("writes", total=to_write)
+    with Bars(bar, screen, console):
+        yield Progress(lambda n: bar.advance(checks, n), lambda n: bar.advance(writes, n))
 
 
 def _bytes(size: str) -> int:

@@ -1,4 +1,4 @@
-"""Shows the report of a failed attempt, and keeps it in the run folder.
+"""Shows the report of a failed attempt, and keeps it in the run folder; how to go on.
 
 Decides: stderr and `failure.txt`; which command goes on with the run.
 Relies on: `launcher.report` for the text.
@@ -8,6 +8,7 @@ Leaves: exit codes to `attempts`.
 import shlex
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.console import Console
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
     """Write the report to stderr, and add it to `failure.txt`; node 0 does so for all hosts."""
     from mimo_launch.launcher.report import report_lines
-    from mimo_launch.launcher.run_folder import FAILURE, newest_checkpoint
+    from mimo_launch.launcher.run_folder import FAILURE
 
     run = job.run
     if failed.told is not None:
         console.note(f"{failed.told}\n   = report:  shown by node 0, and in {run / FAILURE}")
         return
-    failure, saved = failed.failure, newest_checkpoint(run)
+    failure = failed.failure
     lines = report_lines(
         failure,
         job.spec,
         run,
         command=resume_command(sys.argv[1:]),
-        checkpoint=None if saved is None else f"step {saved.step} ({saved.path})",
+        checkpoint=_newest(run),
         resumable=job.task.resumable,
     )
     remark = ""
@@ -46,6 +47,23 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
     except OSError as error:
         remark = f"\nwarning: the report could not be written to {run / FAILURE}: {error}"
     console.note("\n".join(lines) + remark)
+
+
+def show_way_on(job: "Job", console: Console) -> None:
+    """Say how to go on with a run that a signal has ended, and from which step."""
+    from mimo_launch.launcher.report import again_lines
+
+    command = resume_command(sys.argv[1:])
+    lines = again_lines(command, _newest(job.run), resumable=job.task.resumable)
+    console.note("\n".join(lines))
+
+
+def _newest(run: Path) -> str | None:
+    """Return the newest complete checkpoint in words, if there is one."""
+    from mimo_launch.launcher.run_folder import newest_checkpoint
+
+    saved = newest_checkpoint(run)
+    return None if saved is None else f"step {saved.step} ({saved.path})"
 
 
 def resume_command(arguments: list[str]) -> str:

@@ -7,11 +7,13 @@ Leaves: storing metrics to `train.metrics`.
 
 from types import TracebackType
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console as RichConsole
+from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mimo_launch.cli.bars import Bars
+from mimo_launch.cli.console import Console
 from mimo_launch.cli.lines import eval_line, finish_line, other_lines, start_line, step_line
 from mimo_launch.train.events import (
     BadSamples,
@@ -26,8 +28,8 @@ from mimo_launch.train.events import (
 class _Progress:
     """What both listeners share: events that are told in lines."""
 
-    def __init__(self, console: Console, *, wraps: bool) -> None:
-        self._console, self._wraps = console, wraps
+    def __init__(self, rich: RichConsole, *, wraps: bool) -> None:
+        self._rich, self._wraps = rich, wraps
         self._bad_samples = 0
 
     def _tell(self, event: Event) -> None:
@@ -44,14 +46,14 @@ class _Progress:
                     self._say(line)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=not self._wraps)
+        self._rich.print(line, highlight=False, markup=False, soft_wrap=not self._wraps)
 
 
 class PlainProgress(_Progress):
     """Listener for files, pipes and CI: one line per log interval."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, wraps=False)
+    def __init__(self, rich: RichConsole) -> None:
+        super().__init__(rich, wraps=False)
         self._log_every = self._steps = 1
         self._first = 0
 
@@ -85,19 +87,19 @@ class PlainProgress(_Progress):
 class LiveProgress(_Progress):
     """Listener for a terminal: a bar for the steps and a row per module with its grad norm."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, wraps=True)
+    def __init__(self, rich: RichConsole, console: Console) -> None:
+        super().__init__(rich, wraps=True)
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            console=console,
+            console=rich,
         )
         self._task = self._bar.add_task("steps", total=None)
         self._modules: tuple[str, ...] = ()
         self._skipped = 0
-        self._live = Live(self._bar, console=console, refresh_per_second=8)
+        self._live = Bars(self._bar, rich, console)
 
     def __enter__(self) -> "LiveProgress":
         self._live.start()
@@ -143,6 +145,6 @@ class LiveProgress(_Progress):
         return table
 
 
-def progress_for(console: Console) -> PlainProgress | LiveProgress:
-    """Return the listener that suits where the output goes."""
-    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+def progress_for(rich: RichConsole, console: Console) -> PlainProgress | LiveProgress:
+    """Return the listener that suits where `rich` writes; `console` says the rest meanwhile."""
+    return LiveProgress(rich, console) if rich.is_terminal else PlainProgress(rich)

@@ -51,11 +51,12 @@ def _silence(progress: "Progress") -> None:
 
 def _progress(console: Console, stack: ExitStack) -> "Say":
     """Return what shows the making of an index: a bar on a terminal, else a line for each split."""
-    from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    rich = RichConsole(file=sys.stderr, no_color=not console.colors(sys.stderr))
+    from mimo_launch.cli.bars import Bars, rich_on
+
+    rich = rich_on(sys.stderr, console)
     told: set[tuple[str, str]] = set()
 
     def tell(progress: "Progress") -> None:
@@ -66,17 +67,15 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
 
     if not rich.is_terminal:
         return tell
-    bar = stack.enter_context(
-        Bar(
-            TextColumn("shards"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[samples]:,} samples, {task.fields[bad]:,} bad"),
-            TimeRemainingColumn(),
-            console=rich,
-            transient=True,
-        )
+    bar = Bar(
+        TextColumn("shards"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[samples]:,} samples, {task.fields[bad]:,} bad"),
+        TimeRemainingColumn(),
+        console=rich,
     )
+    stack.enter_context(Bars(bar, rich, console, transient=True))
     task = bar.add_task("shards", total=None, samples=0, bad=0)
 
     def draw(progress: "Progress") -> None:

@@ -6,15 +6,14 @@ Leaves: attempts and exit codes to `attempts`, ranks that something else started
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from mimo_launch.cli.attempts import Screen, interrupted_by, run_attempts
+from mimo_launch.cli.attempts import interrupted_by, run_attempts
 from mimo_launch.cli.console import Console
 from mimo_launch.cli.options import device_here
 from mimo_launch.cli.own import own_classes_fail
@@ -32,12 +31,16 @@ if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
     from mimo_launch.train.events import Event, Listener
 
+# What shows the events of an attempt while it is entered.
+Screen = AbstractContextManager["Listener"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """What to run and how, as the command line says.
 
-    `say` tells the plan, `show` makes what shows the run; it is given whether lines must do.
+    `say` tells the plan and what shown ranks print, `show` makes what shows the run; it is given
+    whether lines must do.
     """
 
     spec: "Spec"
@@ -265,8 +268,20 @@ def _attempts(
     stop: "StopRequest",
 ) -> int:
     """Run on this host; the one that has opened the `folder` shows the run."""
-    show: Callable[[], Screen] = partial(request.show, False)
-    if folder is not None:
-        show = partial(_shown, request, folder, console, plain=False)
+    from mimo_launch.launcher.local import Audience
+
+    def audience() -> Audience:
+        # Events come from rank 0, so the launcher of its host shows them.
+        screen = (
+            nullcontext(_ignore)
+            if folder is None
+            else _shown(request, folder, console, plain=False)
+        )
+        return Audience(screen=screen, note=console.note, printed=request.say)
+
     restarts = request.max_restarts
-    return run_attempts(request.job, hosts, show, console, stop, max_restarts=restarts)
+    return run_attempts(request.job, hosts, audience, console, stop, max_restarts=restarts)
+
+
+def _ignore(event: "Event") -> None:
+    pass

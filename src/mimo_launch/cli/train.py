@@ -118,10 +118,8 @@ def train(
 
 
 def _progress(console: Console, plain: bool) -> "PlainProgress | LiveProgress":
-    from rich.console import Console as RichConsole
-
+    from mimo_launch.cli.bars import rich_on
     from mimo_launch.cli.progress import PlainProgress, progress_for
 
-    output = run_output()
-    rich = RichConsole(file=output, no_color=not console.colors(output))
-    return PlainProgress(rich) if plain else progress_for(rich)
+    rich = rich_on(run_output(), console)
+    return PlainProgress(rich) if plain else progress_for(rich, console)

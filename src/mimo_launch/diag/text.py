@@ -12,6 +12,10 @@ from typing import Any
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.diag.places import Place, Source, Span
 
+# Control characters, and ends of lines that are none for Python's `\n`.
+_UNSEEN = ("Cc", "Zl", "Zp")
+# Marks that turn the direction of what follows.
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
 
 
@@ -21,6 +25,21 @@ def render(diagnostics: Sequence[Diagnostic], source: Source, *, color: bool = F
     if not blocks:
         return ""
     return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}"])
+
+
+def visible(text: str) -> str:
+    """Return a line as a terminal may get it: what would move its cursor is written out."""
+    if text.isprintable():
+        return text
+    return "".join(letter if _is_harmless(letter) else _written_out(letter) for letter in text)
+
+
+def _is_harmless(letter: str) -> bool:
+    return letter == "\t" or (unicodedata.category(letter) not in _UNSEEN and letter not in _TURNS)
+
+
+def _written_out(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def count(diagnostics: Iterable[Diagnostic]) -> str:

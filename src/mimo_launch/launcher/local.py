@@ -12,9 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.launcher.board import Board
@@ -22,12 +24,13 @@ from mimo_launch.launcher.entry import Job, worker_main
 from mimo_launch.launcher.exits import ExitWatch
 from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
 from mimo_launch.launcher.hosts import Hosts, Meeting
-from mimo_launch.launcher.logs import log_files, prefixes, rank_folder
+from mimo_launch.launcher.logs import STDERR, STDOUT, log_files, rank_folder
 from mimo_launch.launcher.memory import oom_kills
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.launcher.pump import Pump
 from mimo_launch.launcher.recorder import Recorder
 from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.streams import Follower
 from mimo_launch.launcher.watch import Local, Watch
 from mimo_launch.train.events import Listener
 
@@ -38,12 +41,21 @@ POLL_SECONDS = 0.05
 KILL_SECONDS = 5
 
 
-def launch(
-    job: Job, hosts: Hosts, listener: Listener, stop: StopRequest, note: Callable[[str], None]
-) -> int:
-    """Train once on this host's workers; return the signal that ended the run, or 0.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audience:
+    """Who is told of an attempt.
 
-    `listener` is called with each event of rank 0, `note` with remarks.
+    What `screen` is entered as hears the events of rank 0, `note` remarks and what the shown ranks
+    write to stderr, `printed` what they write to stdout.
+    """
+
+    screen: AbstractContextManager[Listener]
+    note: Callable[[str], None]
+    printed: Callable[[str], None]
+
+
+def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int:
+    """Train once on this host's workers; return the signal that ended the run, or 0.
 
     Raises: RunFailed when a worker of any host raises, dies or hangs; Interrupted on a second
     signal, or on a first one before there are workers. No worker is left in either case.
@@ -54,29 +66,46 @@ def launch(
     meeting = hosts.meet()
     board, killed_before = Board(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
-    pump = Pump(reader, listener)
-    try:
-        with _workers(job, hosts, meeting, board, writer) as watch:
-            # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
-            writer.close()
-            pump.start()
-            done = False
-            while not done:
-                time.sleep(POLL_SECONDS)
-                _obey(stop, board, hosts, note)
-                done = watch.done() and hosts.all_done()
-                # A run whose folder went away in its last moments is not done.
-                if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
-                    raise hosts.diagnose(
-                        job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
-                    )
-            ended_by = watch.ended_by()
-    finally:
-        if pump.is_alive():
-            pump.join(timeout=KILL_SECONDS)
+    with ExitStack() as shown, _workers(job, hosts, meeting, board, writer) as watch:
+        # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
+        writer.close()
+        # Only now: workers would inherit what a thread that draws has locked.
+        pump = Pump(reader, shown.enter_context(audience.screen))
+        pump.start()
+        shown.callback(pump.join, timeout=KILL_SECONDS)
+        follower = Follower(_followed(job, hosts, meeting, audience))
+        follower.start()
+        shown.callback(follower.stop)
+        done = False
+        while not done:
+            time.sleep(POLL_SECONDS)
+            _obey(stop, board, hosts, audience.note)
+            done = watch.done() and hosts.all_done()
+            # A run whose folder went away in its last moments is not done.
+            if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
+                raise hosts.diagnose(
+                    job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
+                )
+        ended_by = watch.ended_by()
     if pump.error is not None:
         raise pump.error
     return ended_by
+
+
+def _followed(
+    job: Job, hosts: Hosts, meeting: Meeting, audience: Audience
+) -> dict[Path, Callable[[str], None]]:
+    """Return the files of the shown ranks of this host, and who is told of their lines."""
+
+    def behind(rank: int, tell: Callable[[str], None]) -> Callable[[str], None]:
+        return lambda line: tell(f"[rank {rank}] {line}")
+
+    return {
+        rank_folder(job.run, meeting.attempt, rank) / name: behind(rank, tell)
+        for rank in hosts.ranks
+        if rank in job.shown
+        for name, tell in ((STDOUT, audience.printed), (STDERR, audience.note))
+    }
 
 
 def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], None]) -> None:
@@ -166,7 +195,6 @@ def _start(
         entrypoint=worker_main,
         args={local_rank: (job, board.shared, events, os.getpid()) for local_rank in ranks},
         envs=environments,
-        logs_specs=log_files(job.run, meeting.attempt, job.shown),
-        log_line_prefixes=prefixes(ranks),
+        logs_specs=log_files(job.run, meeting.attempt),
         start_method="fork",
     )

@@ -1,14 +1,12 @@
-"""Files that workers write to, and whose output is shown.
+"""Files that workers write to.
 
 Decides: `logs/attempt-N/rank-R/` with `stdout.log`, `stderr.log`, `error.json` and `stack.txt`, by
-global rank; output of chosen ranks also appears on the console behind `[rank R]`. Flight recorders
-of GPUs write to `logs/attempt-N/flight-recorder/rank_R`.
-Relies on: torch elastic to redirect and to follow files.
-Leaves: what is written to `worker`.
+global rank. Flight recorders of GPUs write to `logs/attempt-N/flight-recorder/rank_R`.
+Relies on: torch elastic to redirect.
+Leaves: what is written to `worker`, showing it to `streams`.
 """
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +49,8 @@ def parse_ranks(text: str) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def log_files(run: Path, attempt: int, shown: Collection[int]) -> "LogsSpecs":
-    """Return where torch elastic is to send the output of workers; that of `shown` is shown too."""
+def log_files(run: Path, attempt: int) -> "LogsSpecs":
+    """Return where torch elastic is to send the output of workers."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     class Files(LogsSpecs):
@@ -67,12 +65,9 @@ def log_files(run: Path, attempt: int, shown: Collection[int]) -> "LogsSpecs":
                 for name, files in found.items():
                     files[local_rank] = str(folder / name)
                 env["TORCHELASTIC_ERROR_FILE"] = found[ERROR][local_rank]
-            tee = [local for local, env in envs.items() if int(env["RANK"]) in shown]
             return LogsDest(
                 stdouts=found[STDOUT],
                 stderrs=found[STDERR],
-                tee_stdouts={local: found[STDOUT][local] for local in tee},
-                tee_stderrs={local: found[STDERR][local] for local in tee},
                 error_files=found[ERROR],
             )
 
@@ -82,8 +77,3 @@ def log_files(run: Path, attempt: int, shown: Collection[int]) -> "LogsSpecs":
             return str(attempt_folder(run, attempt))
 
     return Files()
-
-
-def prefixes(ranks: dict[int, int]) -> dict[int, str]:
-    """Return what stands before a line on the console, from the global ranks by local rank."""
-    return {local: f"[rank {rank}] " for local, rank in ranks.items()}

@@ -1,11 +1,13 @@
 """Imports what every worker needs, once, before workers are forked.
 
 Decides: the list of slow imports; none initialises CUDA, which does not survive a fork.
-Relies on: fork; a spawned worker gains nothing.
+Relies on: fork; a spawned worker gains nothing. `streams` for what workers print through.
 Leaves: forking to `local` and `ranks`.
 """
 
 import os
+
+from mimo_launch.launcher.streams import own_streams_after_fork
 
 
 def import_for_workers() -> None:
@@ -14,6 +16,7 @@ def import_for_workers() -> None:
     `torch._dynamo` is imported by the first optimizer, FSDP and DeviceMesh by the first module: in
     each of eight workers on two cores that takes seconds, in their parent it takes one.
     """
+    own_streams_after_fork()
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Whoever asks for GPUs asks NVML, not the driver. `1` is the only value that torch knows.

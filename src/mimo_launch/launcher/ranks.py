@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from mimo_launch.grids.world import device_for, join_world
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
+from mimo_launch.launcher.streams import own_streams_after_fork
 
 RankDevice = Literal["cpu", "cuda"]
 # What the default group may take longer than a job, so that the parent gives up first.
@@ -120,6 +121,7 @@ class Ranks:
         self._folder.cleanup()
 
     def _start(self, job: Job) -> None:
+        own_streams_after_fork()
         torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent has used.
         if self.device == "cuda":
             refuse_initialised_cuda()
@@ -187,6 +189,7 @@ def _rank_main(
 ) -> None:
     """Be a rank: run jobs until the parent closes the pipe; leave without interpreter shutdown."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # The answer of a command has stdout to itself.
     for end in inherited:  # Else the pipes of a dead parent would stay open.
         end.close()
     # torch makes the thread pool of its parent anew at the first call, which two threads must not

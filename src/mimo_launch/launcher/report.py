@@ -91,16 +91,25 @@ def report_lines(
         lines += _row("said", _said(failure, state))
         ahead = [_HOST_AHEAD] if state.gpu else []
         lines += _row("during", [_doing(failure, state), *ahead])
-    resume = [command]
-    if resumable:
-        after = f"goes on after {checkpoint}"
-        resume.append(after if checkpoint else "from the start: no checkpoint yet")
-    if failure.verdict.final:  # All ranks ended alike, and would again.
-        resume = [_AGAIN, *resume]
-    else:
+    final = failure.verdict.final  # All ranks ended alike, and would again.
+    if not final:
         lines += _row("others", _others(failure, rank))
     lines += _row("files", _files(failure, run, rank))
-    return [*lines, *_row("resume" if resumable else "again", resume)]
+    again = [_AGAIN] if final else []
+    return [*lines, *again_lines(command, checkpoint, resumable=resumable, first=again)]
+
+
+def again_lines(
+    command: str, checkpoint: str | None, *, resumable: bool, first: Sequence[str] = ()
+) -> list[str]:
+    """Return how to go on with a run, or to start it again: `command`, and from where it goes on.
+
+    What `first` says stands before the command.
+    """
+    if not resumable:
+        return _row("again", [*first, command])
+    after = f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet"
+    return _row("resume", [*first, command, after])
 
 
 def _row(name: str, lines: Sequence[str]) -> list[str]:
