@@ -83,6 +83,13 @@ def faults(session: nox.Session) -> None:
     )
 
 
+@nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Change the sources in 208 small wrong ways and show which no test rejects; an hour."""
+    session.install("-e", ".", *group("test"))
+    session.run("python", "-m", "tests.mutants.run", *session.posargs)
+
+
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the GPU tests with the torch that is installed here, on as many GPUs as there are."""

@@ -15,3 +15,9 @@ def test_squares_of_gradients_of_any_type_are_summed_in_float64(dtype: torch.dty
     found = sum_of_squares(tensors, torch.device("cpu"))
     assert found.dtype == torch.float64
     assert float(found) == pytest.approx(exact, rel=1e-13)
+
+
+def test_no_gradients_have_no_squares() -> None:
+    """Still in float64: what is summed with others decides the type of all."""
+    found = sum_of_squares([], torch.device("cpu"))
+    assert (found.dtype, float(found)) == (torch.float64, 0.0)
