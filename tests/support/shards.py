@@ -69,19 +69,23 @@ _TEXT = (
 )
 
 
-def tokenizer_folder(folder: Path, template: str = CHATML, *, vocab: int = 384) -> Path:
+def tokenizer_folder(
+    folder: Path, template: str = CHATML, *, vocab: int = 384, specials: tuple[str, ...] = ()
+) -> Path:
     """Make a Hugging Face folder with a byte-level BPE tokenizer and a chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(SPECIALS),
+        vocab_size=vocab - len(SPECIALS) - len(specials),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_TEXT, trainer)
-    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in SPECIALS])
+    tokenizer.add_special_tokens(
+        [AddedToken(each, normalized=False) for each in (*specials, *SPECIALS)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -19,7 +19,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import BadSample
-from mimo_launch.train.data.webdataset.chat import TemplateRefused
+from mimo_launch.train.data.webdataset.jinja import TemplateRefused
 from mimo_launch.train.data.webdataset.records import read_record
 from mimo_launch.train.data.webdataset.spans import intakes_of
 from mimo_launch.train.data.webdataset.writer import Writer, Written
@@ -95,7 +95,7 @@ def test_ids_are_those_of_apply_chat_template(tmp_path: Path, name: str) -> None
     [
         ("chatml", ["A small red house, \u00e9t\u00e9, \u6c34.\n<|im_end|>", "4<|im_end|>"]),
         ("parts", ["A small red house, \u00e9t\u00e9, \u6c34.\n<|im_end|>", "4<|im_end|>"]),
-        ("llama2", ["A small red house, \u00e9t\u00e9, \u6c34. </s>", " 4 </s>"]),
+        ("llama2", [" A small red house, \u00e9t\u00e9, \u6c34. </s>", " 4 </s>"]),
         ("generation", ["A small red house, \u00e9t\u00e9, \u6c34.</s>", " 4</s>"]),
         ("thoughts", ["A small red house, \u00e9t\u00e9, \u6c34.\n<|im_end|>", "4<|im_end|>"]),
     ],
@@ -220,3 +220,16 @@ def test_what_is_wrong_with_a_record_is_said(
     folder = tokenizer_folder(tmp_path)
     with pytest.raises(BadSample, match=why):
         write(folder, record, images, template=template)
+
+
+def test_a_text_with_too_many_characters_is_never_made_into_tokens(tmp_path: Path) -> None:
+    """By default from four million on: tokens take some 300 bytes of memory a character."""
+    folder = tokenizer_folder(tmp_path)
+    long = "dog " * 1_000_001
+    chat = [{"role": "user", "content": long}, CHAT[4]]
+    for record, template in (({"messages": chat}, "chat"), ({"text": long}, "caption")):
+        with pytest.raises(BadSample, match=r"4,000,\d+ characters.*`data.max_characters`.*4,000,"):
+            write(folder, record, template=template)
+        with pytest.raises(BadSample, match=r"`data.max_characters` allows 40"):
+            write(folder, {**record, "text": "x" * 41}, template=template, max_characters=40)
+    assert write(folder, {"text": "x" * 40}, template="caption", max_characters=40).learnt.any()

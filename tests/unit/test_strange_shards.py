@@ -22,9 +22,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.train.data.webdataset import shards
 from mimo_launch.train.data.webdataset.build import Seen, _add
-from mimo_launch.train.data.webdataset.chat import TemplateRefused
 from mimo_launch.train.data.webdataset.columns import TYPES
 from mimo_launch.train.data.webdataset.index import Progress
+from mimo_launch.train.data.webdataset.jinja import TemplateRefused
 from mimo_launch.train.data.webdataset.shards import (
     BrokenShard,
     Member,

@@ -41,6 +41,8 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
             console.note(f"error: {error}")
         raise typer.Exit(1) from error
     if speaks:
+        for note in found.notes:
+            console.note(f"warning: {note}")
         for split in found.splits.values():
             console.note(f"data: {split.summary()}")
 

@@ -13,6 +13,10 @@ from typing import Any
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
+# More templates, by name: a folder of files, each NAME.jinja.
+MORE_TEMPLATES = "additional_chat_templates"
+# The template that is taken, and the one for conversations with tools, if there is one.
+DEFAULT, FOR_TOOLS = "default", "tool_use"
 
 
 class TokenizerError(ValueError):
@@ -69,22 +73,26 @@ def special_texts(folder: Path) -> dict[str, str]:
     return found
 
 
-def chat_source(folder: Path) -> str | None:
-    """Return the chat template of a folder, None if it has none. Raises: TokenizerError."""
-    try:
-        return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{CHAT_TEMPLATE} cannot be read: {error}") from error
-    for name in (SETTINGS, OLD_CHAT_TEMPLATE):
-        source = _read(folder / name).get("chat_template") if (folder / name).is_file() else None
-        if isinstance(source, list):  # Several by name.
-            named = {each.get("name"): each.get("template") for each in source}
-            source = named.get("default")
-        if isinstance(source, str):
-            return source
-    return None
+def chat_sources(folder: Path) -> dict[str, str]:
+    """Return the chat templates of a folder by name. Raises: TokenizerError."""
+    found: dict[str, str] = {}
+    for file in (folder / CHAT_TEMPLATE, *sorted((folder / MORE_TEMPLATES).glob("*.jinja"))):
+        name = DEFAULT if file.parent == folder else file.stem
+        try:
+            found[name] = file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"{file.name} cannot be read: {error}") from error
+    for file in (folder / SETTINGS, folder / OLD_CHAT_TEMPLATE):
+        if DEFAULT in found:
+            break
+        source = _read(file).get("chat_template") if file.is_file() else None
+        if isinstance(source, list):
+            source = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}
+        named = source if isinstance(source, dict) else {DEFAULT: source}
+        found |= {str(name): text for name, text in named.items() if isinstance(text, str)}
+    return found
 
 
 def _nested(settings: dict[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,17 @@ class ChatTemplate(Strict):
     system: str | None = Field(
         None, description="System prompt of the conversations that bring none."
     )
+    variables: dict[str, bool | int | float | str] = Field(
+        {},
+        description="Variables of the chat template, which `apply_chat_template` takes as "
+        "keywords, such as `enable_thinking: false`.",
+        examples=[{"enable_thinking": False}],
+    )
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = Field(
+        None,
+        description="The day that a chat template gets when it asks for the date of today.",
+        examples=["2026-01-31"],
+    )
 
 
 def _by_kind(value: Any) -> Any:
@@ -160,6 +171,11 @@ class WebdatasetData(_Samples):
     max_image_pixels: Annotated[int, Field(ge=1, le=89_000_000)] = Field(
         36_000_000,
         description="Images with more pixels than this are bad; they are never decoded.",
+    )
+    max_characters: PositiveInt = Field(
+        4_000_000,
+        description="Samples whose text has more characters than this are bad; it is never made "
+        "into tokens, which takes some 300 bytes of memory a character.",
     )
     index: str | None = Field(
         None,

@@ -16,8 +16,9 @@ from mimo_launch.layout.image_recipe import Smart
 from mimo_launch.layout.images import ProcessorError, processor_folder, recipe_of
 from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_FORMATS, shard_files
 from mimo_launch.layout.tokenizers import (
+    DEFAULT,
     TokenizerError,
-    chat_source,
+    chat_sources,
     num_tokens,
     token_id,
     token_text,
@@ -114,7 +115,7 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
     try:
         num_tokens(folder)
         why = ""
-        if isinstance(data.template, ChatTemplate) and chat_source(folder) is None:
+        if isinstance(data.template, ChatTemplate) and DEFAULT not in chat_sources(folder):
             why = "it has no chat template, and `template: chat` needs one"
     except TokenizerError as error:
         why = str(error)

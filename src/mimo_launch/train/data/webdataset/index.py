@@ -23,7 +23,7 @@ from uuid import uuid4
 import numpy as np
 
 from mimo_launch.layout.shard_files import shard_files
-from mimo_launch.layout.tokenizers import TOKENIZER, chat_source, special_texts
+from mimo_launch.layout.tokenizers import TOKENIZER, chat_sources, special_texts
 from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.webdataset.build import Looker
@@ -109,7 +109,7 @@ def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
     folder = Path(data.tokenizer)
     stats = [path.stat() for path in shards]
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
-    tokenizer.update(json.dumps([chat_source(folder), special_texts(folder)]).encode())
+    tokenizer.update(json.dumps([chat_sources(folder), special_texts(folder)]).encode())
     identity = {
         "names": [str(path.absolute()) for path in shards],
         "settings": {
@@ -119,6 +119,7 @@ def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
             "markers": dict(looker.writer.markers),
             "intakes": [each.sizing for each in looker.intakes],
             "max_image_pixels": data.max_image_pixels,
+            "max_characters": data.max_characters,
         },
         "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
         "tokenizer": tokenizer.hexdigest(),

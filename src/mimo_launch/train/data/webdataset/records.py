@@ -8,6 +8,7 @@ Leaves: writing a conversation as tokens to `writer`.
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ TEXT_SUFFIXES = ("json", "txt")
 _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
 # As LLaVA's and ShareGPT's files name the speakers.
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+# Names of what an assistant thought before it answered; the first is that of today's templates.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 _PART_MEDIA: dict[str, Medium] = {
     "image": "image",
     "image_url": "image",
@@ -38,23 +41,39 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `rest` are keys that only the chat template knows, such as tool calls."""
+    """One turn. `rest` are keys that only the chat template knows, such as tool calls.
+
+    `parts` are None if it has no content, or if that is a value of JSON in `rest`; `in_parts` says
+    whether they were a list.
+    """
 
     role: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] | None
     rest: Mapping[str, Any] = field(default_factory=dict)
+    in_parts: bool = False
+
+    def says_something(self) -> bool:
+        """Return whether there is a text, a call of a tool or reasoning in it."""
+        texts = [part.text for part in self.parts or ()]
+        reasoning = [self.rest[key] for key in REASONING if isinstance(self.rest.get(key), str)]
+        return any(text.strip() for text in texts + reasoning) or bool(self.rest.get("tool_calls"))
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The text of a sample: a caption behind its images, or a conversation."""
+    """The text of a sample: a caption behind its images, or a conversation.
+
+    `tools` and `documents` are what its template gets beside the messages.
+    """
 
     caption: str = ""
     messages: tuple[Message, ...] = ()
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
 
     def media(self) -> tuple[Medium, ...]:
         """What the markers of a conversation stand for, in order."""
-        parts = (part for message in self.messages for part in message.parts)
+        parts = (part for message in self.messages for part in message.parts or ())
         return tuple(part.kind for part in parts if part.kind != "text")
 
 
@@ -64,7 +83,10 @@ def read_record(data: WebdatasetData, member: Callable[[str], bytes | None]) -> 
     Raises: BadSample.
     """
     if isinstance(data.template, ChatTemplate):
-        return Record(messages=_conversation(data, data.template, _json_of(member)))
+        record = _json_of(member)
+        messages = _conversation(data, data.template, record)
+        tools, documents = (_objects(record, key) for key in ("tools", "documents"))
+        return Record(messages=messages, tools=tools, documents=documents)
     return Record(caption=_caption(data.template, member))
 
 
@@ -108,6 +130,17 @@ def _of_key(record: dict[str, Any], key: str | None, usual: tuple[str, ...]) -> 
     raise BadSample(f"its .json has no key {wanted}")
 
 
+def _objects(record: dict[str, Any], key: str) -> list[Any] | None:
+    """Return a list of objects beside the messages. Tables hold it as a text of JSON."""
+    found = record.get(key)
+    if isinstance(found, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(found)
+    if found is None or (isinstance(found, list) and all(isinstance(x, dict) for x in found)):
+        return found
+    raise BadSample(f"`{key}` of its JSON is {_type_of(found)}, not a list of objects")
+
+
 def _conversation(
     data: WebdatasetData, template: ChatTemplate, record: dict[str, Any]
 ) -> tuple[Message, ...]:
@@ -118,8 +151,7 @@ def _conversation(
     messages = [_message(turn, markers) for turn in turns]
     if template.system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (Part("text", template.system),)))
-    answers = [m for m in messages if m.role == "assistant"]
-    if not any(part.text.strip() for answer in answers for part in answer.parts):
+    if not any(m.role == "assistant" and m.says_something() for m in messages):
         raise BadSample("it has no answer of the assistant to learn from")
     return tuple(messages)
 
@@ -134,12 +166,28 @@ def _message(turn: Any, markers: dict[str, Medium]) -> Message:
         raise BadSample("one of its messages has no role")
     # As transformers does: what is null is not there.
     rest = {key: value for key, value in turn.items() if key not in names and value is not None}
-    return Message(_ROLES.get(role, role), tuple(_parts(content, markers)), rest)
+    calls = rest.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise BadSample(f"`tool_calls` of a message is {_type_of(calls)}, not a list")
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name.strip():
+            raise BadSample("a call of a tool has no name")
+    if role == "tool" and not _is_said(content):
+        return Message(role, None, {**rest, "content": content})
+    parts = None if content is None else tuple(_parts(content, markers))
+    return Message(_ROLES.get(role, role), parts, rest, in_parts=isinstance(content, list))
+
+
+def _is_said(content: Any) -> bool:
+    """Return whether content is text or parts, and not what a tool returned as JSON."""
+    if isinstance(content, list):
+        return all(isinstance(each, dict) and "type" in each for each in content)
+    return content is None or isinstance(content, str)
 
 
 def _parts(content: Any, markers: dict[str, Medium]) -> list[Part]:
-    if content is None:
-        return []
     if isinstance(content, str):
         return _split(content, markers)
     if not isinstance(content, list):

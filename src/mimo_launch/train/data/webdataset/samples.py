@@ -44,6 +44,7 @@ class ShardSamples:
         looker = Looker(spec, data)
         self._data, self._seq = data, spec.batch.seq
         self._writer, self._intakes = looker.writer, looker.intakes
+        self.notes = looker.writer.notes
         self._placeholders = [placeholder_id(spec, intake.encoder) for intake in self._intakes]
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
         self.splits = {split: OpenSplit(looker, split, say) for split in wanted}

@@ -6,6 +6,7 @@ Relies on: the `tokenizers` library for ids, equal to those of transformers' `ap
 Leaves: rows of images to `spans`.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,22 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
-from mimo_launch.layout.tokenizers import TOKENIZER, TokenizerError, chat_source, special_texts
+from mimo_launch.layout.tokenizers import (
+    DEFAULT,
+    TOKENIZER,
+    TokenizerError,
+    chat_sources,
+    special_texts,
+)
 from mimo_launch.layout.tokens import placeholder_id
 from mimo_launch.spec.model import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 from mimo_launch.train.data.dataset import BadSample
-from mimo_launch.train.data.webdataset.chat import ChatFormat, TemplateRefused
+from mimo_launch.train.data.webdataset.answers import Conversation
+from mimo_launch.train.data.webdataset.chat import ChatFormats
 from mimo_launch.train.data.webdataset.decode import Medium
-from mimo_launch.train.data.webdataset.records import Record
+from mimo_launch.train.data.webdataset.jinja import TemplateRefused
+from mimo_launch.train.data.webdataset.marks import Spans
+from mimo_launch.train.data.webdataset.records import Message, Part, Record
 from mimo_launch.train.data.webdataset.spans import Intake
 
 _WORDS: dict[Medium, str] = {"image": "image", "audio": "clip"}
@@ -60,12 +70,13 @@ class Writer:
         self._tokenizer.no_padding()
         specials = special_texts(folder)
         self._template = data.template
-        self._chat: ChatFormat | None = None
+        self._most = data.max_characters
+        self._chat: ChatFormats | None = None
         if isinstance(data.template, ChatTemplate):
-            source = chat_source(folder)
-            if source is None:
+            sources = chat_sources(folder)
+            if DEFAULT not in sources:
                 raise TemplateRefused(f"{folder} has no chat template")
-            self._chat = ChatFormat(source, specials)
+            self._chat = ChatFormats(sources, specials, data.template, self._most)
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
         probe = self._tokenizer.encode("")
         self._start = [
@@ -79,7 +90,30 @@ class Writer:
         if len(self._ids) < len(self._markers):
             raise TemplateRefused("images and clips have the same marker")
         added = self._tokenizer.get_added_tokens_decoder()
-        self._specials = frozenset(token for token, kind in added.items() if kind.special)
+        texts = [kind.content for token, kind in added.items() if kind.special]
+        media = self._markers.values()
+        # The longest first: one may begin like another.
+        ends = sorted((each for each in texts if each not in media), key=len, reverse=True)
+        self._ends = "|".join(map(re.escape, ends)) or "(?!)"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the chat template, a line each."""
+        if self._chat is None:
+            return ()
+        asked, said = (Message(role, (Part("text", role),)) for role in ("user", "assistant"))
+        try:
+            conversation = self._conversed(Record(messages=(asked, said)))
+            [(_, last)] = conversation.answers()
+        except (BadSample, ValueError):  # Whatever is wrong is said of real samples.
+            return ()
+        if re.search(rf"(?:{self._ends})\Z", conversation.text[:last].rstrip()):
+            return ()
+        return (
+            "the chat template ends what is learnt of an answer with no special token, so a model "
+            "does not learn where to stop; in the chat_template.jinja of the tokenizer write "
+            "`{{ eos_token }}` behind the answer, in front of `{% endgeneration %}` if it has that",
+        )
 
     @property
     def markers(self) -> Mapping[Medium, str]:
@@ -127,15 +161,13 @@ class Writer:
             raise BadSample("its text has a token that stands for images")
         return Written(
             np.array([*self._start, *tokens, *end], dtype=np.int64),
-            np.array([*[False] * len(self._start), *learnt, *[True] * len(end)]),
+            np.array([*[False] * len(self._start), *learnt, *[True] * len(end)], dtype=np.bool_),
             tuple((len(self._start), medium) for medium in media),
         )
 
     def _conversation(
         self, record: Record, members: Mapping[Medium, int], unread: Sequence[str]
     ) -> Written:
-        if self._chat is None:
-            raise TypeError("a conversation needs a chat template")
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
             have, want = members.get(medium, 0), asked[medium]
@@ -144,8 +176,8 @@ class Writer:
                 raise BadSample(
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
-        text, answers = self._chat.answers(record.messages, dict(self._markers))
-        tokens, learnt = self._encode(text, answers, ends=not self._chat.marks_answers)
+        conversation = self._conversed(record)
+        tokens, learnt = self._encode(conversation.text, conversation.answers())
         found = tuple(self._ids[token] for token in tokens if token in self._ids)
         if found != record.media():
             raise BadSample(
@@ -157,15 +189,25 @@ class Writer:
         is_text[places] = False
         media = tuple((place - i, found[i]) for i, place in enumerate(places))
         ids = np.array(tokens, dtype=np.int64)
-        return Written(ids[is_text], np.array(learnt)[is_text], media)
+        return Written(ids[is_text], learnt[is_text], media)
 
-    def _encode(
-        self, text: str, learn: list[tuple[int, int]], *, ends: bool = False
-    ) -> tuple[list[int], list[bool]]:
-        """Return the tokens of a text, and which of them have a character that is learnt.
+    def _conversed(self, record: Record) -> Conversation:
+        if self._chat is None:
+            raise TypeError("a conversation needs a chat template")
+        chat = self._chat.of(record)
+        settings = {"tools": record.tools, "documents": record.documents}
+        return Conversation(chat, chat.dicts(record.messages, self._markers), settings, self._ends)
 
-        With `ends`, the special token behind each such part is learnt as well.
+    def _encode(self, text: str, learn: Spans) -> tuple[list[int], npt.NDArray[np.bool_]]:
+        """Return the tokens of a text, and which of them are learnt.
+
+        A token that goes beyond what is learnt is learnt only if that is blank.
         """
+        if len(text) > self._most:
+            raise BadSample(
+                f"its text has {len(text):,} characters, `data.max_characters` allows "
+                f"{self._most:,}"
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -177,14 +219,13 @@ class Writer:
         ids, offsets = encoded.ids, np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
         learnt = np.zeros(len(ids), dtype=np.bool_)
         for first, last in learn:
-            learnt |= (offsets[:, 0] < last) & (offsets[:, 1] > first)
-            if ends:
-                begin = after = int(np.searchsorted(offsets[:, 0], last))
-                while after < len(ids) and text[slice(*offsets[after])].isspace():
-                    after += 1
-                if after < len(ids) and ids[after] in self._specials:
-                    learnt[begin : after + 1] = True
-        return ids, learnt.tolist()
+            inside = (offsets[:, 0] < last) & (offsets[:, 1] > first)
+            beyond = inside & ((offsets[:, 0] < first) | (offsets[:, 1] > last))
+            for token in np.flatnonzero(beyond):
+                start, end = offsets[token]
+                inside[token] = not (text[start:first] + text[last:end]).strip()
+            learnt |= inside
+        return ids, learnt
 
     def _find_markers(
         self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]
@@ -204,7 +245,7 @@ class Writer:
 
     def _in_template(self, intake: Intake) -> str | None:
         """Return the one token that the chat template writes for an image or a clip."""
-        text = None if self._chat is None else self._chat.media_text(intake.medium)
+        text = None if self._chat is None else self._chat.usual.media_text(intake.medium)
         if text is None:
             return None
         added = self._tokenizer.get_added_tokens_decoder()
