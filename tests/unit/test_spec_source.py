@@ -138,7 +138,7 @@ def test_key_before_a_merge_wins() -> None:
         ("a: \x07\n", 1, 4, "U+0007"),
         ("a: @b\n", 1, 4, "not YAML"),
         ("a: " + "9" * 5000 + "\n", 1, 4, "too long"),
-        ("a: " + "[" * 1000 + "\n", 1, 1, "nested too deeply"),
+        ("a: " + "[" * 1000 + "\n", 1, 51, "nested too deeply"),
         ("a: {<<: 3}\n", 1, 9, "`<<` takes"),
     ],
     ids=lambda value: value[:12] if isinstance(value, str) else None,

@@ -26,6 +26,15 @@ SHARD_CODES = (
         "data: {kind: webdataset, shards: 'data/*.tar', ...}",
     ),
     Code(
+        "shards-not-tar",
+        "A file in `shards` or `eval_shards` is no tar file, or is cut off.",
+        "The first header of each shard is looked at, and its size: a tar file is made of blocks "
+        "of 512 bytes, so one of another size was not written or not copied to its end. The "
+        "records themselves are read when the index is made.",
+        "data: {kind: webdataset, shards: 'data/*', ...}   # data/ holds README.md, too",
+        "data: {kind: webdataset, shards: 'data/*.tar', ...}",
+    ),
+    Code(
         "eval-without-shards",
         "There is an `eval` section, but no shards of held-out samples.",
         "Nothing is taken from the shards you train on: which of their samples resemble each other "

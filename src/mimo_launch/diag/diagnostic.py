@@ -8,7 +8,14 @@ Leaves: wording of the long explanations to `codes`, drawing to `text`.
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_TEXT = 1000
 YamlPath = tuple[str | int, ...]
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """Return a text with its middle left out if it is long."""
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 class Severity(StrEnum):
@@ -46,6 +53,11 @@ class Diagnostic:
     severity: Severity = Severity.ERROR
     line: int | None = None
     column: int | None = None
+
+    def __post_init__(self) -> None:
+        # They quote the file, in which a word may be as long as the file itself.
+        for name in ("headline", "why", "help"):
+            object.__setattr__(self, name, shortened(getattr(self, name), MAX_TEXT))
 
     @property
     def is_error(self) -> bool:

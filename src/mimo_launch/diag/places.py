@@ -6,6 +6,7 @@ Leaves: drawing to `text`.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 
@@ -38,7 +39,7 @@ class Place:
     override: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The text of a spec, and where each of its parts stands.
 
@@ -50,7 +51,7 @@ class Source:
     marks: dict[YamlPath, Mark] = field(default_factory=dict)
     overrides: dict[YamlPath, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def lines(self) -> list[str]:
         """Lines of the text, without their ends."""
         return self.text.splitlines()

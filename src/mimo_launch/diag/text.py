@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Severity, shortened
 from mimo_launch.diag.places import Place, Source, Span
 
 # Control characters, and ends of lines that are none for Python's `\n`.
@@ -19,12 +19,19 @@ _TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
 
 
+# Nobody reads more at once, nor a longer line.
+MOST_SHOWN, MAX_LINE = 100, 160
+_KEPT_BEFORE = 60
+
+
 def render(diagnostics: Sequence[Diagnostic], source: Source, *, color: bool = False) -> str:
     """Return all diagnostics of one file, in order of place, ended by a line that counts them."""
-    blocks = [_block(item, source, color) for item in source.sorted(tuple(diagnostics))]
-    if not blocks:
+    found = source.sorted(tuple(diagnostics))
+    if not found:
         return ""
-    return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}"])
+    blocks = [_block(item, source, color) for item in found[:MOST_SHOWN]]
+    more = f"; the first {MOST_SHOWN} are shown" if len(found) > MOST_SHOWN else ""
+    return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}{more}"])
 
 
 def visible(text: str) -> str:
@@ -58,7 +65,7 @@ def to_json(diagnostics: Sequence[Diagnostic], source: Source) -> list[dict[str,
 def location(place: Place, source: Source) -> str:
     """Return `file:line:column`, or the `--set` that is meant."""
     if place.override is not None:
-        return f"--set {place.override}"
+        return f"--set {shortened(place.override, MAX_LINE)}"
     if place.span is None:
         return source.name
     return f"{source.name}:{place.span.line}:{place.span.column}"
@@ -99,15 +106,17 @@ def _block(item: Diagnostic, source: Source, color: bool) -> str:
         spans.append((place.span, "", "^"))
     severity = item.severity.value
     tag = _paint(f"{severity}[{item.code}]", severity, color)
-    lines = [f"{tag}: {_paint(item.headline, 'bold', color)}"]
-    lines.append(f"  {_paint('-->', 'place', color)} {location(place, source)}")
+    lines = [f"{tag}: {_paint(visible(item.headline), 'bold', color)}"]
+    lines.append(f"  {_paint('-->', 'place', color)} {visible(location(place, source))}")
     excerpt = list(_excerpt(spans, source.lines, severity, color))
     width = max((len(str(span.line)) for span, _, _ in spans), default=1)
     bar = " " * (max(2, width) + 1) + "|"
     if excerpt:
         lines += [bar, *excerpt, bar]
     notes = [
-        ("with", f"--set {other.override}: {label}") for other, label in related if other.override
+        ("with", f"--set {shortened(other.override)}: {label}")
+        for other, label in related
+        if other.override
     ]
     notes += [("why", item.why), ("help", item.help), ("more", f"mimo-launch explain {item.code}")]
     for name, text in notes:
@@ -116,7 +125,7 @@ def _block(item: Diagnostic, source: Source, color: bool) -> str:
 
 
 def _note(name: str, text: str) -> list[str]:
-    first, *rest = text.splitlines() or [""]
+    first, *rest = [visible(line) for line in text.splitlines()] or [""]
     if not first:
         return []
     return [f"   = {name + ':':<5} {first}", *(f"           {line}" for line in rest)]
@@ -129,17 +138,33 @@ def _excerpt(
     shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
     width = max(2, *(len(str(span.line)) for span, _, _ in shown)) if shown else 2
     for number in sorted({span.line for span, _, _ in shown}):
+        here = sorted((each for each in shown if each[0].line == number), key=_column)
         # Tabs would shift the caret.
-        text = lines[number - 1].replace("\t", " ")
-        yield f"{number:>{width}} | {text}".rstrip()
-        for span, label, sign in sorted(
-            (each for each in shown if each[0].line == number), key=lambda each: each[0].column
-        ):
-            pad = " " * _columns(text[: span.column - 1])
-            length = max(1, _columns(text[span.column - 1 : span.column - 1 + span.length]))
+        text, left_out = _window(lines[number - 1].replace("\t", " "), here[0][0].column)
+        yield f"{number:>{width}} | {visible(text)}".rstrip()
+        for span, label, sign in here:
+            start = span.column - 1 - left_out
+            if start >= len(text) and len(here) > 1:
+                continue  # Too far from the first place of this line.
+            pad = " " * _columns(text[:start])
+            length = max(1, _columns(text[start : start + span.length]))
             style = severity if sign == "^" else "place"
             underline = _paint(sign * length + (f" {label}" if label else ""), style, color)
             yield f"{' ' * width} | {pad}{underline}"
+
+
+def _column(place: tuple[Span, str, str]) -> int:
+    return place[0].column
+
+
+def _window(line: str, column: int) -> tuple[str, int]:
+    """Return the part of a line around a column, and how many characters before it are left out."""
+    if len(line) <= MAX_LINE:
+        return line, 0
+    first = min(max(0, column - 1 - _KEPT_BEFORE), len(line) - MAX_LINE)
+    part = line[first : first + MAX_LINE]
+    before, after = ("..." if first else ""), ("..." if first + MAX_LINE < len(line) else "")
+    return f"{before}{part}{after}", first - len(before)
 
 
 def _columns(text: str) -> int:

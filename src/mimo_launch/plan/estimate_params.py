@@ -89,15 +89,18 @@ class StageWeights:
             if (own := tuple(each for each in block if each.of_experts))
         ]
         units: list[tuple[Weight, ...]] = []
-        run: tuple[Weight, ...] = ()
+        run: list[Weight] = []
+        size = 0
         for block in self.blocks:
-            run += tuple(each for each in block if not each.of_experts)
-            if self.full_sharding or sum(each.numel for each in run) >= MIN_PARAMETERS_PER_UNIT:
-                units.append(run)
-                run = ()
+            dense = [each for each in block if not each.of_experts]
+            run += dense
+            size += sum(each.numel for each in dense)
+            if self.full_sharding or size >= MIN_PARAMETERS_PER_UNIT:
+                units.append(tuple(run))
+                run, size = [], 0
         if run and units:
-            units[-1] += run
-            run = ()
+            units[-1] += tuple(run)
+            run = []
         return (*units, *experts, (*run, *self.ends))
 
 

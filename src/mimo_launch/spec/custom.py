@@ -8,9 +8,9 @@ Leaves: finding the class to `layout.checks.own`, calling it to `modules.own`.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import MAX_INTEGER, Count, Layers, Strict
 from mimo_launch.spec.kinds import Clips, EncoderModel, VitModel
 from mimo_launch.spec.wording import close_matches
 
@@ -21,9 +21,9 @@ class ImageInput(Strict):
     """Images of any size, cut into square patches."""
 
     kind: Literal["image"]
-    patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
-    channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
-    shuffle: PositiveInt = Field(
+    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: Count = Field(1, description="Colour channels of a pixel.")
+    shuffle: Count = Field(
         1,
         description="Each square of `shuffle` x `shuffle` neighbouring patches becomes one row; "
         "its patches stand together in the list.",
@@ -81,20 +81,20 @@ class CustomModel(EncoderModel):
         examples=["my_encoders.mixer:Mixer"],
         json_schema_extra={"expected": "`package.module:Name`"},
     )
-    layers: PositiveInt = Field(
+    layers: Layers = Field(
         description="Number of layers, which pipeline stages share out.", examples=[4]
     )
-    hidden: PositiveInt = Field(
+    hidden: Count = Field(
         description="Width of the tokens between layers, and between stages.", examples=[128]
     )
-    heads: PositiveInt | None = Field(
+    heads: Count | None = Field(
         None, description="Number of attention heads, to be checked against tp, if it has any."
     )
     input: Annotated[ImageInput | AudioInput, Field(discriminator="kind")] = Field(
         description="What it reads, and how many rows come of it.",
         examples=["{kind: image, patch: 4}"],
     )
-    parameters: PositiveInt | None = Field(
+    parameters: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | None = Field(
         None,
         description="Number of parameters of the whole module, for the estimates of `plan`, which "
         "never imports the class; without it they leave the module out.",

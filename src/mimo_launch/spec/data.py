@@ -7,15 +7,15 @@ Leaves: what fits together to `layout.checks`, samples to `train.data`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import MAX_COUNT, Count, CountFrom0, LocalPath, Strict
 
 
 class _Samples(Strict):
     """What every kind of data may say."""
 
-    max_bad_samples: Annotated[int, Field(ge=0)] = Field(
+    max_bad_samples: CountFrom0 = Field(
         100,
         description="Samples that cannot be read and are left out, each reported by its id; one "
         "more over the whole run stops it.",
@@ -36,7 +36,7 @@ class DigitsData(_Samples):
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="Share of samples whose digits are spelled in words, without an image."
     )
-    samples: PositiveInt = Field(20000, description="Training strips in one epoch.")
+    samples: Count = Field(20000, description="Training strips in one epoch.")
 
 
 class SyntheticData(_Samples):
@@ -46,32 +46,32 @@ class SyntheticData(_Samples):
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="Probability that a sample has no image or clip for a given encoder."
     )
-    min_patches: PositiveInt = Field(1, description="Smallest image, in patches.")
-    max_patches: PositiveInt = Field(12, description="Largest image, in patches.")
-    image: tuple[PositiveInt, PositiveInt] | None = Field(
+    min_patches: Count = Field(1, description="Smallest image, in patches.")
+    max_patches: Count = Field(12, description="Largest image, in patches.")
+    image: tuple[Count, Count] | None = Field(
         None,
         description="Height and width of every image, in patches, instead of random sizes.",
         strict=False,
     )
-    min_frames: PositiveInt = Field(2, description="Shortest clip of an audio encoder, in frames.")
-    max_frames: PositiveInt = Field(
+    min_frames: Count = Field(2, description="Shortest clip of an audio encoder, in frames.")
+    max_frames: Count = Field(
         48, description="Longest clip, in frames; the encoder's own limit holds, too."
     )
-    min_images: PositiveInt = Field(
+    min_images: Count = Field(
         1, description="Fewest images or clips of a sample for one encoder, if it has one at all."
     )
-    max_images: PositiveInt = Field(
+    max_images: Count = Field(
         1,
         description="Most images or clips of a sample for one encoder; each further one by a coin "
         "toss.",
     )
-    max_documents: PositiveInt = Field(
+    max_documents: Count = Field(
         1, description="Most documents packed into a sample; they do not attend to each other."
     )
-    min_text: Annotated[int, Field(ge=2)] = Field(
+    min_text: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
         2, description="Fewest text tokens of a sample; the most is what `batch.seq` leaves."
     )
-    samples: PositiveInt = Field(4096, description="Training samples in one epoch.")
+    samples: Count = Field(4096, description="Training samples in one epoch.")
 
 
 class CaptionTemplate(Strict):
@@ -126,21 +126,21 @@ Template = Annotated[
 ]
 
 
-Strings = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
 
 
 class WebdatasetData(_Samples):
     """Shards of your own: tar files of images, clips, JSON and text, as webdataset writes them."""
 
     kind: Literal["webdataset"]
-    shards: str | Strings = Field(
+    shards: LocalPath | Paths = Field(
         description="Tar files to train on: a pattern with `*` or `{000..009}`, or a list of them.",
         examples=["data/{000..009}.tar"],
     )
-    eval_shards: str | Strings | None = Field(
+    eval_shards: LocalPath | Paths | None = Field(
         None, description="Tar files of held-out samples, for `eval`."
     )
-    tokenizer: str = Field(
+    tokenizer: LocalPath = Field(
         description="Local Hugging Face folder with tokenizer.json.", examples=["models/qwen"]
     )
     template: Template = Field(
@@ -153,12 +153,12 @@ class WebdatasetData(_Samples):
     audio_marker: str = Field(
         "<audio>", description="What stands for a clip in the texts of the shards."
     )
-    processors: dict[str, str] = Field(
+    processors: dict[str, LocalPath] = Field(
         {},
         description="By encoder, the Hugging Face folder whose preprocessor_config.json says how "
         "its images are made; default: that of its `init_from`, if it has one.",
     )
-    max_rows: PositiveInt = Field(
+    max_rows: Count = Field(
         256,
         description="For encoders without a processor: most rows of an image. Images keep their "
         "aspect, as near as whole rows allow.",
@@ -172,17 +172,17 @@ class WebdatasetData(_Samples):
         36_000_000,
         description="Images with more pixels than this are bad; they are never decoded.",
     )
-    max_characters: PositiveInt = Field(
+    max_characters: Count = Field(
         4_000_000,
         description="Samples whose text has more characters than this are bad; it is never made "
         "into tokens, which takes some 300 bytes of memory a character.",
     )
-    index: str | None = Field(
+    index: LocalPath | None = Field(
         None,
         description="Folder for the index of the samples; default `.mimo-index` beside the shards, "
         "or below your cache folder where that cannot be written.",
     )
-    decode_threads: PositiveInt = Field(
+    decode_threads: Count = Field(
         4, description="Threads of each rank that decode images and clips of a step."
     )
 

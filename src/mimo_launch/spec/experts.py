@@ -7,9 +7,9 @@ Leaves: what fits together to `layout.checks`.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import Count, CountFrom0, Places, Strict
 
 
 class ExpertGrid(Strict):
@@ -18,10 +18,8 @@ class ExpertGrid(Strict):
     What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
     """
 
-    ep: PositiveInt = Field(
-        1, description="Expert-parallel size: the experts of a layer are dealt out."
-    )
-    tp: PositiveInt = Field(
+    ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are dealt out.")
+    tp: Places = Field(
         1, description="Tensor-parallel size of the experts: the width of each is split."
     )
 
@@ -36,9 +34,9 @@ class Moe(Strict):
     # What is of no effect on what is computed from weights.
     TRAINING: ClassVar[frozenset[str]] = frozenset({"aux_loss"})
 
-    experts: PositiveInt = Field(description="Number of experts of a layer.", examples=[8])
-    top_k: PositiveInt = Field(description="Experts that each token goes to.", examples=[2])
-    width: PositiveInt = Field(description="Width inside an expert.", examples=[256])
+    experts: Places = Field(description="Number of experts of a layer.", examples=[8])
+    top_k: Count = Field(description="Experts that each token goes to.", examples=[2])
+    width: Count = Field(description="Width inside an expert.", examples=[256])
     score: Literal["softmax", "sigmoid"] = Field(
         "softmax",
         description="What the router makes of its logits, over all experts: `softmax` as in "
@@ -50,7 +48,7 @@ class Moe(Strict):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1.0, description="Factor on the scores of the chosen experts."
     )
-    shared: NonNegativeInt = Field(
+    shared: CountFrom0 = Field(
         0, description="Width of an MLP that every token goes through besides; 0: none."
     )
     aux_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
@@ -63,10 +61,10 @@ class Moe(Strict):
         "as loaded; none: there is no bias.",
         examples=[0.001],
     )
-    every: PositiveInt = Field(
+    every: Count = Field(
         1, description="Each so-many-th layer of a decoder has experts; the others have the MLP."
     )
-    first_dense: NonNegativeInt = Field(
+    first_dense: CountFrom0 = Field(
         0, description="The first layers of a decoder, so many, have the MLP in any case."
     )
 

@@ -96,11 +96,24 @@ def bad_module_name(path: YamlPath) -> Diagnostic:
     """Report a module name that would not work in paths, files and metrics."""
     return Diagnostic(
         code="bad-value",
-        headline=f"`{path[-1]}` is no module name; it must be lower-case letters, digits and `_`",
+        headline=f"`{path[-1]}` is no module name; it must be lower-case letters, digits and `_`, "
+        "at most 64",
         path=path,
         at_key=True,
         why="module names appear in `--set` paths, in metrics and in files",
         help="write a name such as `vision` or `audio_2`",
+    )
+
+
+def too_many_modules(path: YamlPath, number: int, most: int) -> Diagnostic:
+    """Report a spec with more modules than any model has."""
+    return Diagnostic(
+        code="bad-value",
+        headline=f"`modules` has {number:,} modules; it must have at most {most}",
+        path=path,
+        at_key=True,
+        why="each module has a grid, groups and a bridge of its own",
+        help="join encoders that read the same inputs into one",
     )
 
 

@@ -7,9 +7,9 @@ Leaves: which letters a pattern may have, and what fits together, to `layout.che
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import MAX_LAYERS, Count, Strict
 from mimo_launch.spec.language import LanguageModel
 
 # The letters of a pattern: as in Megatron-LM's `--hybrid-override-pattern` and in Nemotron-H.
@@ -19,14 +19,14 @@ MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 class MambaSizes(Strict):
     """Sizes of the Mamba-2 layers (arXiv:2405.21060); groups share B and C as GQA shares keys."""
 
-    heads: PositiveInt = Field(description="Heads of the state space model.", examples=[8])
-    head_dim: PositiveInt = Field(64, description="Channels of a head.")
-    state: PositiveInt = Field(128, description="Numbers that a head remembers per channel.")
-    groups: PositiveInt = Field(
+    heads: Count = Field(description="Heads of the state space model.", examples=[8])
+    head_dim: Count = Field(64, description="Channels of a head.")
+    state: Count = Field(128, description="Numbers that a head remembers per channel.")
+    groups: Count = Field(
         8, description="Groups of heads with a B and a C of their own; the norm is over a group."
     )
-    conv: PositiveInt = Field(4, description="Tokens that the causal convolution sees.")
-    chunk: PositiveInt = Field(
+    conv: Count = Field(4, description="Tokens that the causal convolution sees.")
+    chunk: Count = Field(
         128, description="Tokens that are computed at once, as in attention; changes no result."
     )
     min_step: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
@@ -53,7 +53,7 @@ class HybridModel(LanguageModel):
     """
 
     kind: Literal["hybrid"]
-    pattern: Annotated[str, Field(pattern=r"^[M*E-]+$")] = Field(
+    pattern: Annotated[str, Field(pattern=r"^[M*E-]+$", max_length=MAX_LAYERS)] = Field(
         description="The layers, one letter each: `M` Mamba-2, `*` attention, `-` MLP, `E` "
         "experts.",
         examples=['"M-M*-M-"'],
@@ -64,7 +64,7 @@ class HybridModel(LanguageModel):
         description="Sizes of the Mamba-2 layers.",
         examples=["{heads: 8, head_dim: 32, state: 16, groups: 2}"],
     )
-    mlp: PositiveInt | None = Field(None, description="Width inside an MLP; default 4 x hidden.")
+    mlp: Count | None = Field(None, description="Width inside an MLP; default 4 x hidden.")
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Base of the rotary position embedding of attention; without it attention "

@@ -7,9 +7,9 @@ Leaves: language models to `language`, what fits together to `layout.checks`.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import Count, Layers, Places, Strict
 
 # The second convolution of Whisper has stride 2.
 FRAMES_PER_TOKEN = 2
@@ -22,10 +22,10 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 class Grid(Strict):
     """How the ranks of one module are factored; the product must equal their number."""
 
-    tp: PositiveInt = Field(1, description="Tensor-parallel size: each layer's weights are split.")
-    cp: PositiveInt = Field(1, description="Context-parallel size: the sequence is split.")
-    pp: PositiveInt = Field(1, description="Pipeline size: the layers are split into stages.")
-    dp: PositiveInt = Field(1, description="Data-parallel size: the samples are split.")
+    tp: Places = Field(1, description="Tensor-parallel size: each layer's weights are split.")
+    cp: Places = Field(1, description="Context-parallel size: the sequence is split.")
+    pp: Places = Field(1, description="Pipeline size: the layers are split into stages.")
+    dp: Places = Field(1, description="Data-parallel size: the samples are split.")
 
     @property
     def num_ranks(self) -> int:
@@ -41,8 +41,8 @@ class EncoderModel(Strict):
     """
 
     kind: str
-    layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
-    hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
+    layers: Layers = Field(description="Number of transformer layers.", examples=[4])
+    hidden: Count = Field(description="Width of the residual stream.", examples=[128])
 
     @property
     def patches_per_row(self) -> int:
@@ -57,8 +57,8 @@ class EncoderModel(Strict):
 class TransformerEncoder(EncoderModel):
     """What the encoders of this program have: blocks, and a projector to the language width."""
 
-    heads: PositiveInt = Field(description="Number of attention heads.", examples=[4])
-    mlp: PositiveInt | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+    heads: Count = Field(description="Number of attention heads.", examples=[4])
+    mlp: Count | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
     projector: Literal["mlp", "linear", "merger"] = Field(
         "mlp",
         description="Last layer of the encoder: two linear maps with a GELU, or one. `merger`: "
@@ -84,9 +84,9 @@ class VitModel(TransformerEncoder):
     """A vision transformer over images of any size, with a projector to the language width."""
 
     kind: Literal["vit"]
-    patch: PositiveInt = Field(description="Side of a square patch, in pixels.", examples=[4])
-    channels: PositiveInt = Field(1, description="Colour channels of a pixel.")
-    shuffle: PositiveInt = Field(
+    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: Count = Field(1, description="Colour channels of a pixel.")
+    shuffle: Count = Field(
         1,
         description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
         "becomes one row, as wide as all of them, in front of the projector.",
@@ -97,7 +97,7 @@ class VitModel(TransformerEncoder):
         "`rope2d`: queries and keys turned by its row and column, as in Qwen2-VL. "
         "`learned`: a table over a grid of `image`, added; other sizes interpolate.",
     )
-    image: tuple[PositiveInt, PositiveInt] | None = Field(
+    image: tuple[Count, Count] | None = Field(
         None,
         description="Height and width, in patches, of the grid of learned positions.",
         examples=["[24, 24]"],
@@ -122,7 +122,7 @@ class VitModel(TransformerEncoder):
         "x * sigmoid(1.702 x) (CLIP).",
     )
     projector_activation: Activation = Field("gelu", description="The same, inside the projector.")
-    temporal_patch: PositiveInt = Field(
+    temporal_patch: Count = Field(
         1,
         description="Frames of a patch, as of a convolution over time; an image is repeated.",
     )
@@ -153,8 +153,8 @@ class Clips(Strict):
     A patch, as encoders of images say, is what becomes one token: two frames of a clip.
     """
 
-    mels: PositiveInt = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
-    frames: PositiveInt = Field(
+    mels: Count = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
+    frames: Count = Field(
         3000,
         description="Longest clip, in frames of 10 ms; half as many positions are stored.",
     )
@@ -163,7 +163,7 @@ class Clips(Strict):
         description="Pad every clip with silence to `frames`, as Whisper does; otherwise only to "
         "whole rows.",
     )
-    stack: PositiveInt = Field(
+    stack: Count = Field(
         1,
         description="Frame stacking: so many neighbouring tokens become one row, as wide as all of "
         "them, in front of the projector.",

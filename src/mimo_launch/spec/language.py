@@ -7,9 +7,9 @@ Leaves: hybrids to `hybrid`, what fits together to `layout.checks`.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import Count, Layers, Strict, Tokens
 from mimo_launch.spec.experts import Moe
 
 
@@ -28,7 +28,7 @@ class RopeScaling(Strict):
     high_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         4.0, description="Wavelengths below original length / this stay; in between a mixture."
     )
-    original_max_position_embeddings: PositiveInt = Field(
+    original_max_position_embeddings: Count = Field(
         8192, description="Length of sequences in the first training, in tokens."
     )
 
@@ -37,17 +37,17 @@ class LanguageModel(Strict):
     """What language models have in common: words, a stream, attention heads and RMSNorms."""
 
     kind: str
-    hidden: PositiveInt = Field(description="Width of the residual stream.", examples=[128])
-    heads: PositiveInt = Field(description="Number of query heads.", examples=[4])
-    kv_heads: PositiveInt | None = Field(None, description="Key/value heads; default `heads`.")
-    head_dim: PositiveInt | None = Field(None, description="Size of a head; default hidden/heads.")
-    mlp: PositiveInt | None
+    hidden: Count = Field(description="Width of the residual stream.", examples=[128])
+    heads: Count = Field(description="Number of query heads.", examples=[4])
+    kv_heads: Count | None = Field(None, description="Key/value heads; default `heads`.")
+    head_dim: Count | None = Field(None, description="Size of a head; default hidden/heads.")
+    mlp: Count | None
     rope_theta: float | None
-    vocab: PositiveInt | Literal["digits"] = Field(
+    vocab: Tokens | Literal["digits"] = Field(
         description="Number of tokens, or `digits` for the vocabulary of that data set.",
         examples=["digits"],
     )
-    vocab_multiple: PositiveInt = Field(
+    vocab_multiple: Count = Field(
         128, description="The vocabulary is padded to a multiple of this, whatever tp is."
     )
     tied: bool = Field(False, description="Use the token embedding as the output layer.")
@@ -100,8 +100,8 @@ class DecoderModel(LanguageModel):
     """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
 
     kind: Literal["decoder"]
-    layers: PositiveInt = Field(description="Number of transformer layers.", examples=[4])
-    mlp: PositiveInt | None = Field(
+    layers: Layers = Field(description="Number of transformer layers.", examples=[4])
+    mlp: Count | None = Field(
         None, description="Width inside the MLP; default 8/3 x hidden, rounded up to 64."
     )
     qk_norm: bool = Field(False, description="RMSNorm on each query and key head.")
@@ -114,7 +114,7 @@ class DecoderModel(LanguageModel):
         description="Rotary embedding as in Llama 3.1 and later.",
         examples=["{factor: 8.0, original_max_position_embeddings: 8192}"],
     )
-    mrope: tuple[PositiveInt, PositiveInt, PositiveInt] | None = Field(
+    mrope: tuple[Count, Count, Count] | None = Field(
         None,
         description="Pairs of each head that turn with time, height and width (M-RoPE, as in "
         "Qwen2-VL), head size / 2 together; without it all turn with the place in the sequence.",

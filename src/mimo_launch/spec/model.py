@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mimo_launch.spec.base import AXES, MissingPartError, Ranks, Strict, rank_range
+from mimo_launch.spec.base import (
+    AXES,
+    CountFrom0,
+    LocalPath,
+    MissingPartError,
+    Ranks,
+    Strict,
+    rank_range,
+)
 from mimo_launch.spec.custom import AudioInput, CustomModel, ImageInput, clip_input, image_input
 from mimo_launch.spec.data import (
     CaptionTemplate,
@@ -48,6 +56,7 @@ from mimo_launch.spec.sections import (
 
 __all__ = [
     "AXES",
+    "MAX_MODULES",
     "MODULE_NAME",
     "AudioInput",
     "AudioModel",
@@ -97,7 +106,8 @@ __all__ = [
 ]
 
 Balance = Literal["none", "linked", "all"]
-MODULE_NAME = r"^[a-z][a-z0-9_]*$"
+MAX_MODULES = 64
+MODULE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
 
 Model = (
     Annotated[VitModel | AudioModel | DecoderModel | HybridModel, Field(discriminator="kind")]
@@ -130,7 +140,7 @@ class ModuleSpec(Strict):
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."
     )
-    placeholder: Annotated[int, Field(ge=0)] | None = Field(
+    placeholder: CountFrom0 | None = Field(
         None,
         description="Of an encoder: the token that stands for one of its rows, as of `<image>` in "
         "a tokenizer. Encoders without one own the last ids of the vocabulary, in written order.",
@@ -167,7 +177,7 @@ class ModuleSpec(Strict):
         "replicas that feed the same language replicas; `all`: among all of them, at the price of "
         "a bridge between all; `none`: samples are dealt out by number.",
     )
-    init_from: str | None = Field(
+    init_from: LocalPath | None = Field(
         None,
         description="Checkpoint, or run folder with one, or a local Hugging Face folder, to take "
         "this module's weights from; nothing else of it is read.",
@@ -192,17 +202,18 @@ class Spec(Strict):
     """A whole training run."""
 
     version: Literal[1] = Field(description="Version of this format.", examples=[1])
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(
         description="Name of the run and of its folder under `runs/`.",
         examples=["my-run"],
         json_schema_extra={
-            "expected": "letters, digits, `.`, `_` and `-`, not starting with a sign"
+            "expected": "at most 100 letters, digits, `.`, `_` and `-`, not starting with a sign"
         },
     )
     modules: dict[Annotated[str, Field(pattern=MODULE_NAME)], ModuleSpec] = Field(
+        max_length=MAX_MODULES,
         description="Encoders and `language`, which computes the loss.",
     )
-    init_from: str | None = Field(
+    init_from: LocalPath | None = Field(
         None,
         description="`init_from` of every module that has none of its own: the second stage of a "
         "training starts from the run of the first.",

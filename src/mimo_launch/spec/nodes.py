@@ -10,14 +10,15 @@ from typing import Any
 
 import yaml
 
-from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath, shortened
 from mimo_launch.diag.places import Mark, Span
-from mimo_launch.spec.scalars import MAX_VALUES, scalar_value
+from mimo_launch.spec.scalars import MAX_DEPTH, MAX_VALUES, scalar_value
 
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 # Stands for a value with a fault of its own, so that no second fault is reported for it.
 UNREADABLE = object()
+_MAX_KEY = 256
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class NodeReader:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     _open: list[yaml.Node] = field(default_factory=list)
     _num_nodes: int = 0
+    _num_duplicates: int = 0
+    _is_full: bool = False
 
     def read(self, node: yaml.Node, path: YamlPath = (), key: Span | None = None) -> Any:
         """Return the data below `node`; parts at fault become UNREADABLE."""
@@ -39,7 +42,7 @@ class NodeReader:
                 self._fault(node, fault)
             return UNREADABLE
         if isinstance(node, yaml.ScalarNode):
-            return scalar_value(node)
+            return self._scalar(node)
         self._open.append(node)
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -51,18 +54,23 @@ class NodeReader:
     def _refusal(self, node: yaml.Node) -> str | None:
         """Return why a node is not read, "" when that was said before, None when it is read."""
         if self._num_nodes > MAX_VALUES:
-            is_first = self._num_nodes == MAX_VALUES + 1
-            return f"aliases make this file larger than {MAX_VALUES:,} values" if is_first else ""
+            is_first, self._is_full = not self._is_full, True
+            words = f"with its aliases written out the file has more than {MAX_VALUES:,} values"
+            return words if is_first else ""
+        if len(self._open) > MAX_DEPTH:
+            return "aliases nest lists or mappings too deeply"
         if any(node is other for other in self._open):
             return "an alias that contains itself"
-        if isinstance(node, yaml.ScalarNode):
-            try:
-                scalar_value(node)
-            except ValueError as error:
-                return str(error)
-        elif node.tag not in _PLAIN_TAGS:
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
             return f"the tag `{node.tag}` is not used here"
         return None
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return scalar_value(node)
+        except ValueError as error:
+            self._fault(node, str(error))
+            return UNREADABLE
 
     def _mapping(self, node: yaml.Node, path: YamlPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -70,7 +78,7 @@ class NodeReader:
         first: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE:
-                self._merge(value_node, path, merged)
+                self._merge(value_node, merged)
                 continue
             key = self._key(key_node)
             if key is None:
@@ -79,26 +87,34 @@ class NodeReader:
                 self._duplicate(key, key_node, first[key])
                 continue
             first[key] = key_node
-            if key in merged:
-                self._forget((*path, key))
             result[key] = self.read(value_node, (*path, key), _span(key_node))
         for key, (key_node, value_node) in merged.items():
             if key not in result:
                 result[key] = self.read(value_node, (*path, key), _span(key_node))
         return result
 
-    def _merge(self, node: yaml.Node, path: YamlPath, merged: dict[str, Any]) -> None:
+    def _merge(self, node: yaml.Node, merged: dict[str, Any]) -> None:
         """Collect the keys of `<<: *name`; keys written here, and earlier merges, win."""
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for each in nodes:
-            if not isinstance(each, yaml.MappingNode) or any(each is other for other in self._open):
+            self._num_nodes += 1
+            if self._num_nodes > MAX_VALUES:
+                return  # What is read next says so.
+            if (
+                not isinstance(each, yaml.MappingNode)
+                or any(each is other for other in self._open)
+                or len(self._open) > MAX_DEPTH
+            ):
                 self._fault(node, "`<<` takes an alias of a mapping, or a list of such aliases")
                 continue
+            self._num_nodes += len(each.value)
+            self._open.append(each)
             for key_node, value_node in each.value:
                 if key_node.tag == _MERGE:
-                    self._merge(value_node, path, merged)
-                elif isinstance(key_node, yaml.ScalarNode):
-                    merged.setdefault(key_node.value, (key_node, value_node))
+                    self._merge(value_node, merged)
+                elif (key := self._key(key_node)) is not None:
+                    merged.setdefault(key, (key_node, value_node))
+            self._open.pop()
 
     def _key(self, node: yaml.Node) -> str | None:
         if isinstance(node, yaml.ScalarNode):
@@ -106,9 +122,10 @@ class NodeReader:
                 key = scalar_value(node)
             except ValueError:
                 key = None
-            if isinstance(key, str):
+            if isinstance(key, str) and len(key) <= _MAX_KEY:
                 return key
-        text = f"`{node.value}`" if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+        is_word = isinstance(node, yaml.ScalarNode)
+        text = f"`{shortened(node.value)}`" if is_word else "a list or mapping"
         span = _span(node)
         self.diagnostics.append(
             Diagnostic(
@@ -124,8 +141,8 @@ class NodeReader:
 
     def _duplicate(self, key: str, node: yaml.Node, first: yaml.Node) -> None:
         """Report a repeated key at its second place, with the first one shown."""
-        number = sum(path[:1] == (DUPLICATES,) for path in self.marks)
-        here, there = (DUPLICATES, number), (DUPLICATES, number + 1)
+        here, there = (DUPLICATES, self._num_duplicates), (DUPLICATES, self._num_duplicates + 1)
+        self._num_duplicates += 2
         self.marks[here] = Mark(None, _span(node))
         self.marks[there] = Mark(None, _span(first))
         self.diagnostics.append(
@@ -138,10 +155,6 @@ class NodeReader:
                 related=(Related(path=there, label="first written here"),),
             )
         )
-
-    def _forget(self, path: YamlPath) -> None:
-        for known in [known for known in self.marks if known[: len(path)] == path]:
-            del self.marks[known]
 
     def _fault(self, node: yaml.Node, headline: str) -> None:
         span = _span(node)

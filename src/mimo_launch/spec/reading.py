@@ -24,30 +24,46 @@ from mimo_launch.spec.fields import (
     models_in,
     section_per_name,
 )
-from mimo_launch.spec.model import MODULE_NAME, ModuleSpec, Spec
+from mimo_launch.spec.model import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.nodes import UNREADABLE
 from mimo_launch.spec.wording import close_matches
 
 S = TypeVar("S", bound=Strict)
+_MOST_FAULTS = 1000
 
 
 def read_spec(data: dict[str, Any]) -> tuple[Spec, tuple[Diagnostic, ...]]:
     """Return the sound parts of a spec, and every fault of the others."""
     reader = _Reader()
-    spec = reader.section(Spec, data, ())
+    try:
+        spec = reader.section(Spec, data, ())
+    except _Enough:
+        spec = _construct(Spec, {}, set(Spec.model_fields))
     return spec, tuple(reader.diagnostics)
 
 
 def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...]]:
     """Do the same for one module."""
     reader = _Reader()
-    module = reader.section(ModuleSpec, data, ())
+    try:
+        module = reader.section(ModuleSpec, data, ())
+    except _Enough:
+        module = _construct(ModuleSpec, {}, set(ModuleSpec.model_fields))
     return module, tuple(reader.diagnostics)
+
+
+class _Enough(Exception):
+    """There are more faults than anybody will read: this is no spec."""
 
 
 class _Reader:
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
+
+    def _report(self, fault: Diagnostic) -> None:
+        self.diagnostics.append(fault)
+        if len(self.diagnostics) >= _MOST_FAULTS:
+            raise _Enough
 
     def section(self, cls: type[S], data: Any, path: YamlPath) -> S:
         """Return a section; the parts at fault are left out and reported."""
@@ -65,7 +81,7 @@ class _Reader:
         suspects: set[str] = set()
         for key in data:
             if key not in known:
-                self.diagnostics.append(faults.unknown_key((*path, key), known, free))
+                self._report(faults.unknown_key((*path, key), known, free))
                 # A misspelt key gave some known one its value: which, and what, is not known.
                 suspects.update(close_matches(key, free))
         values: dict[str, Any] = {}
@@ -76,7 +92,7 @@ class _Reader:
                 if values[key] is UNREADABLE:
                     left_out.add(name)
             elif field.is_required() and key not in suspects:
-                self.diagnostics.append(faults.missing_key(path, key, field_schema(field)))
+                self._report(faults.missing_key(path, key, field_schema(field)))
                 left_out.add(name)
             elif key in suspects:
                 left_out.add(name)
@@ -101,15 +117,18 @@ class _Reader:
 
     def _not_a_section(self, path: YamlPath, value: Any) -> None:
         if value is not UNREADABLE:
-            self.diagnostics.append(faults.not_a_section(path, value))
+            self._report(faults.not_a_section(path, value))
 
     def _modules(self, value: Any, path: YamlPath) -> Any:
         if not isinstance(value, dict):
             self._not_a_section(path, value)
             return UNREADABLE
+        if len(value) > MAX_MODULES:
+            self._report(faults.too_many_modules(path, len(value), MAX_MODULES))
+            return UNREADABLE
         for name in value:
             if not re.fullmatch(MODULE_NAME, name):
-                self.diagnostics.append(faults.bad_module_name((*path, name)))
+                self._report(faults.bad_module_name((*path, name)))
         return {
             name: self.section(ModuleSpec, module, (*path, name)) for name, module in value.items()
         }
@@ -124,10 +143,10 @@ class _Reader:
         if "kind" not in value:
             typos = [key for key in value if "kind" in close_matches(key, ["kind"])]
             if typos:
-                self.diagnostics.append(faults.unknown_key((*path, typos[0]), ["kind"], ["kind"]))
+                self._report(faults.unknown_key((*path, typos[0]), ["kind"], ["kind"]))
             else:
                 schema = {"enum": list(kinds), "description": "The kind decides the other keys."}
-                self.diagnostics.append(faults.missing_key(path, "kind", schema))
+                self._report(faults.missing_key(path, "kind", schema))
             return UNREADABLE
         kind = value["kind"]
         if isinstance(kind, str) and kind in kinds:
@@ -137,7 +156,7 @@ class _Reader:
         if kind is not UNREADABLE:
             at = (*path, "kind")
             known = [str(each) for each in kinds]
-            self.diagnostics.append(faults.unknown_kind(at, kind, known, own=of_own is not None))
+            self._report(faults.unknown_kind(at, kind, known, own=of_own is not None))
         return UNREADABLE
 
     def _leaf(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
@@ -162,7 +181,7 @@ class _Reader:
                 cause = each.get("ctx", {}).get("error")
                 message = str(cause) if isinstance(cause, ValueError) else ""
                 message = "" if message == "no range" else message
-                self.diagnostics.append(faults.bad_leaf(item_path, item, item_schema, message))
+                self._report(faults.bad_leaf(item_path, item, item_schema, message))
             return UNREADABLE
 
 

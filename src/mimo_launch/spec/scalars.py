@@ -24,28 +24,38 @@ _CORE = (
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 )
 
-# Longer integers cannot be a setting, and Python refuses to parse very long ones.
-_MAX_DIGITS = 400
-# No honest spec comes near this many values, written out or by aliases of aliases.
-MAX_VALUES = 20_000
-
-
-class TooManyValuesError(yaml.MarkedYAMLError):
-    """A text holds more values than a spec has."""
+# A prompt may be long, a number not; integers beyond 64 bits are no setting.
+_MAX_CHARACTERS, _MAX_DIGITS = 65_536, 400
+_MAX_INTEGER = 2**63 - 1
+# No honest spec comes near these; aliases and merges count as what they stand for.
+MAX_VALUES, MAX_DEPTH = 20_000, 48
 
 
 class CoreLoader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2; used for nodes only."""
+    """PyYAML's safe loader with the scalars of YAML 1.2, and bounds; used for nodes only."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-    num_nodes = 0
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, as long as there are not too many: each value has a key at most."""
-        self.num_nodes += 1
-        if self.num_nodes > 2 * MAX_VALUES:
-            raise TooManyValuesError(problem_mark=self.get_mark())
-        return super().compose_node(parent, index)
+        """Compose a node, unless there are too many or it stands too deep."""
+        self._num_nodes, self._depth = self._num_nodes + 1, self._depth + 1
+        at = self.peek_event().start_mark
+        if self._depth > MAX_DEPTH:
+            raise TooLarge(problem="lists or mappings nested too deeply", problem_mark=at)
+        if self._num_nodes > 2 * MAX_VALUES:  # Each has a key at most.
+            problem = f"the file has more than {MAX_VALUES:,} values"
+            raise TooLarge(problem=problem, problem_mark=at)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+class TooLarge(yaml.MarkedYAMLError):
+    """A file has more than any spec would have."""
 
 
 for _tag, _pattern, _first in _CORE:
@@ -60,6 +70,12 @@ def scalar_value(node: yaml.ScalarNode) -> object:
     """
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     text: str = node.value
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"a text of {len(text):,} characters is too long")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair is no character") from None
     if kind in ("str", "merge"):
         return text
     if kind == "null":
@@ -84,6 +100,9 @@ def _number(kind: str, text: str) -> int | float:
     if special in (".inf", ".nan"):
         return float(text.lower().replace(".", ""))
     try:
-        return int(text) if kind == "int" else float(text)
+        value = int(text) if kind == "int" else float(text)
     except ValueError:
         raise ValueError(f"`{text}` is not a number") from None
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        raise ValueError(f"`{text}` is beyond the largest whole number, {_MAX_INTEGER}")
+    return value

@@ -7,9 +7,21 @@ Leaves: what fits together to `layout.checks`.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from mimo_launch.spec.base import NonNegative, Size, Strict, num_bytes
+from mimo_launch.spec.base import (
+    MAX_INTEGER,
+    Count,
+    CountFrom0,
+    Layers,
+    Microbatches,
+    NonNegative,
+    Samples,
+    Size,
+    Strict,
+    Tokens,
+    num_bytes,
+)
 
 
 class ModuleOptimizer(Strict):
@@ -17,9 +29,7 @@ class ModuleOptimizer(Strict):
 
     lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
     weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
-    warmup: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Warm-up steps of this module."
-    )
+    warmup: CountFrom0 | None = Field(None, description="Warm-up steps of this module.")
 
 
 class Fp8Spec(Strict):
@@ -35,7 +45,7 @@ class Fp8Spec(Strict):
         description="`e4m3` has three bits of mantissa, also for gradients; `hybrid` gives these "
         "two, and a wider range.",
     )
-    amax_history: PositiveInt = Field(
+    amax_history: Count = Field(
         1024, description="With `delayed`: steps whose largest magnitudes a scale is made for."
     )
 
@@ -47,15 +57,15 @@ class ScheduleSpec(Strict):
     """Order of the work inside a step."""
 
     kind: ScheduleKind = Field("1f1b", description="Pipeline schedule.")
-    microbatches: PositiveInt = Field(
+    microbatches: Microbatches = Field(
         1, description="Microbatches a language replica runs per step."
     )
-    encoder_microbatches: PositiveInt | None = Field(
+    encoder_microbatches: Microbatches | None = Field(
         None,
         description="For encoders that share ranks with language: microbatches they encode at once "
         "(more memory, fewer phases); default all.",
     )
-    virtual_stages: PositiveInt = Field(
+    virtual_stages: Layers = Field(
         1, description="For `interleaved`: stages of the language model that each rank holds."
     )
 
@@ -63,12 +73,12 @@ class ScheduleSpec(Strict):
 class BatchSpec(Strict):
     """Size of a step."""
 
-    global_: PositiveInt = Field(
+    global_: Samples = Field(
         alias="global",
         description="Samples per optimizer step over all replicas.",
         examples=[32],
     )
-    seq: PositiveInt = Field(
+    seq: Tokens = Field(
         description="Tokens per sample, embedded rows included; padded.", examples=[64]
     )
 
@@ -79,8 +89,8 @@ class LrSchedule(Strict):
     kind: Literal["constant", "cosine", "wsd"] = Field(
         "constant", description="`wsd` is warm-up, stable, decay (linear over `decay` steps)."
     )
-    warmup: Annotated[int, Field(ge=0)] = Field(0, description="Linear warm-up steps.")
-    decay: Annotated[int, Field(ge=0)] = Field(0, description="Last steps of `wsd` that decay.")
+    warmup: CountFrom0 = Field(0, description="Linear warm-up steps.")
+    decay: CountFrom0 = Field(0, description="Last steps of `wsd` that decay.")
     min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
 
 
@@ -110,18 +120,20 @@ class OptimizerSpec(Strict):
 class TrainSpec(Strict):
     """Length and numerics of the run."""
 
-    steps: PositiveInt = Field(100, description="Optimizer steps.")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of weights and data order.")
+    steps: Count = Field(100, description="Optimizer steps.")
+    seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = Field(
+        0, description="Seed of weights and data order."
+    )
     precision: Literal["fp64", "fp32", "bf16"] = Field(
         "fp32", description="Compute type; bf16 keeps fp32 weights, reductions and norms."
     )
-    log_every: PositiveInt = Field(10, description="Steps between two lines of plain output.")
-    timeout: PositiveInt = Field(
+    log_every: Count = Field(10, description="Steps between two lines of plain output.")
+    timeout: Count = Field(
         600,
         description="Seconds without progress of any rank, or in one collective, after which the "
         "run has failed.",
     )
-    max_skipped: PositiveInt = Field(
+    max_skipped: Count = Field(
         10, description="Steps in a row with a non-finite loss or gradient that stop the run."
     )
     count_zero_grads: bool = Field(
@@ -136,15 +148,15 @@ class TrainSpec(Strict):
 class EvalSpec(Strict):
     """Evaluation on held-out samples; always once more after the last step."""
 
-    every: PositiveInt | None = Field(None, description="Steps between evaluations.")
-    samples: PositiveInt = Field(256, description="Held-out samples per evaluation.")
+    every: Count | None = Field(None, description="Steps between evaluations.")
+    samples: Samples = Field(256, description="Held-out samples per evaluation.")
 
 
 class CheckpointSpec(Strict):
     """When to save, and how many checkpoints to keep; always once more after the last step."""
 
-    every: PositiveInt = Field(description="Steps between two checkpoints.", examples=[100])
-    keep: PositiveInt = Field(2, description="Newest checkpoints to keep; older ones are deleted.")
+    every: Count = Field(description="Steps between two checkpoints.", examples=[100])
+    keep: Count = Field(2, description="Newest checkpoints to keep; older ones are deleted.")
     asynchronous: bool = Field(
         True, description="Copy the state and go on training while the copy is written."
     )
@@ -176,7 +188,7 @@ class LogSpec(Strict):
 class NodesSpec(Strict):
     """The hosts, for warnings about traffic that leaves one, and about memory."""
 
-    gpus: PositiveInt = Field(description="Ranks per host.", examples=[8])
+    gpus: Count = Field(description="Ranks per host.", examples=[8])
     gpu_memory: Size | None = Field(
         None,
         description="Memory of one GPU, to be told when a rank will not fit; as `nvidia-smi` shows "

@@ -11,11 +11,12 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
+from mimo_launch.spec.files import MEGABYTE, read_small
 from mimo_launch.spec.nodes import NodeReader
 from mimo_launch.spec.syntax import compose, document_fault
 
 # A spec has some kilobytes; whatever is larger is another file.
-MAX_BYTES = 1_000_000
+MAX_BYTES = MEGABYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,13 @@ class Document:
 
 def read_file(path: str | Path) -> Document:
     """Read a YAML file; every fault becomes a diagnostic."""
-    name, reason = str(path), ""
+    name = str(path)
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-    else:
-        if len(raw) > MAX_BYTES:
-            reason = f"it is larger than {MAX_BYTES // 1_000_000} MB, so it is no spec"
-    if reason:
+        raw = read_small(path, MAX_BYTES)
+    except (OSError, ValueError) as error:  # A name may hold a NUL.
+        strerror = error.strerror if isinstance(error, OSError) else None
+        reason = strerror or str(error)
+        reason = reason[:1].lower() + reason[1:]
         fault = Diagnostic(
             code="unreadable-file",
             headline=f"`{name}` cannot be read: {reason}",

@@ -8,7 +8,7 @@ Leaves: values to `nodes`.
 import yaml
 
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.spec.scalars import MAX_VALUES, CoreLoader, TooManyValuesError
+from mimo_launch.spec.scalars import CoreLoader, TooLarge
 
 
 def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
@@ -21,6 +21,8 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
             node = loader.get_node()
             if node is not None:
                 nodes.append(node)
+    except TooLarge as error:
+        return [], _too_large(error)
     except yaml.MarkedYAMLError as error:
         return [], _syntax_fault(error, text)
     except yaml.reader.ReaderError as error:
@@ -33,14 +35,22 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
             line=before.count("\n") + 1,
             column=len(before) - (before.rfind("\n") + 1) + 1,
         )
-    except RecursionError:
-        return [], Diagnostic(
-            code="yaml-syntax", headline="the lists or mappings are nested too deeply", line=1
-        )
     finally:
         if loader is not None:
             loader.dispose()
     return nodes, None
+
+
+def _too_large(error: yaml.MarkedYAMLError) -> Diagnostic:
+    mark = error.problem_mark
+    return Diagnostic(
+        code="yaml-syntax",
+        headline=error.problem or "",
+        why="no spec has as many, so this file is none, and was not read further",
+        help="check that this file is the spec; a list of shards may be a pattern",
+        line=mark.line + 1 if mark else 1,
+        column=mark.column + 1 if mark else 1,
+    )
 
 
 def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
@@ -51,10 +61,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     shown = lines[line - 1] if line <= len(lines) else ""
     indent = shown[: len(shown) - len(shown.lstrip())]
     problem = error.problem or ""
-    if isinstance(error, TooManyValuesError):
-        headline = f"the file has more than {MAX_VALUES:,} values"
-        help_ = "check that this file is the spec; lists of files belong into a folder"
-    elif "\t" in indent or ("'\\t'" in problem):
+    if "\t" in indent or ("'\\t'" in problem):
         headline = "a tab stands where YAML wants spaces"
         column = shown.index("\t") + 1 if "\t" in shown else column
         help_ = "replace each tab by two spaces"

@@ -9,6 +9,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+# No name is as long, and comparing takes the more time the longer the words.
+_MAX_WORD = 100
 _TYPES = {
     "integer": "a whole number",
     "number": "a number",
@@ -84,6 +86,8 @@ def allowed_types(schema: dict[str, Any]) -> set[str]:
 def close_matches(word: str, known: Iterable[str]) -> list[str]:
     """Return every known word that is a likely reading of a misspelt one, best first."""
     names = list(known)
+    if len(word) > _MAX_WORD:
+        return []
     lower = {name.lower().replace("-", "_"): name for name in names}
     plain = word.lower().replace("-", "_")
     if plain in lower:
@@ -111,12 +115,14 @@ def _literal(value: Any) -> str:
 def _limits(schema: dict[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
-        return f" from {low} to {high}"
+        return f" from {_number(low)} to {_number(high)}"
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if above == 0 and schema.get("type") == "integer":
-        low, above = 1, None
     limits = ((low, ">="), (above, ">"), (high, "<="), (below, "<"))
-    return " and".join(f" {sign} {limit}" for limit, sign in limits if limit is not None)
+    return " and".join(f" {sign} {_number(limit)}" for limit, sign in limits if limit is not None)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _list_words(schema: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
 _SCHEDULES = (*_KINDS, "interleaved-microbatches-uneven", "full-sharding-in-bubbles")
 _PACKAGES = ("missing-package",)
-_SHARDS = ("shards-not-found", "shards-compressed")
+_SHARDS = ("shards-not-found", "shards-compressed", "shards-not-tar")
 _IMAGES = (
     "patch-over-digit",
     "empty-digit-range",

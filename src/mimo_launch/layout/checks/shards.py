@@ -14,7 +14,12 @@ from mimo_launch.layout.checks.packages import is_installed
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.image_recipe import Smart
 from mimo_launch.layout.images import ProcessorError, processor_folder, recipe_of
-from mimo_launch.layout.shard_files import AUDIO_SUFFIXES, IMAGE_FORMATS, shard_files
+from mimo_launch.layout.shard_files import (
+    AUDIO_SUFFIXES,
+    IMAGE_FORMATS,
+    PatternError,
+    shard_files,
+)
 from mimo_launch.layout.tokenizers import (
     DEFAULT,
     TokenizerError,
@@ -37,6 +42,8 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 # Headers of so many members are looked at: a millisecond or two.
 _LOOKED_AT = 64
 _MOST_LISTED = 3
+# So many shards are opened, for one header each.
+_MOST_OPENED = 1000
 _MODEL_VOCAB = ("modules", "language", "model", "vocab")
 # The bounds of the extras in pyproject.toml, which a test compares.
 PACKAGES = {
@@ -82,7 +89,17 @@ def shards_are_there(spec: Spec) -> Findings:
 
 
 def _pattern(key: str, pattern: str) -> Findings:
-    files = shard_files(pattern)
+    try:
+        files = shard_files(pattern)
+    except PatternError as error:
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` cannot be expanded: {error}",
+            path=("data", key),
+            why="every file that is named is looked at before a run, and listed in its index",
+            help=f"write `{key}: [PATTERN, ...]` with patterns of fewer files",
+        )
+        return
     missing = [str(path) for path in files if not path.is_file()]
     if missing or not files:
         names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
@@ -104,6 +121,34 @@ def _pattern(key: str, pattern: str) -> Findings:
             why="samples are read from anywhere in a shard, which needs a plain tar file",
             help="unpack them, and name the plain tar files",
         )
+        return
+    damaged = [(path, why) for path in files[:_MOST_OPENED] if (why := _not_tar(path))]
+    if damaged:
+        path, why = damaged[0]
+        more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        yield Diagnostic(
+            code="shards-not-tar",
+            headline=f"`{pattern}` names files that are no tar files: {path}{more}",
+            path=("data", key),
+            why=f"{path.name} {why}",
+            help=f"make it anew, or write `{key}: PATTERN` of the others",
+        )
+
+
+def _not_tar(path: Path) -> str:
+    """Return what is wrong with the first header of a file, and with its size."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(tarfile.BLOCKSIZE), path.stat().st_size
+        if not head:
+            return "is empty"
+        tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except tarfile.HeaderError as error:
+        return "has no members" if head.count(0) == tarfile.BLOCKSIZE else f"begins wrong: {error}"
+    # A tar file is made of blocks.
+    return f"is cut off after {size:,} bytes" if size % tarfile.BLOCKSIZE else ""
 
 
 def tokenizer_is_usable(spec: Spec) -> Findings:
