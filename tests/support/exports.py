@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Sequence
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,15 @@ def llava_folder(folder: Path) -> Path:
 
 
 def header_only(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> None:
-    """Write a safetensors file without its tensors, for those who read no more than the header."""
-    header = {
-        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
-        for name, shape in shapes.items()
-    }
+    """Write a safetensors file with a hole for its tensors, for those who read the header."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + prod(shape) * (2 if dtype == "BF16" else 4)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

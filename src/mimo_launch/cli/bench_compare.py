@@ -5,12 +5,12 @@ Relies on: the record that `bench.json` holds (docs/bench.md).
 Leaves: showing it to `bench_screen`.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.wording import found
 from mimo_launch.train.bench.options import VERSION
 
@@ -38,7 +38,7 @@ class Earlier:
 def load_earlier(path: Path) -> Earlier:
     """Return what is compared of the result in a file. Raises: NotAResult."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
     except OSError as error:
         raise NotAResult(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:

@@ -5,10 +5,11 @@ Relies on: the file that completes a checkpoint, which holds the resolved spec o
 Leaves: tensors, and files that are damaged, to `train.checkpoint`.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from mimo_launch.spec.files import read_json
 
 MARKER = "checkpoint.json"
 
@@ -19,7 +20,7 @@ def saved_spec(folder: Path) -> dict[str, Any] | None:
     for marker in markers:
         if marker.is_file() and not marker.parent.suffix:
             try:
-                spec = json.loads(marker.read_text(encoding="utf-8"))["spec"]
+                spec = read_json(marker)["spec"]
             except (OSError, ValueError, LookupError, TypeError):
                 continue
             return spec if isinstance(spec, dict) else None

@@ -13,6 +13,7 @@ from typing import Any
 
 from mimo_launch.layout.earlier_runs import earlier_specs
 from mimo_launch.layout.image_recipe import BICUBIC, HALF, Exact, ImageRecipe, ShortEdge, Smart
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.model import Spec, VitModel, WebdatasetData, image_input
 
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -102,7 +103,7 @@ def read_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of the image processor in a folder. Raises: ProcessorError."""
     for name in _FILES:
         try:
-            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            config = read_json(folder / name)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:

@@ -6,10 +6,12 @@ write them.
 Leaves: token ids of texts to `train.data.webdataset.writer`.
 """
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from mimo_launch.spec.base import MAX_COUNT
+from mimo_launch.spec.files import MEGABYTE, read_json, read_small
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
@@ -57,9 +59,12 @@ def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:  #
         # A unigram vocabulary is a list in the order of ids.
         last = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
         added = {int(token["id"]): str(token["content"]) for token in found.get("added_tokens", ())}
-    except (KeyError, TypeError, AttributeError) as error:
+        size = 1 + max(last, max(added, default=-1))
+        if not 0 <= size <= MAX_COUNT:
+            raise ValueError(f"the largest id is {size - 1}")
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise TokenizerError(f"{TOKENIZER} is not understood: {error!r}") from error
-    return 1 + max(last, max(added, default=-1)), added
+    return size, added
 
 
 def special_texts(folder: Path) -> dict[str, str]:
@@ -79,7 +84,7 @@ def chat_sources(folder: Path) -> dict[str, str]:
     for file in (folder / CHAT_TEMPLATE, *sorted((folder / MORE_TEMPLATES).glob("*.jinja"))):
         name = DEFAULT if file.parent == folder else file.stem
         try:
-            found[name] = file.read_text(encoding="utf-8")
+            found[name] = read_small(file, MEGABYTE).decode("utf-8")
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -103,7 +108,7 @@ def _nested(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{file.name} cannot be read: {error}") from error
     if not isinstance(found, dict):

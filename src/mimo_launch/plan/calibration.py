@@ -13,6 +13,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.wording import did_you_mean, found
 
 VERSION = 1
@@ -138,10 +139,10 @@ def load(path: str | Path) -> Calibration:
     Raises: CalibrationError if the file cannot be read or holds anything unknown.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_json(path)
     except OSError as error:
         raise CalibrationError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:
         raise CalibrationError(f"{path} is not JSON: {error}") from None
     try:
         return _calibration(data)

@@ -2,16 +2,17 @@
 
 Decides: what is forgiven (a last line that was cut short, lines that are no records, which are
 counted) and what is not (no file, no step); of a step that was done twice the later record counts.
-Relies on: the standard library only; the fields of `events`.
+Relies on: the fields of `events`; no torch.
 Leaves: drawing and tables to `cli`.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mimo_launch.spec.files import parse_json
 
 METRICS = "metrics.jsonl"
 Record = dict[str, Any]
@@ -77,6 +78,8 @@ def read_history(path: Path) -> History:
     Raises: NoHistory, also when the file cannot be read.
     """
     file = path / METRICS if path.is_dir() else path
+    if file.exists() and not file.is_file():
+        raise NoHistory(f"{file} is no regular file", _instead_of(path))
     try:
         lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -136,7 +139,7 @@ def thinned(curve: Curve, most: int) -> Curve:
 def _record(line: bytes) -> Record | None:
     """Return a line as a record that has a step, or None."""
     try:
-        record = json.loads(line)
+        record = parse_json(line.decode("utf-8"))
     except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):

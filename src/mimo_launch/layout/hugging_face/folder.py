@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.spec.files import read_json
+
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -34,7 +36,7 @@ def has_weights(folder: Path) -> bool:
 def read_config(folder: Path) -> Config:
     """Return `config.json`. Raises: ConfigError."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{CONFIG} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -74,7 +76,7 @@ def reading_config() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{CONFIG} is malformed: {error!r}") from error
 
 

@@ -18,8 +18,8 @@ from mimo_launch.train.checkpoint.folder import (
     crc_of,
     is_complete,
     read_marker,
-    saved_shapes,
 )
+from mimo_launch.train.checkpoint.index import read_index
 
 
 class NoCheckpoint(Exception):
@@ -42,12 +42,12 @@ class Checkpoint:
         """
         prefix = prefix_of(module)
         try:
-            shapes = saved_shapes(self.path)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise NoCheckpoint(f"{self.path} cannot be read: {error!r}") from error
+            index = read_index(self.path)
+        except DamagedCheckpoint as error:
+            raise NoCheckpoint(f"{self.path} cannot be read: {error}") from error
         return {
-            name.removeprefix(prefix): shape
-            for name, shape in shapes.items()
+            name.removeprefix(prefix): entry.shape
+            for name, entry in index.items()
             if name.startswith(prefix)
         }
 

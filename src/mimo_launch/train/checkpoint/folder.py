@@ -3,7 +3,7 @@
 Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
 other file with its size and CRC-32; a folder without it is incomplete, one that differs is damaged.
 An incomplete one ends in `.partial`, a damaged one is renamed to end in `.damaged`.
-Relies on: the standard library only, so that the command line can look before torch is imported.
+Relies on: no torch, so that the command line can look before that is imported.
 Leaves: tensors to `storage`.
 """
 
@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.layout.earlier_runs import MARKER
+from mimo_launch.spec.base import MAX_INTEGER
+from mimo_launch.spec.files import read_json
 
-CHECKPOINTS, TENSORS = "checkpoints", "tensors.json"
+CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
@@ -74,7 +76,7 @@ def read_marker(path: Path) -> Marker:
     try:
         if not is_complete(path):
             raise DamagedCheckpoint(f"it was not completed: there is no {MARKER}")
-        marker = _parse((path / MARKER).read_text(encoding="utf-8"))
+        marker = _parse(read_json(path / MARKER))
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) != marker.counts["step"]:
             raise DamagedCheckpoint(f"{MARKER} is that of step {marker.counts['step']}")
         for name, (size, _) in marker.files.items():
@@ -86,19 +88,15 @@ def read_marker(path: Path) -> Marker:
     return marker
 
 
-def saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the full shape of every tensor in a checkpoint."""
-    index = json.loads((path / TENSORS).read_text(encoding="utf-8"))
-    return {name: tuple(entry["shape"]) for name, entry in index.items()}
-
-
-def _parse(text: str) -> Marker:
-    raw = json.loads(text)
+def _parse(raw: Any) -> Marker:
     checksum = raw.pop(_CHECKSUM)
     if raw["format"] != FORMAT:
         raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
     if checksum != _checksum(raw):
         raise DamagedCheckpoint(f"{MARKER} is damaged: its checksum is another")
+    for name, count in {**raw["counts"], **raw["updates"]}.items():
+        if type(count) is not int or not 0 <= count <= MAX_INTEGER:
+            raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is no count")
     return Marker(**{field.name: raw[field.name] for field in fields(Marker)})
 
 

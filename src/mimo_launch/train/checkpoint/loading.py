@@ -31,9 +31,9 @@ from mimo_launch.train.checkpoint.folder import (
     crc_of,
     is_complete,
     read_marker,
-    saved_shapes,
     set_aside,
 )
+from mimo_launch.train.checkpoint.index import read_index
 from mimo_launch.train.checkpoint.storage import CheckpointError, read_chunks
 from mimo_launch.train.events import CheckpointPassedOver, Listener, WeightsLoaded
 from mimo_launch.train.session import RankSession
@@ -46,6 +46,13 @@ class Usable:
 
     path: Path
     marker: Marker
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the full shape of every tensor. Raises: CheckpointError."""
+        try:
+            return {name: entry.shape for name, entry in read_index(self.path).items()}
+        except DamagedCheckpoint as error:  # Since it was found usable.
+            raise CheckpointError(f"{self.path}: {error}") from error
 
 
 def newest_usable(
@@ -87,7 +94,9 @@ def _candidates(start: Path, *, own: bool) -> tuple[list[Path], bool]:
 
 def _read(path: Path) -> tuple[Marker | None, str]:
     try:
-        return read_marker(path), ""
+        marker = read_marker(path)
+        read_index(path)
+        return marker, ""
     except DamagedCheckpoint as error:
         return None, str(error)
 
@@ -102,7 +111,7 @@ def load_state(
     Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing or has another
     shape; CheckpointError if a file cannot be read.
     """
-    saved = saved_shapes(usable.path)
+    saved = usable.shapes()
     # Of another backend or history: scales find their values within a few steps.
     chunks = [
         chunk
@@ -136,7 +145,7 @@ def load_weights(
     """
     module = session.modules.get(name)
     chunks = [] if module is None else list(weight_chunks(module))
-    found = fit(saved_shapes(usable.path), chunks, group, f"{WEIGHTS}/{name}.")
+    found = fit(usable.shapes(), chunks, group, f"{WEIGHTS}/{name}.")
     missing, misfits = tuple(found.missing), found.misfits
     if found.num_loaded == 0 or (
         (missing or misfits) and not session.spec.modules[name].init_partial

@@ -5,7 +5,6 @@ Relies on: DCP's planner protocol and its search for overlapping boxes.
 Leaves: files to `storage`.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from mimo_launch.train.checkpoint.chunks import Chunk
+from mimo_launch.train.checkpoint.index import uncovered
 
 
 def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]]:
@@ -64,9 +64,9 @@ class ChunkSavePlanner(SavePlanner):
         """Join the plans of all ranks, on the first rank; every element must be there once."""
         plans, metadata = create_default_global_save_plan(all_plans)
         for name, entry in tensors_of(metadata):
-            found = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-            if found != math.prod(entry.size):
-                raise ValueError(f"{name}: ranks save {found} elements of shape {entry.size}")
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
+            if reason := uncovered(tuple(entry.size), boxes):
+                raise ValueError(f"of {name}, as ranks would save it, {reason}")
         return plans, metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:

@@ -26,12 +26,12 @@ from mimo_launch.train.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
     PARTIAL,
-    TENSORS,
     complete,
     crc_of,
     delete_old,
     folder_name,
 )
+from mimo_launch.train.checkpoint.index import TENSORS
 from mimo_launch.train.checkpoint.storage import CheckpointError, write_chunks
 from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
 from mimo_launch.train.session import RankSession

@@ -32,7 +32,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from mimo_launch.train.checkpoint.chunks import Chunk
-from mimo_launch.train.checkpoint.folder import TENSORS
+from mimo_launch.train.checkpoint.folder import DamagedCheckpoint
+from mimo_launch.train.checkpoint.index import TENSORS, read_index
 from mimo_launch.train.checkpoint.planners import ChunkLoadPlanner, ChunkSavePlanner, tensors_of
 from mimo_launch.train.state import EndOfRun
 
@@ -144,15 +145,17 @@ class _Reader(FileSystemReader):
 
     def read_metadata(self) -> Metadata:
         """Read the index."""
-        index = json.loads((self._folder / TENSORS).read_text(encoding="utf-8"))
         tensors: dict[str, Any] = {}
         stored: dict[MetadataIndex, _Stored] = {}
-        for name, entry in index.items():
+        for name, entry in read_index(self._folder).items():
             boxes = []
-            for offsets, sizes, file, offset, length in entry["chunks"]:
-                boxes.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-                # The name alone: a path of a stranger must not lead out of the folder.
-                stored[MetadataIndex(name, offsets)] = _Stored(Path(file).name, offset, length)
-            properties = TensorProperties(dtype=getattr(torch, entry["dtype"]))
-            tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), boxes)
+            for box in entry.boxes:
+                boxes.append(ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)))
+                where = _Stored(box.file, box.offset, box.length)
+                stored[MetadataIndex(name, box.offsets)] = where
+            dtype = getattr(torch, entry.dtype, None)
+            if not isinstance(dtype, torch.dtype):
+                raise DamagedCheckpoint(f"{TENSORS} is damaged: {name} has type {entry.dtype}")
+            properties = TensorProperties(dtype=dtype)
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), boxes)
         return Metadata(tensors, storage_data=stored)

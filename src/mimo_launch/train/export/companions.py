@@ -5,7 +5,6 @@ Relies on: names and keys of the files as transformers 4 and 5 write them.
 Leaves: copying and writing to `export`.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from mimo_launch.layout.hugging_face import llava
 from mimo_launch.layout.hugging_face.folder import Config
 from mimo_launch.layout.images import PREPROCESSOR, PROCESSOR, processor_folder
 from mimo_launch.layout.tokenizers import TOKENIZER, TokenizerError, token_text
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.train.export.sources import Source
 
@@ -105,7 +105,7 @@ def _of_llava(found: dict[str, Path], config: Config) -> Companions:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
