@@ -90,6 +90,13 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-m", "tests.mutants.run", *session.posargs)
 
 
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Validate and plan 20,000 mutated specs, train two steps of 200; prints the seed."""
+    session.install("-e", ".", *group("test"))
+    session.run("pytest", "tests/fuzz", "-m", "fuzz", "-s", *session.posargs)
+
+
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Run the GPU tests with the torch that is installed here, on as many GPUs as there are."""

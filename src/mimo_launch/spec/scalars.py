@@ -43,7 +43,7 @@ class CoreLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, unless there are too many or it stands too deep."""
         self._num_nodes, self._depth = self._num_nodes + 1, self._depth + 1
-        at = self.peek_event().start_mark
+        at = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self._depth > MAX_DEPTH:
             raise TooLarge(problem="lists or mappings nested too deeply", problem_mark=at)
         if self._num_nodes > 2 * MAX_VALUES:  # Each has a key at most.
