@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.planted_experts import mixture
 from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import RankError, run_ranks
@@ -111,30 +112,65 @@ def test_ranks_with_different_plans_refuse_to_start() -> None:
         run_ranks(with_another_plan, two_modules(), world_size=4)
 
 
-def norms_before_and_after(made: Spec) -> dict[str, tuple[float, float]]:
-    """Apply one AdamW step of zero gradients: only weight decay moves weights."""
+STEPS = 4
+# Of each module: peak rate, weight decay, steps of warm-up. 0 is a value, not the common one.
+MOVES = {"vision": (0.0, 0.5, 3), "depth": (0.2, 0.0, 0), "language": (0.1, 0.3, 3)}
+BETAS, EPS = (0.7, 0.8), 0.05
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def moved_weights(made: Spec) -> tuple[list[Weights], list[Weights]]:
+    """Return gradients drawn for some steps, and the weights before and after each of them."""
+    torch.manual_seed(0)
+    gradients: list[Weights] = []
     with RankSession(made, randomise=True) as session:
-        before = weights_of(session)
-        for name in session.modules:
-            for declared in session.declared(name):
+        weights = [weights_of(session)]
+        for step in range(STEPS):
+            gradients.append({})
+            for declared in (d for name in session.modules for d in session.declared(name)):
                 declared.parameter.grad = torch.zeros_like(declared.parameter)
-        session.updates.apply(0)
-        after = weights_of(session)
-    return {n: (float(before[n].norm()), float(after[n].norm())) for n in before}
+                drawn = local_tensor(declared.parameter.grad).normal_()
+                gradients[step] |= {placed.name: drawn.clone() for placed in declared.placed}
+            session.updates.apply(step)
+            weights.append(weights_of(session))
+    return gradients, weights
 
 
-def test_weight_decay_spares_norms_and_biases_and_follows_the_module() -> None:
-    """AdamW with zero gradients multiplies a decayed weight by 1 - lr * decay."""
-    vision = box(0, optimizer={"lr": 0.2, "weight_decay": 0.5})
+def test_adamw_moves_each_module_as_torch_does_with_its_settings() -> None:
+    """Rates that warm up, betas, eps and decay; a module's own settings, 0 among them."""
+    own = {
+        name: {"optimizer": {"lr": lr, "weight_decay": decay, "warmup": warmup}}
+        for name, (lr, decay, warmup) in MOVES.items()
+        if name != "language"
+    }
     made = spec(
-        {"vision": vision, "language": box(0)},
-        optimizer={"kind": "adamw", "lr": 0.1, "weight_decay": 0.1},
-    )
-    [norms] = run_ranks(norms_before_and_after, made, world_size=1)
-    for name, (before, after) in norms.items():
-        factor = 1 - (0.2 * 0.5 if name.startswith("vision") else 0.1 * 0.1)
+        {
+            "vision": box(0, **own["vision"]),
+            "depth": box(0, **own["depth"]),
+            "language": box(0, model=mixture()),
+        },
+        optimizer={
+            "kind": "adamw", "lr": 0.1, "weight_decay": 0.3, "betas": BETAS, "eps": EPS,
+            "schedule": {"warmup": 3},
+        },
+    )  # fmt: skip
+    [(gradients, weights)] = run_ranks(moved_weights, made, world_size=1)
+    for name, start in weights[0].items():
+        lr, decay, warmup = MOVES[name.partition(".")[0]]
         spared = "norm" in name or name.endswith(".bias") or "embedding" in name
-        assert after == pytest.approx(before * (1 if spared else factor), rel=1e-12), name
+        weight = torch.nn.Parameter(start.clone())
+        theirs = torch.optim.AdamW(
+            [weight], betas=BETAS, eps=EPS, weight_decay=0.0 if spared else decay
+        )
+        for step in range(STEPS):
+            theirs.param_groups[0]["lr"] = lr * min(1, (step + 1) / max(1, warmup))
+            weight.grad = gradients[step][name]
+            theirs.step()
+            torch.testing.assert_close(
+                weights[step + 1][name], weight.detach(), rtol=1e-12, atol=1e-12
+            )
 
 
 def first_weights(made: Spec) -> dict[str, torch.Tensor]:
