@@ -89,7 +89,7 @@ def test_what_is_not_computed_is_named(llama: Path, run_cli: Cli) -> None:
     config = LLAMA | {"rope_scaling": {"rope_type": "yarn"}, "attention_bias": True}
     (llama / "config.json").write_text(json.dumps(config))
     code, out, _ = run_cli(f"inspect '{llama}'")
-    assert code == 0
+    assert code == 1
     assert "    not computed here: attention_bias: true\n" in out
     assert "    not computed here: rope_type: yarn\n" in out
     # A spec of what is computed instead would look like this model and not be it.
@@ -98,9 +98,36 @@ def test_what_is_not_computed_is_named(llama: Path, run_cli: Cli) -> None:
 
 def test_a_model_of_another_type(run_cli: Cli) -> None:
     assert run_cli("inspect hugging_face/gpt2") == (
-        0, "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files\n"
-        "  not read: model_type: gpt2\n", "",
+        1, "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files\n"
+        "  not read: model_type: gpt2; read are llama, qwen2, qwen3, mixtral, qwen3_moe, "
+        "siglip_vision_model, clip_vision_model, qwen2_vl_text, qwen2_vl_vision, "
+        "whisper, nemotron_h, siglip, clip, llava, qwen2_vl\n", "",
     )  # fmt: skip
+
+
+def test_a_part_of_another_type(tmp_path: Path, run_cli: Cli) -> None:
+    """The rest is read; of this part, why not and what would be."""
+    folder = llava_folder(tmp_path / "llava")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["model_type"] = "mistral"
+    (folder / "config.json").write_text(json.dumps(config))
+    code, out, _ = run_cli(f"inspect {folder}")
+    assert code == 0
+    assert "  vision: vit (clip_vision_model)" in out
+    said = "  not read: text_config.model_type: mistral; read are llama, qwen2, qwen3\n"
+    assert said in out
+
+
+def test_the_coefficient_of_the_balance_is_that_of_the_folder(tmp_path: Path, run_cli: Cli) -> None:
+    """Or of transformers, where the folder says none; ours, 0.01, is ten times that."""
+    mixtral = LLAMA | {"model_type": "mixtral", "num_local_experts": 2, "rope_theta": 1e6}
+    for said, coefficient in (({}, 0.001), ({"router_aux_loss_coef": 0.02}, 0.02)):
+        (tmp_path / "config.json").write_text(json.dumps(mixtral | said))
+        code, out, _ = run_cli(f"inspect {tmp_path}")
+        assert code == 0
+        assert f"aux_loss: {coefficient}" in out
+        text = REST + out[out.index("modules:") :]
+        assert check_text(text).spec.language.model.moe.aux_loss == coefficient
 
 
 def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
@@ -164,7 +191,7 @@ def test_a_configuration_of_no_model_is_refused(
     (llama / "config.json").write_text(json.dumps(config | changes))
     code, out, err = run_cli(f"inspect '{llama}'")
     assert says in (out if "rope" in says else err)
-    assert code == (0 if "rope" in says else 2)
+    assert code == (1 if "rope" in says else 2)
 
 
 def test_nothing_there(tmp_path: Path, run_cli: Cli) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.layout.hugging_face.folder import ConfigError
-from mimo_launch.layout.hugging_face.registry import FAMILIES
+from mimo_launch.layout.hugging_face.registry import FAMILIES, part_of
 
 TEXT = """version: 1
 name: t
@@ -118,7 +118,10 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"attention_bias": True}, "`attention_bias: true`"),
         (CONFIG | {"mlp_bias": True}, "`mlp_bias: true`"),
         (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
-        (CONFIG | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window"),
+        (
+            CONFIG | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0},
+            "`use_sliding_window",
+        ),
         (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
         (CONFIG | {"rope_scaling": {"type": "linear"}}, "`rope_type: linear`"),
         (CONFIG | {"rope_parameters": "yarn"}, "`rope_type: yarn`"),
@@ -214,3 +217,19 @@ def test_validate_reads_the_config_without_torch(tmp_path: Path) -> None:
 def test_a_size_is_a_number() -> None:
     with pytest.raises(ConfigError, match="hidden_size"):
         FAMILIES["llama"].keys({**CONFIG, "hidden_size": [64]})
+
+
+def test_a_window_that_no_layer_has_is_none() -> None:
+    """As transformers: layers behind `max_window_layers` slide, or those that `layer_types` say."""
+    qwen = CONFIG | {"model_type": "qwen2", "num_key_value_heads": 2, "use_sliding_window": True}
+    layers = CONFIG["num_hidden_layers"]
+    for accepted in (
+        {"max_window_layers": layers},
+        {"max_window_layers": 0, "sliding_window": None},
+        {"max_window_layers": 0, "layer_types": ["full_attention"] * layers},
+        {"model_type": "llama", "max_window_layers": 0},
+    ):
+        assert part_of(qwen | accepted, "decoder").not_computed() == ()
+    for refused in ({"max_window_layers": layers - 1}, {"model_type": "qwen3_moe"}):
+        said = part_of(qwen | refused, "decoder").not_computed()
+        assert said == ("use_sliding_window: true",)

@@ -144,6 +144,21 @@ def test_towers_hold_no_decoder() -> None:
             part_of(config, "decoder")
 
 
+def test_old_configurations_of_clip_say_the_tower_twice() -> None:
+    """As transformers: `vision_config_dict` is the whole truth where there is one."""
+    transformers = pytest.importorskip("transformers")
+    for second in (None, {"patch_size": 14, "hidden_size": 32, "num_attention_heads": 2}):
+        config = {"vision_config": {**CLIP, "num_hidden_layers": 5}, "vision_config_dict": second}
+        ours = part_of({"model_type": "clip", **config}, "vit").keys()
+        theirs = transformers.CLIPConfig(**config).vision_config  # It changes what it gets.
+        assert (ours["layers"], ours["hidden"], ours["patch"], ours["mlp"]) == (
+            theirs.num_hidden_layers,
+            theirs.hidden_size,
+            theirs.patch_size,
+            theirs.intermediate_size,
+        )
+
+
 def test_defaults_are_those_of_transformers() -> None:
     """Of every key that a configuration may leave out, inside a LLaVA as well."""
     transformers = pytest.importorskip("transformers")

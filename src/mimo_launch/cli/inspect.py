@@ -27,7 +27,8 @@ Examples:
 
 Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
 from it. It reads config.json and the headers of safetensors files, or the index of a checkpoint;
-no tensor, so it is quick for any size. Exits with 0, or with 2 when the folder cannot be read.
+no tensor, so it is quick for any size. Exits with 0, with 2 when the folder cannot be read, or
+with 1 when it holds no module that can be trained here.
 """
 
 
@@ -48,7 +49,10 @@ def inspect(
     console = console_of(ctx)
     try:
         if is_hugging_face(folder):
-            _show_model(read_contents(folder), console, as_json=as_json)
+            found = read_contents(folder)
+            _show_model(found, console, as_json=as_json)
+            if all(part.not_computed for part in found.modules):
+                raise typer.Exit(1)
         else:
             _show_run(open_checkpoint(folder, None), folder, console, as_json=as_json)
     except (ConfigError, FilesError) as error:

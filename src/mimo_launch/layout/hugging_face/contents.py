@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.layout.hugging_face import vit
+from mimo_launch.layout.hugging_face import moe_decoder, vit
 from mimo_launch.layout.hugging_face.architectures import value_of
 from mimo_launch.layout.hugging_face.folder import (
     CONFIG,
@@ -22,7 +22,7 @@ from mimo_launch.layout.hugging_face.folder import (
 )
 from mimo_launch.layout.hugging_face.headers import Header, read_headers
 from mimo_launch.layout.hugging_face.part import Part
-from mimo_launch.layout.hugging_face.registry import parts_of
+from mimo_launch.layout.hugging_face.registry import parts_not_read, parts_of
 from mimo_launch.spec.load import model_from_data
 
 # What a whole model calls the token that stands for a row of an image.
@@ -83,7 +83,9 @@ def read_contents(folder: Path) -> Contents:
         tuple(parts),
         tuple(sorted({header.file for header in headers.values()})),
         dict(dtypes),
-        () if parts else (f"model_type: {model_type}",),
+        tuple(
+            f"{setting}; read are {', '.join(types)}" for setting, types in parts_not_read(config)
+        ),
     )
 
 
@@ -110,12 +112,19 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -
         name=NAMES[family.kind],
         model_type=family.model_type,
         kind=family.kind,
-        keys=_needed(family.kind, keys) if keys else {},
+        keys=_with_training(part, _needed(family.kind, keys)) if keys else {},
         not_computed=not_computed,
         tensors=len(mine),
         parameters=sum(header.numel for header in mine.values()),
         placeholder=token if family.kind == "vit" else None,
     )
+
+
+def _with_training(part: Part[Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys with those that say how the folder's model is trained."""
+    if part.family.model_type not in moe_decoder.KINDS:
+        return keys
+    return {**keys, "moe": {**keys["moe"], **moe_decoder.balance(part.config)}}
 
 
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:

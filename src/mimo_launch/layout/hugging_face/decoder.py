@@ -36,6 +36,8 @@ KINDS = {
     "qwen3": Kind(qkv_bias=False, qk_norm=True, kv_heads=32, head_size=128),
 }
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
+# Layers before this one have no window.
+MAX_WINDOW_LAYERS = 28
 # The one way to stretch rotary embeddings that this decoder has.
 LLAMA3 = "llama3"
 
@@ -52,18 +54,22 @@ _LAYERS = {
 _FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
 
 
-def not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the model asks for and our decoder does not do."""
+def not_computed(config: Config, *, by_layer: bool = True) -> Iterator[str]:
+    """Yield, as `key: value`, what the model asks for and our decoder does not do.
+
+    `by_layer`: sliding windows are those of some layers, not of all.
+    """
     for key, only in (
         ("hidden_act", "silu"),
         ("attention_bias", False),
         ("mlp_bias", False),
-        ("use_sliding_window", False),
         ("quantization_config", None),
         ("partial_rotary_factor", 1.0),
     ):
         if differs(config, key, only):
             yield f"{key}: {short(config[key])}"
+    if _has_window(config, by_layer=by_layer):
+        yield "use_sliding_window: true"
     layers = config.get("layer_types") or []
     others = [x for x in layers if x != "full_attention"] if isinstance(layers, list) else [layers]
     if others:
@@ -74,6 +80,17 @@ def not_computed(config: Config) -> Iterator[str]:
         yield f"rope_type: {scaling}"
     if differs(rope, "partial_rotary_factor", 1.0):
         yield f"partial_rotary_factor: {rope['partial_rotary_factor']}"
+
+
+def _has_window(config: Config, *, by_layer: bool) -> bool:
+    """Return whether a Qwen attends in a window somewhere, beside what `layer_types` say."""
+    asked = config.get("use_sliding_window") and config.get("model_type") != "llama"
+    if not asked or config.get("sliding_window", 0) is None:
+        return False
+    if not by_layer:
+        return True
+    first = number(config, "max_window_layers", MAX_WINDOW_LAYERS)
+    return not config.get("layer_types") and number(config, "num_hidden_layers") > first
 
 
 def keys(kind: Kind, config: Config) -> dict[str, Any]:

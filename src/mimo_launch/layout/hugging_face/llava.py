@@ -54,6 +54,11 @@ def part(config: Config, kind: str) -> Part[Any]:
     raise NoSuchPart(f"model_type: {MODEL_TYPE}")
 
 
+def types(kind: str) -> list[str]:
+    """Return the model types of towers, or of decoders, that a LLaVA may have here."""
+    return list(_VISION if kind == "vit" else _TEXT)
+
+
 def config_of(
     vision: VitModel, vision_config: Config, text: DecoderModel, text_config: Config, token: int
 ) -> Config:

@@ -20,6 +20,8 @@ from mimo_launch.layout.hugging_face.family import Family, Place, differs
 from mimo_launch.layout.hugging_face.folder import Config, number, short
 from mimo_launch.spec.model import DecoderModel
 
+# What transformers balances the load of experts with.
+BALANCE = 0.001
 _MLP = re.compile(r"layers\.(\d+)\.mlp\.(router|experts\.(\d+)\.(gate|up|down))\.weight")
 
 
@@ -78,7 +80,7 @@ KINDS = {
 
 def not_computed(kind: Kind, config: Config) -> Iterator[str]:
     """Yield, as `key: value`, what the model asks for and our decoder does not do."""
-    yield from decoder.not_computed(config)
+    yield from decoder.not_computed(config, by_layer=False)
     for key, only in kind.only.items():
         if differs(config, key, only):
             yield f"{key}: {short(config[key])}"
@@ -107,6 +109,11 @@ def keys(kind: Kind, config: Config) -> dict[str, Any]:
             "first_dense": len(config.get("mlp_only_layers") or []),
         }
     return {**found, "moe": moe_keys(**moe)}
+
+
+def balance(config: Config) -> dict[str, Any]:
+    """Return the keys of `moe` that say how a configuration trains. Raises: ConfigError."""
+    return {"aux_loss": number(config, "router_aux_loss_coef", BALANCE)}
 
 
 def place(kind: Kind, name: str, model: DecoderModel) -> Place:

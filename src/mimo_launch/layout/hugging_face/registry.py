@@ -67,6 +67,27 @@ def parts_of(config: Config) -> list[Part[Any]]:
     return found
 
 
+def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
+    """Return what of a folder is no module of ours, and what would be. Raises: ConfigError.
+
+    Each is a setting, such as `text_config.model_type: gemma`, with the model types that are read.
+    """
+    name, found = config.get("model_type"), []
+    own = f"model_type: {name if isinstance(name, str) else short(name)}"
+    for kind in KINDS:
+        try:
+            part_of(config, kind)
+        except NoSuchPart as error:
+            if error.setting != own:
+                types = [x.model_type for x in _ALL if x.kind == kind]
+                found.append(
+                    (error.setting, llava.types(kind) if name == llava.MODEL_TYPE else types)
+                )
+    if not found and not parts_of(config):
+        found.append((own, list(dict.fromkeys([*FAMILIES, *PARTS]))))
+    return found
+
+
 def family_of(config: Config) -> Family[Any] | None:
     """Return the family that a configuration names, None if it is not one of ours."""
     name = config.get("model_type")

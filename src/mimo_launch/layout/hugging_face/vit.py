@@ -178,7 +178,9 @@ def tower(config: Config, kind: str) -> Part[VitModel]:
 
 def tower_of_pair(model_type: str, config: Config, kind: str) -> Part[VitModel]:
     """Return the vision tower of a SiglipModel or CLIPModel. Raises: NoSuchPart."""
-    inner = {"model_type": model_type, **section(config, "vision_config")}
+    # Old folders of CLIP say the tower twice, and the second is the whole truth.
+    said = "vision_config_dict" if config.get("vision_config_dict") else "vision_config"
+    inner = {"model_type": model_type, **section(config, said)}
     if kind != "vit" or inner["model_type"] not in _BY_TYPE:
         raise NoSuchPart(f"model_type: {config['model_type']}")
     return Part(
