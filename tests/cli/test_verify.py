@@ -50,6 +50,7 @@ def test_the_result_is_also_json(run_cli) -> None:
     assert result["passed"] is True
     assert {v["what"] for v in result["verdicts"]} == {
         "loss", "gradient norm", "gradients", "weights after SGD",
+        "numbers in training", "weights after training", "moments after training",
     }  # fmt: skip
     assert all(v["worst"] <= 1e-10 for v in result["verdicts"])
     assert {"section": "train", "key": "precision", "asked": "fp32", "proved": "fp64"} in result[

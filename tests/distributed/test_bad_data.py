@@ -1,6 +1,7 @@
 """Samples that cannot be read: left out alike on all ranks, reported, and never too many."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from mimo_launch.train.session import RankSession
 from mimo_launch.train.state import RunState
 from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
 from mimo_launch.verify.oracle import Oracle
-from mimo_launch.verify.run import _pieces
+from mimo_launch.verify.pieces import pieces_of
 from mimo_launch.verify.shrink import shrink
 
 Faults = dict[tuple[str, str, int], Exception]
@@ -40,7 +41,7 @@ def one_step(made: Spec, faults: Faults) -> tuple[float, list[TensorPiece], list
         reader = StepReader(session, damaged(made, faults), state, events.append)
         inputs = reader.read("train", ids_of(made, 0), 0)
         totals = session.gradients(inputs).read()
-        return totals.loss, _pieces(session, gradients=True), events, state.bad_samples
+        return totals.loss, pieces_of(session, attrgetter("grad")), events, state.bad_samples
 
 
 @pytest.mark.parametrize("build", [disjoint, colocated, piped, lambda: piped(max_documents=4)])

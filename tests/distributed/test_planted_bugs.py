@@ -15,8 +15,10 @@ from tests.support.planted import (
     turned_patches,
     wide_group,
 )
+from tests.support.planted_experts import mixture
 from tests.support.planted_hybrid import split_heads
-from tests.support.proof import failures, verdicts
+from tests.support.planted_training import TRAINING_BUGS, settings
+from tests.support.proof import failures, training_verdicts, verdicts
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import build_layout
@@ -111,3 +113,33 @@ def test_a_planted_bug_is_rejected(name: str) -> None:
     by_floor = ("too small to be judged", ", to the floor")
     wrong = [f for f in failures(found) if not f.endswith(by_floor)]
     assert wrong, f"{name} passes"
+
+
+CLEAN_RUNS = {
+    "a rate, a decay and a warm-up of 0": lambda: settings(
+        {"lr": 0, "weight_decay": 0, "warmup": 0}
+    ),
+    "experts": lambda: settings(**mixture()),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN_RUNS)
+def test_training_passes_without_planted_bugs(name: str) -> None:
+    assert failures(training_verdicts(CLEAN_RUNS[name]())) == []
+
+
+OFTEN = {"rate of the step before", "decay of 0 taken for unset", "batches weigh as the first"}
+
+
+def test_what_is_planted_often_in_training_exists() -> None:
+    assert TRAINING_BUGS.keys() >= OFTEN
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in OFTEN else pytest.mark.sweep) for n in TRAINING_BUGS],
+)
+def test_a_bug_planted_in_training_is_rejected(name: str) -> None:
+    """By the proof of training; that of gradients does not see it."""
+    plant, made = TRAINING_BUGS[name]
+    assert failures(training_verdicts(made, prepare=plant)), f"{name} passes"

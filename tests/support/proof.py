@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
+from mimo_launch.launcher.ranks import Ranks
+from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.compare import ModuleVerdict
-from mimo_launch.verify.run import verify_spec
+from mimo_launch.verify.run import verify_spec, verify_training_on
+from mimo_launch.verify.short_run import short_run
 from mimo_launch.verify.shrink import shrink
 
 
@@ -13,6 +16,15 @@ def verdicts(
 ) -> list[ModuleVerdict]:
     """Return the verdicts of the shrunk spec."""
     return verify_spec(shrink(spec), prepare=prepare, timeout_s=timeout_s)
+
+
+def training_verdicts(
+    spec: Spec, *, prepare: Callable[[], None] | None = None, timeout_s: float = 60
+) -> list[ModuleVerdict]:
+    """Return the verdicts of a short run of the shrunk spec."""
+    short = short_run(spec, shrink(spec))
+    with Ranks(world_size(short)) as ranks, Ranks(1) as one_rank:
+        return verify_training_on(ranks, one_rank, short, prepare=prepare, timeout_s=timeout_s)
 
 
 def failures(found: list[ModuleVerdict]) -> list[str]:

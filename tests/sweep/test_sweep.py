@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from tests.support.features import features
-from tests.support.proof import failures, verdicts
+from tests.support.planted_training import with_settings
+from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import SPARSE, brief, layout_specs
 from tests.support.sweeps import of_this_run
 
@@ -14,6 +15,8 @@ from mimo_launch.spec.model import Spec
 
 NUM_SPECS = int(os.environ.get("SWEEP_SPECS", "300"))
 NUM_SPARSE = int(os.environ.get("SWEEP_SPARSE_SPECS", "100"))
+# A proof of training takes some four times as long as one of gradients.
+TRAINED_EACH = 4
 SEEN: dict[str, Counter[str]] = {}
 
 
@@ -29,9 +32,13 @@ def coverage_table():
 
 
 def prove(models: str, spec: Spec) -> None:
-    """Count what a spec covers, and compare it with the one-rank run."""
-    SEEN.setdefault(models, Counter()).update(["specs", *features(spec)])
+    """Count what a spec covers, and compare it with the one-rank run; of some, training, too."""
+    seen = SEEN.setdefault(models, Counter())
+    seen.update(["specs", *features(spec)])
     failed = failures(verdicts(spec))
+    if seen["specs"] % TRAINED_EACH == 0:
+        seen["trained"] += 1
+        failed += failures(training_verdicts(with_settings(spec)))
     assert not failed, f"{brief(spec)}\n" + "\n".join(failed[:10])
 
 

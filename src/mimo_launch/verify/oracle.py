@@ -31,6 +31,7 @@ from mimo_launch.spec.model import (
     image_input,
 )
 from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.train.data.draws import Split
 from mimo_launch.train.data.order import Sample, records_of
 from mimo_launch.verify.encode import encode
 from mimo_launch.verify.hybrid import hybrid_layers
@@ -50,6 +51,8 @@ class Oracle:
         self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
         self.own: dict[str, OneRankEncoder] = {}
+        # Of the encoders of users' own: their classes say it.
+        self.own_decays: dict[str, bool] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
             whole = whole_stage(spec, name)
@@ -72,6 +75,8 @@ class Oracle:
                         or (module.frozen == "except_projector" and is_projector)
                     )
                     self.weights[placed.name] = values.requires_grad_(trains)
+                    if name in self.own:
+                        self.own_decays[placed.name] = declared.decay
 
     def loss_and_gradients(self, samples: Sequence[Sample]) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss over all labels of the samples and the gradient by every weight.
@@ -86,9 +91,8 @@ class Oracle:
         for sample in samples:
             load = Load()
             for index in records_of(sample):
-                tokens, targets = (torch.from_numpy(x) for x in self.dataset.text("train", index))
-                total = total + self._record_loss(index, tokens, targets, load)
-                labels += int((targets != IGNORE_LABEL).sum())
+                loss, num_labels = self.record_loss("train", index, load)
+                total, labels = total + loss, labels + num_labels
             if isinstance(self.model, LanguageModel) and self.model.moe is not None:
                 balance = balance + load.loss(self.model.moe) / len(samples)
                 self.loads.append(load)
@@ -120,47 +124,67 @@ class Oracle:
             for name, grad in grads.items():
                 self.weights[name] -= lr * scale * grad
 
-    def _record_loss(self, index: int, tokens: Tensor, targets: Tensor, load: Load) -> Tensor:
+    def record_loss(self, split: Split, index: int, load: Load) -> tuple[Tensor, int]:
+        """Return the loss of a record, summed over its labels, and how many they are."""
+        tokens, targets = (torch.from_numpy(x) for x in self.dataset.text(split, index))
+        logits = self.logits(split, index, tokens, load)
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
+        return loss, int((targets != IGNORE_LABEL).sum())
+
+    def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
+        """Return the logits behind each token of a record, [S, words].
+
+        The text that the images stand in may go on with other tokens, placeholders among them.
+        """
+        given = torch.from_numpy(self.dataset.text(split, index)[0])
         x_SD = self.weights["language.embedding.weight"][tokens]
         for encoder in self.spec.encoders:
-            images = self.dataset.images("train", index, encoder)
+            images = self.dataset.images(split, index, encoder)
             if images:
                 rows = torch.cat([self._rows(encoder, image) for image in images])
                 x_SD = x_SD.clone()
-                x_SD[tokens == placeholder_id(self.spec, encoder)] = rows
-        documents = torch.from_numpy(self.dataset.documents("train", index))
+                x_SD[given == placeholder_id(self.spec, encoder)] = rows
+        documents = torch.from_numpy(self.dataset.documents(split, index))
         model = self.model
-        num_tokens = self.dataset.plan("train", index).num_tokens
+        num_tokens = self.dataset.plan(split, index).num_tokens
         if isinstance(model, HybridModel):
             x_SD = hybrid_layers(self.weights, x_SD, model, documents, load, num_tokens)
         elif isinstance(model, DecoderModel):
-            angles = self._angles(index, model, tokens, documents)
+            sizes = {} if model.mrope is None else self._image_sizes(split, index)
+            angles = self._angles(model, given, documents, sizes)
             x_SD = self._decode(x_SD, model, documents, angles, load, num_tokens)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        logits = self._logits(x_SD, model)[:, : vocab_size(self.spec)]
-        return F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
+        return self._logits(x_SD, model)[:, : vocab_size(self.spec)]
 
     def _rows(self, encoder: str, array: np.ndarray) -> Tensor:
         if encoder in self.own:
             return self.own[encoder].rows(self.weights, array)
         return encode(self.weights, encoder, self.spec.modules[encoder].model, array)
 
-    def _angles(self, index: int, model: DecoderModel, tokens: Tensor, documents: Tensor) -> Tensor:
-        """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
-        turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
-        if model.mrope is None:
-            return text_angles(len(tokens), turns)
-        sizes = {
+    def _image_sizes(self, split: Split, index: int) -> dict[int, list[tuple[int, int]]]:
+        """Return height and width in rows of a record's images, by the token that stands there."""
+        return {
             placeholder_id(self.spec, name): [
                 (image.shape[1] // images.row_side, image.shape[2] // images.row_side)
-                for image in self.dataset.images("train", index, name)
+                for image in self.dataset.images(split, index, name)
             ]
             for name, module in self.spec.encoders.items()
             if (images := image_input(module.model))
         }
-        ids = axis_ids(tokens, documents, sizes)
-        return axis_angles(ids, model.mrope, turns)
+
+    def _angles(
+        self,
+        model: DecoderModel,
+        tokens: Tensor,
+        documents: Tensor,
+        sizes: dict[int, list[tuple[int, int]]],
+    ) -> Tensor:
+        """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
+        turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
+        if model.mrope is None:
+            return text_angles(len(tokens), turns)
+        return axis_angles(axis_ids(tokens, documents, sizes), model.mrope, turns)
 
     def _logits(self, x_SD: Tensor, model: LanguageModel) -> Tensor:
         head = "language.embedding" if model.tied else "language.head"

@@ -1,22 +1,22 @@
 """Runs a spec on all its ranks and on the oracle, step by step, and compares everything.
 
-Decides: what a proof consists of: per step the loss, every gradient, the norm of every module, and
-the weights after a clipped SGD step.
+Decides: what a proof of gradients consists of: per step the loss, every gradient, the norm of every
+module, and the weights after a clipped SGD step. A proof of training may follow on the same ranks.
 Relies on: forked ranks, on processors or GPUs; the session and the reader of `train`. The oracle is
 always on the processor and in float64.
-Leaves: making the spec small to `shrink`.
+Leaves: making the spec small to `shrink` and `short_run`, what a run is to `training`.
 """
 
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from mimo_launch.comm.collectives import all_gather_uneven
-from mimo_launch.grids.grid_set import Group
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
@@ -35,6 +35,9 @@ from mimo_launch.verify.compare import (
     compare_tensors,
 )
 from mimo_launch.verify.oracle import Oracle
+from mimo_launch.verify.pieces import pieces_of
+from mimo_launch.verify.plain_run import right_run
+from mimo_launch.verify.training import SKIPPED, compare_runs, first_part, second_part
 
 
 @dataclass(slots=True)
@@ -61,17 +64,21 @@ class RightStep:
 def verify_spec(
     spec: Spec,
     *,
+    training: Spec | None = None,
     timeout_s: float = 120,
     prepare: Callable[[], None] | None = None,
     device: RankDevice = "cpu",
 ) -> list[ModuleVerdict]:
     """Return verdicts of an SGD spec (see `shrink`) against the oracle, by the bound of its dtype.
 
-    `prepare` runs first on every rank: tests plant bugs with it. Raises: RankError if a rank fails
-    or hangs.
+    With `training`, a spec of the same ranks (see `short_run`), those of its run follow. `prepare`
+    runs first on every rank: tests plant bugs with it. Raises: RankError if a rank fails or hangs.
     """
     with Ranks(world_size(spec), device=device) as ranks, Ranks(1) as one_rank:
-        return verify_on(ranks, one_rank, spec, timeout_s=timeout_s, prepare=prepare)
+        verdicts = verify_on(ranks, one_rank, spec, timeout_s=timeout_s, prepare=prepare)
+        if training is not None:
+            verdicts += verify_training_on(ranks, one_rank, training, timeout_s=timeout_s)
+        return verdicts
 
 
 def verify_on(
@@ -82,7 +89,7 @@ def verify_on(
     timeout_s: float = 120,
     prepare: Callable[[], None] | None = None,
 ) -> list[ModuleVerdict]:
-    """Do what `verify_spec` does on ranks that are there: as many as the spec needs, and one more.
+    """Prove gradients on ranks that are there: as many as the spec needs, and one more.
 
     That one runs the oracle, on the processor. Not this process: where there are GPUs, the first
     backward starts a thread for each, and torch refuses it in whatever is forked after that.
@@ -90,14 +97,40 @@ def verify_on(
     Raises: RankError, which says if it was the oracle's.
     """
     outcomes = ranks.run(rank_outcomes, spec, prepare, ranks.device, timeout_s=timeout_s)
-    try:
-        [right] = one_rank.run(right_steps, spec, timeout_s=timeout_s)
-    except RankError as error:
-        raise RankError(f"the one-rank run: {error}") from error
+    right = _ask_oracle(one_rank, right_steps, spec, timeout_s=timeout_s)
     verdicts: list[ModuleVerdict] = []
     for step, wanted in enumerate(right):
         verdicts += _compare_step(spec, [outcome[step] for outcome in outcomes], wanted)
     return merge(verdicts)
+
+
+def verify_training_on(
+    ranks: Ranks,
+    one_rank: Ranks,
+    spec: Spec,
+    *,
+    timeout_s: float = 120,
+    prepare: Callable[[], None] | None = None,
+) -> list[ModuleVerdict]:
+    """Prove a run in the same way. Raises: RankError, which says if it was the oracle's."""
+    with tempfile.TemporaryDirectory(prefix="mimo-launch-") as folder:
+        where, device = Path(folder), ranks.device
+        first = ranks.run(first_part, spec, where, prepare, device, timeout_s=timeout_s)
+        second = ranks.run(second_part, spec, where, device, timeout_s=timeout_s)
+    right = _ask_oracle(one_rank, right_run, spec, SKIPPED, timeout_s=timeout_s)
+    runs = [
+        replace(run, events=[*before, *run.events])
+        for before, run in zip(first, second, strict=True)
+    ]
+    return merge(compare_runs(spec, runs, right))
+
+
+def _ask_oracle(one_rank: Ranks, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+    try:
+        [answer] = one_rank.run(function, *args, timeout_s=timeout_s)
+    except RankError as error:
+        raise RankError(f"the one-rank run: {error}") from error
+    return answer
 
 
 def right_steps(spec: Spec) -> list[RightStep]:
@@ -130,9 +163,9 @@ def rank_outcomes(
     ):
         for step, ids in enumerate(steps_of(order, spec.train.steps)):
             totals = session.gradients(reader.read("train", ids, step))
-            gradients = _pieces(session, gradients=True)
+            gradients = pieces_of(session, lambda parameter: parameter.grad)
             session.update(step, totals)
-            weights = _pieces(session, gradients=False)
+            weights = pieces_of(session, lambda parameter: parameter)
             read = totals.read()
             outcomes.append(StepOutcome(read.loss, read.aux_loss, read.norms, gradients, weights))
     return outcomes
@@ -140,45 +173,6 @@ def rank_outcomes(
 
 def _nobody(event: Event) -> None:
     pass
-
-
-def _pieces(session: RankSession, *, gradients: bool) -> list[TensorPiece]:
-    """Return this rank's parts of all tensors, gathered over their replicas.
-
-    Ranks: collective over dp x cp of each module, and over the replicas of its experts.
-    """
-    pieces = []
-    for name in session.modules:
-        for declared in session.declared(name):
-            tensor = declared.parameter.grad if gradients else declared.parameter.detach()
-            if tensor is None:
-                continue
-            group = session.grids.replicas(name, declared.parameter)
-            full = _unsharded(tensor, group)
-            if group.index > 0:
-                continue
-            for placed in declared.placed:
-                segment = placed.segment
-                # A copy: the update writes into gradients and weights.
-                values = full[placed.first_row : placed.last_row].to("cpu", copy=True)
-                pieces.append(
-                    TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
-                )
-    return pieces
-
-
-def _unsharded(tensor: Tensor, group: Group) -> Tensor:
-    """Return all rows of a tensor that FSDP shards over `group`.
-
-    With our own gather: DTensor's goes through functional collectives, whose tensors gloo's threads
-    have been seen to release at the wrong moment.
-    """
-    if not isinstance(tensor, DTensor):
-        return tensor
-    rows = tensor.shape[0]
-    size = -(-rows // group.size)
-    sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
-    return all_gather_uneven(tensor.to_local(), sizes, group)
 
 
 def _compare_step(

@@ -42,7 +42,7 @@ class Chunk:
 
 def weight_chunks(module: RankModule) -> Iterator[Chunk]:
     """Yield this rank's parts of a module's weights as views that can be written to."""
-    for item in local_segments(_sharded(module), lambda p: p.detach()):
+    for item in local_segments(sharded(module), lambda p: p.detach()):
         yield _chunk(WEIGHTS, item)
 
 
@@ -96,7 +96,7 @@ def _value(tensor: Tensor, parameter: Tensor) -> Tensor:
     return tensor
 
 
-def _sharded(module: RankModule) -> list[DeclaredParameter]:
+def sharded(module: RankModule) -> list[DeclaredParameter]:
     """Return a module's parameters as they are between steps.
 
     An evaluation leaves weights gathered; then every rank would hold all of them.
@@ -113,7 +113,7 @@ def _states(
     """Yield the parameters that AdamW moves, with its state for each."""
     for name, update in updates.by_module.items():
         if isinstance(update.optimizer, torch.optim.AdamW):
-            parameters = _sharded(modules[name])
+            parameters = sharded(modules[name])
             _open_state(update.optimizer)
             for item in parameters:
                 # A frozen one has none.

@@ -1,0 +1,227 @@
+"""Trains as `train` does, on all ranks of a small spec, and compares with the oracle's run.
+
+Decides: what a proof of training consists of. One step has a gradient on one rank that is no number
+and must be skipped; one rank is told to stop, and the run goes on from the checkpoint, from other
+initial weights. Every number that is told must be right, and at the end all weights and moments.
+Relies on: the task that workers do, with its reader, loop, evaluation and checkpoints.
+Leaves: the right run to `plain_run`, judging to `compare`.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from math import hypot
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.grids.world import device_for
+from mimo_launch.launcher.ranks import RankDevice
+from mimo_launch.launcher.tasks import Training
+from mimo_launch.layout.layout import Layout
+from mimo_launch.optimizer.totals import PendingTotals
+from mimo_launch.parallel.local import local_tensor
+from mimo_launch.runtime.inputs import StepInputs
+from mimo_launch.spec.model import LanguageModel, Spec
+from mimo_launch.train import loop, start  # noqa: F401 - once, before ranks are forked.
+from mimo_launch.train.checkpoint.chunks import MOMENTS, sharded
+from mimo_launch.train.events import EvalFinished, Event, StepFinished
+from mimo_launch.train.session import RankSession
+from mimo_launch.verify.compare import (
+    EXACT,
+    TRAINED,
+    ModuleVerdict,
+    TensorPiece,
+    compare_numbers,
+    compare_tensors,
+)
+from mimo_launch.verify.pieces import module_pieces
+from mimo_launch.verify.plain_run import RightRun
+
+ALL = "all modules"
+NUMBERS, EVALUATION = "numbers in training", "evaluation"
+# Counted from 0: the second step is skipped, so that moments are there that must stay.
+SKIPPED = 1
+STOP_AFTER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """What one rank was told of a run, and its parts of the tensors at the end."""
+
+    events: list[Event]
+    tensors: dict[str, list[TensorPiece]]
+
+    @property
+    def steps(self) -> list[StepFinished]:
+        """What was told of steps."""
+        return [event for event in self.events if isinstance(event, StepFinished)]
+
+    @property
+    def evaluations(self) -> list[EvalFinished]:
+        """What was told of evaluations."""
+        return [event for event in self.events if isinstance(event, EvalFinished)]
+
+
+class StumblingSession(RankSession):
+    """A session one of whose steps has a gradient on one rank that is no number."""
+
+    def gradients(self, inputs: StepInputs, flags: tuple[int, ...] = ()) -> PendingTotals:  # type: ignore[override]
+        """Do the same, and stumble if it is the step."""
+        self._stumbles = inputs.plan.step == SKIPPED and self.rank == _stumbler(self.layout)
+        return super().gradients(inputs, flags)
+
+    def _sum_partial(self) -> None:
+        if self._stumbles:
+            _spoil(self)
+        super()._sum_partial()
+
+
+def _stumbler(layout: Layout) -> int:
+    """Return a rank of the last stage of a module that trains: a projector may be all that does."""
+    module = next(module for module in layout.modules if not module.frozen)
+    return module.stage_ranks(module.stages[-1].index)[0]
+
+
+def _spoil(session: RankSession) -> None:
+    """Plant a NaN in a gradient that this rank counts. Raises: RuntimeError if it has none."""
+    for name in session.modules:
+        for item in session.declared(name):
+            gradient = item.parameter.grad
+            if gradient is not None and item.placed[0].segment.counted:
+                values = local_tensor(gradient)
+                if values.numel():
+                    with torch.no_grad():
+                        values.view(-1)[0] = float("nan")
+                    return
+    raise RuntimeError(f"rank {session.rank} has no gradient to spoil")
+
+
+def first_part(
+    spec: Spec, run: Path, prepare: Callable[[], None] | None, kind: RankDevice
+) -> list[Event]:
+    """Train until the last rank is told to stop; return what was told."""
+    if prepare is not None:
+        prepare()
+    rank, steps = dist.get_rank(), count(1)
+    is_told = rank == dist.get_world_size() - 1
+
+    def stop() -> int:
+        return signal.SIGTERM if next(steps) == STOP_AFTER and is_told else 0
+
+    with StumblingSession(spec, device=device_for(kind, rank), randomise=True) as session:
+        return _train(session, run, stop)
+
+
+def second_part(spec: Spec, run: Path, kind: RankDevice) -> RankRun:
+    """Go on from the checkpoint, from which all weights must come, to the end."""
+    with RankSession(spec, device=device_for(kind, dist.get_rank())) as session:
+        events = _train(session, run, lambda: 0)
+        return RankRun(events, _tensors(session))
+
+
+def _train(session: RankSession, run: Path, stop: Callable[[], int]) -> list[Event]:
+    events: list[Event] = []
+    Training().run(session, run, events.append, stop)
+    return [event for event in events if isinstance(event, StepFinished | EvalFinished)]
+
+
+def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
+    """Return weights, and moments of the modules that train."""
+    found: dict[str, list[TensorPiece]] = {"weights": [], **{moment: [] for moment in MOMENTS}}
+    for name, module in session.modules.items():
+        declared = sharded(module)
+        found["weights"] += module_pieces(session, name, declared, lambda weight: weight)
+        update = session.updates.by_module.get(name)
+        if update is None:
+            continue
+        for moment in MOMENTS:
+
+            def moment_of(weight: Tensor, of: Any = update, key: str = moment) -> Tensor | None:
+                value: Tensor | None = of.optimizer.state.get(weight, {}).get(key)
+                return value
+
+            found[moment] += module_pieces(session, name, declared, moment_of)
+    return found
+
+
+def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[ModuleVerdict]:
+    """Return verdicts over all numbers and tensors of a run."""
+    verdicts = list(_count_steps(ranks, right))
+    for run in {repr(_told(run)): run for run in ranks}.values():
+        verdicts += _compare_numbers(spec, run, right)
+    for what, key, want in (
+        ("weights after training", "weights", right.weights),
+        ("moments after training", MOMENTS[0], right.first),
+        ("moments after training", MOMENTS[1], right.second),
+    ):
+        pieces = [piece for run in ranks for piece in run.tensors[key]]
+        if key == MOMENTS[1]:  # Their roots: a square has twice the range.
+            for piece in pieces:
+                piece.values.sqrt_()
+        if want or pieces:
+            bound = TRAINED if key == "weights" else EXACT
+            verdicts += compare_tensors(what, spec.modules, pieces, want, bound)
+    return verdicts
+
+
+def _told(run: RankRun) -> list[object]:
+    """Return what is compared of a run besides tensors."""
+    steps = [
+        (s.step, s.loss, s.aux_loss, s.grad_norm, s.grad_norms, s.lr, s.lrs, s.tokens, s.skipped)
+        for s in run.steps
+    ]
+    return [steps, [(e.step, e.eval_loss, e.digit_accuracy) for e in run.evaluations]]
+
+
+def _count_steps(ranks: list[RankRun], right: RightRun) -> Iterator[ModuleVerdict]:
+    """Every step is told once, in order, and the last evaluation is."""
+    verdict = ModuleVerdict(ALL, NUMBERS)
+    for rank, run in enumerate(ranks):
+        steps, evaluated = [s.step for s in run.steps], [e.step for e in run.evaluations]
+        if steps != list(range(1, len(right.steps) + 1)):
+            verdict.failures.append(f"rank {rank} was told of steps {steps}")
+        if evaluated != list(right.evaluations):
+            verdict.failures.append(f"rank {rank} was told of evaluations after {evaluated}")
+    yield verdict
+
+
+def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[ModuleVerdict]:
+    model = spec.language.model
+    has_experts = isinstance(model, LanguageModel) and model.moe is not None
+    for step, want in zip(run.steps, right.steps, strict=False):
+        yield _number("loss", "language", step.loss, want.loss)
+        if has_experts and spec.language.frozen is False:
+            yield _number("aux loss", "language", step.aux_loss, want.aux_loss)
+        yield _number("skipped", ALL, step.skipped, want.skipped)
+        yield _number("tokens", ALL, step.tokens, want.tokens)
+        yield _number("learning rate", ALL, step.lr, want.lr)
+        if not want.skipped:
+            norm = hypot(*want.norms.values())
+            yield _number("gradient norm", ALL, step.grad_norm, norm)
+        for module in spec.modules:
+            if module in want.lrs:
+                yield _number("learning rate", module, step.lrs.get(module), want.lrs[module])
+            if not want.skipped:
+                got = step.grad_norms.get(module)
+                yield _number("gradient norm", module, got, want.norms[module])
+    for evaluation in run.evaluations:
+        asked = right.evaluations.get(evaluation.step)
+        if asked is None:
+            continue
+        yield _number("held-out loss", "language", evaluation.eval_loss, asked.loss, EVALUATION)
+        if asked.accuracy is not None:
+            got = evaluation.digit_accuracy
+            yield _number("digit accuracy", "language", got, asked.accuracy, EVALUATION)
+
+
+def _number(
+    name: str, module: str, got: float | None, want: float, what: str = NUMBERS
+) -> ModuleVerdict:
+    verdict = compare_numbers(name, module, float("nan") if got is None else float(got), want)
+    verdict.what = what
+    return verdict

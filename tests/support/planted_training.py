@@ -1,0 +1,129 @@
+"""Known ways to train wrongly although every gradient is right; the proof of training rejects them.
+
+`TRAINING_BUGS` names for each bug a spec on which it matters and a function that plants it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tests.support.planted_experts import mixture
+from tests.support.specs import box, spec
+
+from mimo_launch.optimizer import build
+from mimo_launch.optimizer.build import Updates
+from mimo_launch.parallel import router
+from mimo_launch.runtime.executor import Executor
+from mimo_launch.spec.model import Spec
+
+# Settings of which each matters: nothing is a default, and 0 is a value.
+OPTIMIZER = {
+    "lr": 0.01, "betas": [0.7, 0.8], "eps": 1e-3, "weight_decay": 0.1, "clip": 0.2,
+    "schedule": {"kind": "cosine", "warmup": 7, "min_lr": 1e-3},
+}  # fmt: skip
+
+
+def settings(own: dict[str, Any] | None = None, **model: Any) -> Spec:
+    """Vision and language on one rank, with optimizer settings of language's own."""
+    modules = {
+        "vision": box(0, optimizer={"lr": 0.02}),
+        "language": box(0, model=model, optimizer=own or {}),
+    }
+    return spec(
+        modules, mbs=2, optimizer=OPTIMIZER, train={"steps": 50}, eval={"every": 10, "samples": 4}
+    )
+
+
+def with_settings(made: Spec) -> Spec:
+    """Return a spec with these settings and an evaluation."""
+    data = made.model_dump(mode="json", by_alias=True)
+    data |= {"optimizer": OPTIMIZER, "eval": {"every": 10, "samples": 4}}
+    data["train"]["steps"] = 50
+    return Spec.model_validate(data)
+
+
+def rate_of_the_step_before() -> None:
+    """Weights move by the rate of the step before, while the right one is told."""
+    correct = Updates.learning_rates
+    Updates.learning_rates = lambda self, step: correct(self, max(0, step - 1))
+
+
+def setting_ignored(name: str) -> None:
+    """AdamW keeps torch's default of a setting."""
+    correct = build._LocalAdamW
+
+    def without(groups: Any, **rest: Any) -> Any:
+        rest.pop(name)
+        return correct(groups, **rest)
+
+    build._LocalAdamW = without
+
+
+def zero_taken_for_unset(name: str) -> None:
+    """A setting of a module that is 0 falls back to the common one."""
+    correct = build._module_update
+
+    def falling_back(common: Any, own: Any, module: Any) -> Any:
+        return correct(common, own.model_copy(update={name: getattr(own, name) or None}), module)
+
+    build._module_update = falling_back
+
+
+def router_not_decayed() -> None:
+    """Weight decay leaves routers out."""
+    correct = router.replicated
+    router.replicated = lambda *args, **rest: correct(*args, **{**rest, "decay": False})
+
+
+def later_batches_weigh_as_the_first() -> None:
+    """Every batch of an evaluation counts as many labels as the first one has."""
+    correct, first = Executor.run_forward, []
+
+    def forward(self: Any, program: Any, inputs: Any) -> Any:
+        result = correct(self, program, inputs)
+        first.append(inputs.plan.num_labels)
+        result.loss *= first[0] / inputs.plan.num_labels
+        return result
+
+    Executor.run_forward = forward
+
+
+def skipped_steps_count() -> None:
+    """AdamW's bias correction counts steps that were skipped."""
+    correct = Updates.apply
+
+    def counting(self: Any, step: int, *, skip: Any = None, divisor: Any = None) -> None:
+        correct(self, step, skip=skip, divisor=divisor)
+        for update in self.by_module.values():
+            for state in update.optimizer.state.values():
+                state["step"] += skip
+
+    Updates.apply = counting
+
+
+def clipped_half() -> None:
+    """The divisor of gradients is half of what it should be."""
+    correct = Updates.apply
+
+    def weaker(self: Any, step: int, *, skip: Any = None, divisor: Any = None) -> None:
+        correct(self, step, skip=skip, divisor=(divisor / 2).clamp(min=1))
+
+    Updates.apply = weaker
+
+
+TRAINING_BUGS: dict[str, tuple[Callable[[], None], Spec]] = {
+    "rate of the step before": (rate_of_the_step_before, settings()),
+    "eps ignored": (partial(setting_ignored, "eps"), settings()),
+    "betas ignored": (partial(setting_ignored, "betas"), settings()),
+    "decay of 0 taken for unset": (
+        partial(zero_taken_for_unset, "weight_decay"), settings({"weight_decay": 0}),
+    ),
+    "warm-up of 0 taken for unset": (
+        partial(zero_taken_for_unset, "warmup"), settings({"warmup": 0}),
+    ),
+    "rate of 0 taken for unset": (partial(zero_taken_for_unset, "lr"), settings({"lr": 0})),
+    "router not decayed": (router_not_decayed, settings(**mixture())),
+    "batches weigh as the first": (later_batches_weigh_as_the_first, settings()),
+    "skipped steps count": (skipped_steps_count, settings()),
+    "clipped half": (clipped_half, settings()),
+}  # fmt: skip
