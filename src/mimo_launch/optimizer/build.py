@@ -26,7 +26,7 @@ class ModuleUpdate:
 
     peak: float
     warmup: int
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.
 
 
 class Updates:
@@ -140,10 +140,10 @@ def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModu
         {"params": [d.parameter for d in declared if not d.decay], "weight_decay": 0.0},
     ]
     peak = common.lr if own.lr is None else own.lr
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.
     if common.kind == "adamw":
-        optimizer = _LocalAdamW(groups, lr=peak, betas=common.betas, eps=common.eps, fused=True)
+        optimizer = _LocalAdamW(groups, betas=common.betas, eps=common.eps, fused=True)
     else:
-        optimizer = _LocalSGD(groups, lr=peak, fused=True)
+        optimizer = _LocalSGD(groups, fused=True)
     warmup = common.schedule.warmup if own.warmup is None else own.warmup
     return ModuleUpdate(peak, warmup, optimizer)
