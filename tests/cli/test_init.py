@@ -26,7 +26,9 @@ def llama(tmp_path: Path) -> Path:
     folder = tmp_path / "models" / "llama"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    header_only(folder / "model.safetensors", {"model.norm.weight": (4096,)})
+    ends = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+    layers = (f"model.layers.{layer}.input_layernorm.weight" for layer in range(32))
+    header_only(folder / "model.safetensors", dict.fromkeys((*ends, *layers), (4096,)))
     return folder
 
 
@@ -75,7 +77,9 @@ def test_a_hybrid_model_is_split_by_its_pattern(tmp_path: Path, run_cli: Cli) ->
         "vocab_size": 300,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    header_only(folder / "model.safetensors", {"backbone.norm_f.weight": (64,)})
+    ends = ("backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight")
+    layers = (f"backbone.layers.{layer}.norm.weight" for layer in range(4))
+    header_only(folder / "model.safetensors", dict.fromkeys((*ends, *layers), (64,)))
     assert run_cli(f"init {file} --language {folder} --gpus 2")[0] == 0
     model = checked(file).spec.language.model
     assert (model.kind, model.pattern, model.mamba.heads) == ("hybrid", "*M-M", 16)
@@ -108,7 +112,7 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
         ("--language {llama} --data x/*.tar", "`x/*.tar` names no file"),
         ("--gpu-memory much --gpus 4", "unit"),
         (
-            "--language {llama} --data {llama}/config.json",
+            "--language {llama} --data shards/000.tar --tokenizer {llama}",
             "cannot be used: it has no tokenizer.json",
         ),
         ("--data x.tar", "--data and --tokenizer are for models"),

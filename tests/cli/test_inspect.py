@@ -74,9 +74,9 @@ def test_every_module_of_a_whole_model(tmp_path: Path, run_cli: Cli) -> None:
     code, out, err = run_cli(f"inspect {folder}")
     assert (code, err) == (0, "")
     assert out.splitlines()[:3] == [
-        f"{folder}: llava, 15,904 parameters, bf16, 1 file",
+        f"{folder}: llava, 25,504 parameters, bf16, 1 file",
         "  vision: vit (clip_vision_model), 6,272 parameters in 2 tensors",
-        "  language: decoder (llama), 9,504 parameters in 1 tensor",
+        "  language: decoder (llama), 19,104 parameters in 3 tensors",
     ]
     # The third layer stands behind the states that a LLaVA takes.
     assert "{kind: vit, layers: 2, " in out

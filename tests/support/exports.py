@@ -110,6 +110,8 @@ def llava_folder(folder: Path) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {
+        "language_model.model.embed_tokens.weight": (99, 96),
+        "language_model.model.norm.weight": (96,),
         "language_model.lm_head.weight": (99, 96),
         "vision_tower.vision_model.encoder.layers.1.mlp.fc1.bias": (128,),
         # Behind the states that become rows.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.headers import NO_TENSORS, tensors_of_one
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.layout.checks.entry import check_text
@@ -38,7 +39,7 @@ def found(
     text = config if isinstance(config, str) else json.dumps(config)
     (folder / "config.json").write_text(text, encoding="utf-8")
     if weights:
-        (folder / "model.safetensors").touch()
+        (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return check_text(TEXT.replace("FOLDER", str(folder)), overrides=settings).diagnostics
 
 
@@ -233,3 +234,34 @@ def test_a_window_that_no_layer_has_is_none() -> None:
     for refused in ({"max_window_layers": layers - 1}, {"model_type": "qwen3_moe"}):
         said = part_of(qwen | refused, "decoder").not_computed()
         assert said == ("use_sliding_window: true",)
+
+
+WHOLE = (
+    "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight",
+    "model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (tensors_of_one(*WHOLE)[:-1], "model.safetensors is cut off"),
+        (b"", "model.safetensors cannot be read"),
+        (tensors_of_one(*WHOLE[:2], *WHOLE[3:]), "its files lack lm_head.weight"),
+        (tensors_of_one(*WHOLE[:-1]), "its files lack layer 1"),
+    ],
+)
+def test_files_that_are_cut_off_or_lack_a_part_are_found(
+    content: bytes, why: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    assert found(folder, CONFIG) == ()
+
+    def again(content: bytes) -> tuple[Diagnostic, ...]:
+        (folder / "model.safetensors").write_bytes(content)
+        return check_text(TEXT.replace("FOLDER", str(folder))).diagnostics
+
+    assert again(tensors_of_one(*WHOLE)) == ()
+    (item,) = again(content)
+    assert (item.code, item.is_error) == ("init-from-not-supported", True)
+    assert why in item.why

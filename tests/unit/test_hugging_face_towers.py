@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.headers import NO_TENSORS
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.layout.checks.entry import check_text
@@ -51,7 +52,7 @@ def found(
 ) -> tuple[Diagnostic, ...]:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "model.safetensors").touch()
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     text = TEXT.replace("LAYERS", str(layers)).replace("MORE", more)
     return check_text(text.replace("INIT", f"init_from: {folder}")).diagnostics
 

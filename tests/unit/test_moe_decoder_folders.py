@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.headers import NO_TENSORS
 from tests.support.specs import box, spec
 
 from mimo_launch.layout.checks.entry import check
@@ -53,7 +54,7 @@ def test_a_folder_must_say_what_the_spec_says(
     name: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     made = spec({"language": box(0, model=ours(name, **change), init_from=str(tmp_path))})
     found = [item for item in check(made) if item.code.startswith("init-from")]
     assert [item.path[-1] for item in found] == (["moe"] if change.keys() - {"aux_loss"} else [])

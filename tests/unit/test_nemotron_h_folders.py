@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.headers import NO_TENSORS
 from tests.support.specs import box, spec
 
 from mimo_launch.layout.checks.entry import check
@@ -89,7 +90,7 @@ def test_experts_of_a_folder_are_those_of_the_spec(
 ) -> None:
     """How they are trained is for the spec to say, whether they have a bias is not."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | NANO))
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     made = spec({"language": box(0, model=ours(**experts(**change)), init_from=str(tmp_path))})
     found = [item for item in check(made) if item.is_error]
     assert [item.path[-1] for item in found] == ([] if said is None else ["moe"])
@@ -180,7 +181,7 @@ def test_a_folder_must_say_what_the_spec_says(
     change: dict[str, Any], key: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     made = spec({"language": box(0, model=ours(**change), init_from=str(tmp_path))})
     found = [item for item in check(made) if item.is_error]
     assert [item.path[-1] for item in found] == ([] if key is None else [key])

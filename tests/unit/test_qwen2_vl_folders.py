@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.headers import NO_TENSORS
 
 from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.layout.hugging_face import qwen2_vl
@@ -45,7 +46,7 @@ CONFIG: dict[str, Any] = {
 
 def headlines(folder: Path, *settings: str, **more: Any) -> list[str]:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **more}), encoding="utf-8")
-    (folder / "model.safetensors").touch()
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     text = TEXT.replace("FOLDER", str(folder))
     return [each.headline for each in check_text(text, overrides=settings).diagnostics]
 

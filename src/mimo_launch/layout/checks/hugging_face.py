@@ -1,10 +1,11 @@
-"""Checks of a Hugging Face folder in `init_from`, by its `config.json` alone.
+"""Checks of a Hugging Face folder in `init_from`: its `config.json`, and the headers of its files.
 
 Decides: that every number of the folder's model is that of the spec before any process starts.
 Relies on: `layout.hugging_face` for what a configuration means.
-Leaves: the tensors to `train.checkpoint`, which accounts for each.
+Leaves: the shapes of tensors to `train.checkpoint`, which accounts for each.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from mimo_launch.layout.hugging_face.folder import (
     is_hugging_face,
     read_config,
 )
-from mimo_launch.layout.hugging_face.part import NoSuchPart
+from mimo_launch.layout.hugging_face.headers import FilesError, read_headers
+from mimo_launch.layout.hugging_face.part import NoSuchPart, Part
 from mimo_launch.layout.hugging_face.registry import model_types, part_of
 from mimo_launch.layout.tokens import num_last_placeholders, vocab_size
-from mimo_launch.spec.model import Model, Spec
+from mimo_launch.spec.model import LanguageModel, Model, Spec
+
+_LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
+_SHOWN = 4
 
 
 def init_from_fits_config(spec: Spec, name: str) -> Findings:
@@ -54,6 +59,34 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
     for key, value in wanted.items():
         early = key == "layers" and part.may_end_early
         yield from _compare(spec, name, model, key, value, at_most=early)
+    if not settings:
+        yield from _tensors_are_there(spec, name, part)
+
+
+def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
+    """The files are whole, by their headers, and hold the ends of the model and its layers."""
+    module = spec.modules[name]
+    folder, model = Path(module.init_from or ""), module.model
+    try:
+        headers = read_headers(folder)
+    except FilesError as error:
+        yield _cannot(name, folder, "as it is", str(error))
+        return
+    there = {inner for header in headers if (inner := part.inner_name(header)) is not None}
+    if not isinstance(model, LanguageModel) or module.init_partial or not there:
+        return
+    lacking = []
+    for segment in ("embedding.weight", "norm.weight", "head.weight"):
+        place = None if segment == "head.weight" and model.tied else part.place(segment, model)
+        if place is not None and place.name not in there:
+            lacking.append(place.name)
+    layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
+    # In some families layers go by another name.
+    lacking += [f"layer {n}" for n in range(model.layers) if layers and n not in layers]
+    if lacking:
+        more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+        why = f"its files lack {', '.join(lacking[:_SHOWN])}{more}"
+        yield _cannot(name, folder, "as it is", why)
 
 
 def _compare(
