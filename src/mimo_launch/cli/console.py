@@ -1,6 +1,7 @@
 """Streams, colour and verbosity of one run of the command line.
 
-Decides: answers go to stdout, everything else to stderr, and which of them are coloured.
+Decides: answers go to stdout, everything else to stderr, and which of them are coloured. Control
+characters in names and messages of others are shown, never sent to the terminal.
 A reader that has left ends a command that only answers, but not a run.
 Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
 Leaves: what is drawn to `bars`.
@@ -8,6 +9,7 @@ Leaves: what is drawn to `bars`.
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +21,10 @@ import typer
 
 # What a write says when the pipe has no reader, the terminal is gone, or the stream is closed.
 _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
+# Colours stay, but for the one that hides text.
+_CONTROL = re.compile(
+    r"(?P<color>\x1b\[(?!(?:[\d;]*;)?8[;m])[\d;]*m)|[\x00-\x08\x0b-\x1f]|[\x7f-\x9f]"
+)
 
 
 class Color(StrEnum):
@@ -130,9 +136,22 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
+def visible(text: str) -> str:
+    """Return a text whose control characters are written as JSON and Python write them."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    if found["color"]:
+        return found[0]
+    # In an answer that is JSON only those above 0x7e are left as they are.
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < ord(" ") else f"\\u{number:04x}"
+
+
 def _encodable(text: str, stream: TextIO) -> str:
     """Return a text as a stream can write it: names of files may have bytes that are no text."""
-    encoding = stream.encoding or "utf-8"
+    encoding, text = stream.encoding or "utf-8", visible(text)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
