@@ -189,3 +189,15 @@ def test_bad_samples_and_zero_gradients_are_counted() -> None:
     assert "4 zero grads" in terminal
     assert "most patches 1.62 -> 1.06 of mean" in terminal
     assert "bad samples" in terminal
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"), [(0, "no held-out sample could be read"), (8, "outputs are not finite, or")]
+)
+def test_an_evaluation_without_a_loss_is_warned_of(samples: int, why: str) -> None:
+    for loss in (float("nan"), 0.5):
+        out = StringIO()
+        found = EvalFinished(step=4, eval_loss=loss, digit_accuracy=None, samples=samples)
+        PlainProgress(Console(file=out, width=200))(found)
+        warning = "warning: the evaluation after step 4 has no loss: "
+        assert (warning in out.getvalue() and why in out.getvalue()) == (loss != 0.5)

@@ -5,6 +5,7 @@ Relies on: events of `train`.
 Leaves: when a line is due to `progress`.
 """
 
+import math
 import signal
 from collections.abc import Sequence
 
@@ -47,14 +48,20 @@ def step_line(event: StepFinished) -> str:
 
 
 def eval_line(event: EvalFinished) -> str:
-    """Return one evaluation as a line of text."""
+    """Return one evaluation as a line of text, and a second one if it says nothing."""
     accuracy = (
         "" if event.digit_accuracy is None else f"  digit accuracy {event.digit_accuracy:.1%}"
     )
-    return (
+    line = (
         f"eval {event.step:>6}  loss {event.eval_loss:.4f}{accuracy}  "
         f"({event.samples} held-out samples)"
     )
+    if math.isfinite(event.eval_loss):
+        return line
+    why = "no held-out sample could be read"
+    if event.samples:
+        why = "the model's outputs are not finite, or no held-out sample has a label"
+    return f"{line}\nwarning: the evaluation after step {event.step} has no loss: {why}"
 
 
 def finish_line(event: RunFinished, *, bad_samples: int = 0) -> str:

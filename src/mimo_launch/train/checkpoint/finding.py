@@ -28,26 +28,20 @@ class NoCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: where it is, of which step, the spec of the run, sums of its files."""
+    """A complete checkpoint: its place, step, spec of the run, sums of files, full shapes."""
 
     path: Path
     step: int
     spec: Spec
     sums: dict[str, tuple[int, int]]
+    shapes: dict[str, tuple[int, ...]]
 
     def segments(self, module: str) -> dict[str, tuple[int, ...]]:
-        """Return the full shapes of a module's segments, by their names less the module.
-
-        Raises: NoCheckpoint if the index cannot be read.
-        """
+        """Return the full shapes of a module's segments, by their names less the module."""
         prefix = prefix_of(module)
-        try:
-            index = read_index(self.path)
-        except DamagedCheckpoint as error:
-            raise NoCheckpoint(f"{self.path} cannot be read: {error}") from error
         return {
-            name.removeprefix(prefix): entry.shape
-            for name, entry in index.items()
+            name.removeprefix(prefix): shape
+            for name, shape in self.shapes.items()
             if name.startswith(prefix)
         }
 
@@ -79,8 +73,32 @@ def prefix_of(module: str) -> str:
 def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
     """Return the checkpoint of a step of a run, or its newest; `path` may be a checkpoint itself.
 
+    A run that is going on may complete one and delete another meanwhile: then it looks again.
+
     Raises: NoCheckpoint.
     """
+    while True:
+        before = _state(path)
+        try:
+            return _open(path, step)
+        except NoCheckpoint:
+            if _state(path) == before:
+                raise
+
+
+def _state(path: Path) -> list[tuple[str, int]]:
+    """Return what changes when a run completes or deletes a checkpoint."""
+    return [(folder.name, _made(folder)) for folder in all_checkpoints(path)]
+
+
+def _made(folder: Path) -> int:
+    try:
+        return (folder / MARKER).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _open(path: Path, step: int | None) -> Checkpoint:
     if (path / MARKER).is_file():
         found = [path]
     else:
@@ -94,7 +112,11 @@ def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
             continue
         if step in (None, marker.counts["step"]):
             spec = spec_from_data(marker.spec)
-            return Checkpoint(folder, marker.counts["step"], spec, marker.files)
+            try:
+                shapes = {name: entry.shape for name, entry in read_index(folder).items()}
+            except DamagedCheckpoint as error:
+                raise NoCheckpoint(f"{folder} cannot be read: {error}") from error
+            return Checkpoint(folder, marker.counts["step"], spec, marker.files, shapes)
         opened.append(str(marker.counts["step"]))
     if not path.is_dir():
         raise NoCheckpoint(f"{path} is no folder")

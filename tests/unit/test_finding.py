@@ -1,0 +1,62 @@
+"""Looking for checkpoints beside a run that completes and deletes them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_run_folder import tiny
+
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.train.checkpoint import finding
+from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
+from mimo_launch.train.checkpoint.folder import (
+    CHECKPOINTS,
+    FORMAT,
+    PARTIAL,
+    TENSORS,
+    complete,
+    folder_name,
+)
+
+
+def save(run: Path, step: int) -> Path:
+    """Make a checkpoint that has an index, as a run does; delete all older ones."""
+    folder = run / CHECKPOINTS / folder_name(step)
+    unfinished = folder.with_name(folder.name + PARTIAL)
+    unfinished.mkdir(parents=True)
+    (unfinished / TENSORS).write_text(json.dumps({"weights/vision.w": {"shape": [2]}}))
+    content = {"format": FORMAT, "counts": {"step": step}, "updates": {}, "plan": "", "torch": ""}
+    files = {TENSORS: [(unfinished / TENSORS).stat().st_size, 0]}
+    complete(unfinished, folder, content | {"spec": dump_spec(tiny()), "files": files})
+    for other in set((run / CHECKPOINTS).iterdir()) - {folder}:
+        shutil.rmtree(other)
+    return folder
+
+
+@pytest.mark.parametrize("moment", ["is_complete", "read_marker", "read_index"])
+@pytest.mark.parametrize("step", [6, 4])
+def test_a_checkpoint_that_is_replaced_meanwhile_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, step: int
+) -> None:
+    """By that of a later step, or of the same one; but one that is damaged is not."""
+    save(tmp_path, 4)
+    real, calls = getattr(finding, moment), []
+
+    def racing(path: Path) -> Any:
+        calls.append(path)
+        if len(calls) == 1:
+            shutil.rmtree(path)
+            found = real(path) if moment == "is_complete" else None
+            save(tmp_path, step)
+            if found is None:
+                path = path.with_name("gone")
+        return real(path)
+
+    monkeypatch.setattr(finding, moment, racing)
+    found = open_checkpoint(tmp_path, None)
+    assert (found.step, found.segments("vision")) == (step, {"w": (2,)})
+    (found.path / TENSORS).write_text("{")
+    with pytest.raises(NoCheckpoint, match=r"damaged|cannot be read"):
+        open_checkpoint(tmp_path, None)
