@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.faulty_train import Launcher, gone
+from tests.unit.test_run_folder import add_checkpoint
+
+from mimo_launch.launcher import run_folder
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 LONG = ("--steps", "100000", "--set", "eval=null")
@@ -31,13 +34,20 @@ def task(job: int, number: int, *, tasks: int, nodes: int) -> Callable[[], None]
     return become
 
 
-def srun(folder: Path, *arguments: str, tasks: int, nodes: int) -> list[Launcher]:
+def srun(
+    folder: Path,
+    *arguments: str,
+    tasks: int,
+    nodes: int,
+    around: Callable[[int, Callable[[], None]], Callable[[], None]] = lambda number, become: become,
+) -> list[Launcher]:
     """Start all tasks of a step, each on a host of its own or not."""
     job = random.randrange(1, 10**6)
     return [
         Launcher(
             folder, "slow", 0, 0, "train", SPEC, *arguments,
-            name=f"task{number}", enter=task(job, number, tasks=tasks, nodes=nodes),
+            name=f"task{number}",
+            enter=around(number, task(job, number, tasks=tasks, nodes=nodes)),
         )
         for number in range(tasks)
     ]  # fmt: skip
@@ -48,6 +58,35 @@ def test_one_task_per_rank_joins(tmp_path: Path) -> None:
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "2 ranks ready" in ends[0][1]
     assert ends[1][1] == ""
+
+
+def test_only_the_first_rank_looks_at_checkpoints(tmp_path: Path) -> None:
+    """A run that is finished ends on all of them; so does one that must go on and cannot."""
+    looked: list[Path] = []
+
+    def spied(number: int, become: Callable[[], None]) -> Callable[[], None]:
+        def enter() -> None:
+            become()
+            real = run_folder.newest_checkpoint
+
+            def newest_checkpoint(run: Path) -> run_folder.Saved | None:
+                (tmp_path / f"looked-{number}").touch()
+                return real(run)
+
+            run_folder.newest_checkpoint = newest_checkpoint
+
+        return enter
+
+    add_checkpoint(tmp_path / "runs" / "tiny", 4)
+    for arguments, code in (((), 0), (("--set", "name=other", "--resume"), 2)):
+        launchers = srun(tmp_path, *arguments, tasks=2, nodes=2, around=spied)
+        ends = [launcher.finish() for launcher in launchers]
+        assert [found for found, _, _ in ends] == [code, code], ends
+        looked += tmp_path.glob("looked-*")
+    assert looked == [tmp_path / "looked-0"] * 2
+    assert "runs/tiny is finished: 4 steps are done" in launchers[0].out.read_text()
+    assert "there is no complete checkpoint" in launchers[0].err.read_text()
+    assert launchers[1].out.read_text() + launchers[1].err.read_text() == ""
 
 
 def test_one_task_per_host_launches_there(tmp_path: Path) -> None:

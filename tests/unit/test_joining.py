@@ -1,10 +1,15 @@
 """What torchrun and srun say about this process."""
 
+from pathlib import Path
+
 import pytest
 
+from mimo_launch.cli.app import run
+from mimo_launch.cli.origin import Origin, node_place, origin_of
 from mimo_launch.launcher.joining import (
     Joined,
     NodePlace,
+    WrongEnvironment,
     WrongTasks,
     slurm_environment,
     slurm_place,
@@ -12,6 +17,9 @@ from mimo_launch.launcher.joining import (
 )
 from mimo_launch.launcher.logs import parse_ranks
 from mimo_launch.launcher.slurm import NodelistError, Task, expand, slurm_task
+from mimo_launch.layout.checks.entry import load_and_check
+
+SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 
 
 @pytest.mark.parametrize(
@@ -91,9 +99,52 @@ def test_steps_of_one_job_meet_at_different_ports() -> None:
     assert task().port != task(SLURM_STEP_ID="1").port
 
 
+RANK_3 = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "host0", "MASTER_PORT": "29500"}
+
+
 def test_torchrun_names_rank_and_world() -> None:
-    assert torchrun_rank({"RANK": "3", "WORLD_SIZE": "4"}) == Joined(3, 4)
+    assert torchrun_rank(RANK_3) == Joined(3, 4)
     assert torchrun_rank({"RANK": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"RANK": "abc"}, "RANK=abc is not a number"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE= is not a number"),
+        ({"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4"),
+        ({"MASTER_ADDR": ""}, "RANK=3 and WORLD_SIZE=4 are set, MASTER_ADDR not"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT=http is not a number"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 is not a number"),
+    ],
+)
+def test_an_environment_that_no_rank_has_is_refused(other: dict[str, str], words: str) -> None:
+    with pytest.raises(WrongEnvironment, match=f"^{words}; .*unset RANK and WORLD_SIZE"):
+        torchrun_rank(RANK_3 | other)
+
+
+def test_an_environment_that_no_rank_has_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (RANK_3 | {"RANK": "abc"}).items():
+        monkeypatch.setenv(name, value)
+    assert run(["train", str(SPEC)]) == 2
+    assert "RANK=abc is not a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_hosts_that_are_asked_for_win_over_the_rank_of_a_pod(
+    monkeypatch: pytest.MonkeyPatch, hosts: int
+) -> None:
+    """A pod of a training operator has RANK and WORLD_SIZE, which count pods."""
+    for name, value in RANK_3.items():
+        monkeypatch.setenv(name, value)
+    spec = load_and_check(SPEC).spec
+    assert spec is not None
+    place = node_place(hosts, hosts - 1, "host0:29500", "run")
+    found = origin_of(Origin(place=place, launches=True), spec, None)
+    assert found == Origin(place=place, world_size=2)
+    assert origin_of(Origin(), spec, None).joined == Joined(3, 4)
 
 
 def test_ranks_to_show_are_ranges() -> None:

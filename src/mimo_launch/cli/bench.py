@@ -77,7 +77,7 @@ def bench(
     ] = None,
     runs: Runs = Path("runs/bench"),
     console_ranks: ConsoleRanks = None,
-    nnodes: Nnodes = 1,
+    nnodes: Nnodes = None,
     node_rank: NodeRank = 0,
     rdzv_endpoint: Endpoint = None,
     rdzv_id: JobName = "run",
@@ -102,7 +102,8 @@ def bench(
         calibration=constants,
         command=shlex.join(["mimo-launch", *sys.argv[1:]]),
     )
-    origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
+    place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
+    origin = Origin(place=place, launches=nnodes is not None)
     spec, origin = checked_spec(
         file, overrides or (), origin, nproc, console, device=device, constants=constants
     )

@@ -18,6 +18,7 @@ from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.entry import Job
+    from mimo_launch.launcher.joined_world import JoinedWorld
     from mimo_launch.launcher.run_lock import RunLock
     from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.train.events import Listener
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 STAY_SECONDS = 2.0
 
 
-def join(job: "Job", listener: "Listener", console: Console, lock: "RunLock | None" = None) -> int:
+def join(
+    job: "Job",
+    world: "JoinedWorld",
+    console: Console,
+    listener: "Listener | None" = None,
+    lock: "RunLock | None" = None,
+) -> int:
     """Be one of the ranks that something else started; return the exit code.
 
     `listener` hears the events of rank 0, which holds the `lock` of the run folder.
@@ -51,10 +58,12 @@ def join(job: "Job", listener: "Listener", console: Console, lock: "RunLock | No
     signals = JoinedStop()
     signals.install()
     stop = signals if lock is None else partial(_stop, signals, lock)
-    links = Links(where=Whereabouts(), stop=stop, failed=failed)
+    links = Links(where=Whereabouts(), stop=stop, failed=failed, group=world.group)
+    listeners = [] if listener is None else [listener]
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
         ended_by = run_worker(
-            job.spec, job.run, (listener,), task=job.task, device=job.device, links=links
+            job.spec, job.run, listeners, task=job.task, device=job.device, links=links
         )
     except Exception:
         console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")

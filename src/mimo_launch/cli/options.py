@@ -49,7 +49,12 @@ ConsoleRanks = Annotated[
     str | None,
     typer.Option(metavar="RANKS", help="Show the output of these ranks too, e.g. 0,5-7."),
 ]
-Nnodes = Annotated[int, typer.Option(min=1, help="Hosts of the job.")]
+Nnodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Hosts of the job, 1 by default; given, RANK and WORLD_SIZE do not count."
+    ),
+]
 NodeRank = Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")]
 Endpoint = Annotated[
     str | None,

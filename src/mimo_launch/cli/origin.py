@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 class Origin:
     """A rank if `joined`, the launcher of one of several hosts if `place`, else of this host alone.
 
-    `world_size` is the number of ranks that are asked for, if anything says so.
+    `launches` says that the options settle this, whatever the environment says. `world_size` is the
+    number of ranks that are asked for, if anything says so.
     """
 
     joined: "Joined | None" = None
     place: "NodePlace | None" = None
+    launches: bool = False
     world_size: int | None = None
 
     @property
@@ -68,14 +70,17 @@ def node_place(
 
 def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
     """Return what this process is, for a job of the ranks of `spec`. Raises: typer.BadParameter."""
-    from mimo_launch.launcher.joining import Joined, torchrun_rank
+    from mimo_launch.launcher.joining import Joined, WrongEnvironment, torchrun_rank
     from mimo_launch.layout.layout import world_size
 
-    joined = torchrun_rank()
+    try:
+        joined = None if options.launches else torchrun_rank()
+    except WrongEnvironment as error:
+        raise typer.BadParameter(str(error), param_hint="torchrun") from error
     if joined is not None:
         return Origin(joined=joined, world_size=joined.world_size)
     world, place = world_size(spec), options.place
-    if place is None:
+    if not options.launches:
         found = _slurm(world)
         if isinstance(found, Joined):
             return Origin(joined=found, world_size=found.world_size)

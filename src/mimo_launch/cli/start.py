@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mimo_launch.grids.world import DeviceKind
     from mimo_launch.launcher.entry import Job
     from mimo_launch.launcher.hosts import Hosts
-    from mimo_launch.launcher.joining import NodePlace
+    from mimo_launch.launcher.joining import Joined, NodePlace
     from mimo_launch.launcher.run_folder import RunFolder
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.launcher.tasks import RankTask
@@ -82,26 +82,42 @@ class Start:
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
     """Run as what this process is, and return the exit code."""
-    from mimo_launch.cli.join import join
     from mimo_launch.launcher.signals import StopRequest
 
     if origin.joined is not None:
-        if not origin.speaks:
-            ended = _finished(request, speaks=False)
-            return join(request.job, lambda event: None, console) if ended is None else ended
-        ended = own_classes_fail(request.spec, console)
-        opened = _prepare(request, console) if ended is None else ended
-        if isinstance(opened, int):
-            return opened
-        with opened.lock, _shown(request, opened, console, plain=True) as listener:
-            return join(request.job, listener, console, opened.lock)
+        return _joined(request, origin.joined, console)
     with StopRequest() as stop:
         if origin.place is not None:
             return _on_many_hosts(request, origin.place, console, stop)
         return _on_one_host(request, console, stop)
 
 
-def _finished(request: Start, *, speaks: bool) -> int | None:
+def _joined(request: Start, joined: "Joined", console: Console) -> int:
+    """Be a rank; the first one looks whether there is anything to run, and tells the others."""
+    from mimo_launch.cli.join import join
+    from mimo_launch.launcher.joined_world import JoinedWorld
+
+    try:
+        world = JoinedWorld(joined, timeout=request.spec.train.timeout)
+        if joined.rank:
+            ended = world.hear()
+            return join(request.job, world, console) if ended is None else ended
+    except (OSError, RuntimeError) as error:
+        console.note(f"error: rank {joined.rank} does not meet the others: {error}")
+        return 1
+    opened: RunFolder | int = 2
+    try:
+        ended = own_classes_fail(request.spec, console)
+        opened = _prepare(request, console) if ended is None else ended
+    finally:
+        world.say(opened if isinstance(opened, int) else None)
+    if isinstance(opened, int):
+        return opened
+    with opened.lock, _shown(request, opened, console, plain=True) as listener:
+        return join(request.job, world, console, listener, opened.lock)
+
+
+def _finished(request: Start) -> int | None:
     """Return 0 if there is nothing left to do, and say so. Raises: typer.BadParameter."""
     from mimo_launch.launcher.run_folder import NothingToResume, goes_on
 
@@ -111,9 +127,8 @@ def _finished(request: Start, *, speaks: bool) -> int | None:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
     if saved is None or saved.step < request.spec.train.steps:
         return None
-    if speaks:
-        request.say(f"{request.run} is finished: {saved.step} steps are done")
-        request.say("  to go on, raise train.steps; to start anew, give --no-resume")
+    request.say(f"{request.run} is finished: {saved.step} steps are done")
+    request.say("  to go on, raise train.steps; to start anew, give --no-resume")
     return 0
 
 
@@ -131,7 +146,7 @@ def _prepare(
     from mimo_launch.plan.report import build_report
     from mimo_launch.plan.timeline import DeadlockError
 
-    ended = _finished(request, speaks=True)
+    ended = _finished(request)
     if ended is not None:
         return ended
     try:
@@ -154,7 +169,7 @@ def _prepare(
     except RunInUse as error:
         console.note(f"error: {error}")
         return 1
-    ended = _finished(request, speaks=True)  # By the run that was waited for.
+    ended = _finished(request)  # By the run that was waited for.
     if ended is not None:
         folder.lock.close()
         return ended

@@ -84,7 +84,7 @@ def train(
         int, typer.Option(min=0, help="Times to start again after a failure.")
     ] = 0,
     console_ranks: ConsoleRanks = None,
-    nnodes: Nnodes = 1,
+    nnodes: Nnodes = None,
     node_rank: NodeRank = 0,
     rdzv_endpoint: Endpoint = None,
     rdzv_id: JobName = "run",
@@ -99,7 +99,8 @@ def train(
     console.needs_no_reader = True
     shown = shown_ranks(console_ranks)
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
-    origin = Origin(place=node_place(nnodes, node_rank, rdzv_endpoint, rdzv_id))
+    place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
+    origin = Origin(place=place, launches=nnodes is not None)
     spec, origin = checked_spec(file, settings, origin, nproc, console, device=device)
     ready_shards(spec, console, speaks=origin.speaks)
     request = Start(

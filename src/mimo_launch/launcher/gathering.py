@@ -23,6 +23,7 @@ from mimo_launch.launcher.logs import next_attempt
 from mimo_launch.launcher.network import (
     answers,
     interface_of,
+    listen_at,
     local_address,
     parse_endpoint,
     resolved,
@@ -101,8 +102,9 @@ class Gathering:
                 is_master=self.node == 0,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=LOST_SECONDS),
+                master_listen_fd=None if self.node else listen_at(self._address, port).detach(),
             )
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise HostsError(f"no meeting at {place.endpoint}: {error}") from error
         store = dist.PrefixStore(place.run_id, tcp)  # type: ignore[attr-defined]
         mine = secrets.token_hex(8)

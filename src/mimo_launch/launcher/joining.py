@@ -12,6 +12,14 @@ from dataclasses import dataclass
 
 from mimo_launch.launcher.slurm import Task
 
+_UNSET = (
+    "torchrun sets them all; to start workers here, unset RANK and WORLD_SIZE, or give --nnodes"
+)
+
+
+class WrongEnvironment(ValueError):
+    """The environment says that this process is a rank, and what it says cannot be."""
+
 
 class WrongTasks(ValueError):
     """srun started a number of tasks that fits neither ranks nor hosts."""
@@ -36,10 +44,25 @@ class NodePlace:
 
 
 def torchrun_rank(environ: Mapping[str, str] = os.environ) -> Joined | None:
-    """Return this process's rank if torchrun started it, else None."""
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return Joined(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
-    return None
+    """Return this process's rank if torchrun started it, else None. Raises: WrongEnvironment."""
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    rank, world = (_number(environ, name) for name in ("RANK", "WORLD_SIZE"))
+    if rank >= world:
+        raise WrongEnvironment(f"RANK={rank} is not below WORLD_SIZE={world}; {_UNSET}")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]:
+        raise WrongEnvironment(
+            f"RANK={rank} and WORLD_SIZE={world} are set, {' and '.join(missing)} not; {_UNSET}"
+        )
+    for name in ("MASTER_PORT", "LOCAL_RANK"):
+        _number({name: "0", **environ}, name)
+    return Joined(rank, world)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    if not environ[name].strip().isdecimal():
+        raise WrongEnvironment(f"{name}={environ[name]} is not a number; {_UNSET}")
+    return int(environ[name])
 
 
 def slurm_place(task: Task, world_size: int) -> Joined | NodePlace | None:

@@ -5,12 +5,16 @@ Relies on: the kernel's routes; IPv4 for the name of an interface.
 Leaves: connections to torch and gloo.
 """
 
+import errno
 import fcntl
 import re
 import socket
 import struct
+from ipaddress import ip_address
 
 _SIOCGIFADDR = 0x8915
+# Connections that wait to be accepted: those of all workers of a large job may come at once.
+_BACKLOG = 4096
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -22,6 +26,31 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     if match is None or not 0 < int(match[2]) < 65536:
         raise ValueError(f"{text!r} is not HOST:PORT")
     return match[1], int(match[2])
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at the address of a host, and at no other.
+
+    Whoever can write to a store can make workers connect to him, and what they exchange are
+    pickles. It listens everywhere if others know the host by another address: where its own name is
+    one of the loopback here, or the address is that of a service in front of it.
+
+    Raises: OSError.
+    """
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    loopback, own_name = ip_address(str(place[0])).is_loopback, host not in (place[0], "localhost")
+    try:
+        if not (loopback and own_name):
+            return socket.create_server(place[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if loopback or error.errno != errno.EADDRNOTAVAIL:
+            raise
+    if socket.has_dualstack_ipv6():
+        every = ("::", port)
+        return socket.create_server(
+            every, family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 def resolved(host: str, port: int) -> str:

@@ -8,8 +8,9 @@ Leaves: starting workers to `local`.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,12 +41,14 @@ class Links:
     """A worker's links to whoever started it.
 
     `stop` returns a signal after which to stop, or 0; `failed` is called with the error of this
-    rank while its peers still have it.
+    rank while its peers still have it; `group` is what the process group is made of, by default
+    what the environment says.
     """
 
     where: Whereabouts
     stop: Callable[[], int] = _no_signal
     failed: Callable[[BaseException], None] = _nobody_to_tell
+    group: dict[str, Any] = field(default_factory=dict)
 
 
 def run_worker(
@@ -75,7 +78,7 @@ def run_worker(
         links.where.enter(Phase.CONNECTING)
         place = device_for(device, int(os.environ.get("LOCAL_RANK", "0")))
         torch.set_num_threads(_num_threads(place))
-        join_world(place, timeout=group_timeout(spec.train.timeout, place))
+        join_world(place, timeout=group_timeout(spec.train.timeout, place), **links.group)
         if place.type == "cuda":
             make_folder()
         if dist.get_rank() == 0:
