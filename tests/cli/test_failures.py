@@ -1,14 +1,16 @@
 """Faults in real runs: each ends with one report that names the right rank, in time."""
 
 import os
+import re
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.faulty_train import Launcher, gone
+from tests.support.faulty_train import ALL, Launcher, gone
 
 from mimo_launch.cli.app import run as run_here
 
@@ -30,9 +32,10 @@ HANGS = {
     "sleep": ("is stuck", "at <lambda> (faulty_train.py"),
     "loader": ("is stuck", "reading samples"),
     "group": ("is stuck", "creating process groups"),
+    "gil": ("is stuck", "keeps the interpreter (the GIL)"),
 }
-IN_DEFAULT_SUITE = {"raise", "exit0", "kill", "stop", "loader"}
-FAULTY_WORDS = {"surrogate": "odd\\udcff.jpg", "mute": "Mute: "}
+IN_DEFAULT_SUITE = {"raise", "exit0", "kill", "stop", "loader", "gil"}
+FAULTY_WORDS = {"surrogate": "no file \\x1b[2Jodd\\udcff.jpg", "mute": "Mute: "}
 
 
 def sample(faults: dict[str, tuple[str, str]]) -> list[Any]:
@@ -134,7 +137,7 @@ def test_a_stop_whose_save_fails_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_an_error_that_cannot_be_written_down_is_told_all_the_same(tmp_path: Path) -> None:
-    """A name with bytes that are no text, and an error without words."""
+    """A name with bytes that are no text and an escape, and an error without words."""
     for number, (fault, said) in enumerate(FAULTY_WORDS.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -142,6 +145,7 @@ def test_an_error_that_cannot_be_written_down_is_told_all_the_same(tmp_path: Pat
         assert code == 1
         assert "error: rank 1 failed first" in err
         assert said in err
+        assert "\x1b" not in err + (folder / "runs" / "tiny" / "failure.txt").read_text()
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
@@ -193,6 +197,38 @@ def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     assert all(gone(worker) for worker in workers)
 
 
+@pytest.mark.faults
+def test_a_job_that_is_frozen_as_a_whole_is_no_ranks_fault(tmp_path: Path) -> None:
+    """Stopped for longer than its timeout, as by Ctrl-Z: it goes on, or says what happened."""
+    seconds = TIMEOUT + 2
+    settings = ("--set", f"train.timeout={TIMEOUT}", "--max-restarts", "1")
+    arguments = ("train", SPEC, "--steps", "60", "--set", "eval=null", *settings)
+    launcher = Launcher(tmp_path, "slow", 0, 0, *arguments, enter=os.setsid)
+    launcher.wait_for_step(3)
+    os.killpg(launcher.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.killpg(launcher.pid, signal.SIGCONT)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    assert "error: rank" not in err
+    if err:
+        assert re.search(rf"^error: the whole job stood still for [{seconds - 1}-9] s$", err, re.M)
+
+
+@pytest.mark.faults
+def test_a_run_that_was_asked_to_stop_ends_though_its_ranks_give_signs_of_work(
+    tmp_path: Path,
+) -> None:
+    """But never come to the end of their step."""
+    launcher = Launcher(tmp_path, "beats", ALL, 3, *LONG, "--set", f"train.timeout={TIMEOUT}")
+    launcher.wait_for_step(2)
+    os.kill(launcher.pid, signal.SIGTERM)
+    code, _, err = launcher.finish(30)
+    assert code == 1
+    assert re.search("error: rank [01] is stuck", err)
+    assert f"it works, but its step has not ended for {TIMEOUT} s or longer" in err
+
+
 def test_a_failed_run_starts_again_from_its_newest_checkpoint(tmp_path: Path) -> None:
     """The fault strikes the first attempt after step 4; one curve, and logs of both attempts."""
     arguments = ("train", SPEC, "--steps", "6", "--set", "eval=null", *CHECKPOINTS)
@@ -200,10 +236,28 @@ def test_a_failed_run_starts_again_from_its_newest_checkpoint(tmp_path: Path) ->
     code, out, err = launcher.finish()
     assert code == 0, err
     assert err.count("error: rank 1 stopped first") == 1
-    assert "restart 1: the run goes on after step 4" in err
+    assert "restart 1: the run goes on after step 4, in 1 s" in err
     assert "resumed after step 4" in out
     assert [record["step"] for record in launcher.metrics()] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in (launcher.run / "logs").iterdir()} == {"attempt-0", "attempt-1"}
+
+
+def test_processes_that_a_rank_started_end_with_the_run(tmp_path: Path) -> None:
+    """Also one that has left its parent and its session: it has the log of the rank open."""
+    code, _, err = Launcher(tmp_path, "children", 1, 2, *LONG).finish()
+    assert code == 1, err
+    assert "no such sample" in err
+    assert writers_to(tmp_path) == []
+
+
+def writers_to(folder: Path) -> list[str]:
+    """Return the processes whose output goes to files in a folder."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if output.readlink().is_relative_to(folder):
+                found.append((output.parents[1] / "cmdline").read_text())
+    return found
 
 
 def test_a_run_that_was_ended_on_purpose_is_not_started_again(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tests.support.terminal import Terminal
 
 LONG = 3600
+ALL = -1
 
 
 class EndOfRun(Exception):
@@ -43,7 +46,7 @@ def final_error() -> NoReturn:
 
 
 def odd_name() -> NoReturn:
-    raise FileNotFoundError("no file odd\udcff.jpg")
+    raise FileNotFoundError("no file \x1b[2Jodd\udcff.jpg")
 
 
 class Mute(Exception):
@@ -75,6 +78,30 @@ def talk() -> None:
     warnings.warn(f"take care of rank {rank}", stacklevel=1)
 
 
+def keep_interpreter() -> None:
+    """Call a function that keeps the GIL, in a thread: the main one waits inside of torch."""
+    threading.Thread(target=ctypes.PyDLL(None).sleep, args=(LONG,), daemon=True).start()
+
+
+def beat_for_ever() -> NoReturn:
+    """Give signs of work, as a phase that goes through endless data does."""
+    struck = sys._getframe(2)
+    while True:
+        struck.f_locals["args"][0].where.beat()
+        time.sleep(0.05)
+
+
+def leave_processes() -> NoReturn:
+    """Start a process, and one that has left its session and its parent; then fail."""
+    subprocess.Popen(["sleep", str(LONG)])
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(LONG)
+        os._exit(0)
+    raise ValueError("no such sample")
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": own_error,
     "final": final_error,
@@ -90,6 +117,9 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "loader": lambda: time.sleep(LONG),
     "group": lambda: time.sleep(LONG),
     "slow": lambda: None,
+    "beats": beat_for_ever,
+    "gil": keep_interpreter,
+    "children": leave_processes,
     "print": lambda: print("hello from this rank"),
     "talk": talk,
 }
@@ -109,6 +139,9 @@ def install(fault: str, rank: int, step: int) -> None:
         calls += 1
         first = "/attempt-1/" not in os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         if first and rank in (EVERY_RANK, int(os.environ["RANK"])) and calls == at:
+
+
+        if first and rank in (int(os.environ["RANK"]), ALL) and calls == at:
             FAULTS[fault]()
 
     def patch(owner: Any, name: str, at: int) -> None:

@@ -92,6 +92,77 @@ def test_when_all_wait_the_one_furthest_behind_is_named() -> None:
     assert (verdict.rank, verdict.kind) == (1, Kind.BEHIND)
 
 
+def test_a_rank_whose_threads_do_not_get_the_interpreter_is_stuck() -> None:
+    """Its main thread seems to wait as all others do, and another one is further behind."""
+    late = failed(0, Cause.TIMEOUT, 9.0)
+    verdict = judge([late, state(1, deaf=True), state(2, step=4)])
+    assert (verdict.rank, verdict.kind) == (1, Kind.STUCK)
+    assert judge([late, state(1, deaf=True), state(2, process="T")]).rank == 2
+
+
+def test_waits_that_time_out_because_the_whole_job_was_frozen_are_nobodys_fault() -> None:
+    late = [failed(0, Cause.TIMEOUT, 9.0), state(1, frames=BUSY)]
+    assert judge(late, frozen=True).kind is Kind.FROZEN
+    assert judge([*late, killed(2, 10.0)], frozen=True).rank == 2
+    assert judge([state(0), state(1, frames=BUSY)], frozen=True).kind is Kind.STUCK
+
+
+def test_time_in_which_the_launcher_did_not_run_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-Z and fg; a worker that then stays still is an alarm all the same."""
+    now = [1000.0]
+    monkeypatch.setattr("mimo_launch.launcher.watch.time.monotonic", lambda: now[0])
+    process = subprocess.Popen(["sleep", "30"])
+    board = Board(1)
+    worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
+    with ExitWatch({0: process.pid}) as exits:
+        watch = Watch(board, (worker,), exits, host=0, timeout=3)
+        now[0] += 500
+        assert not watch.alarm()
+        assert watch.frozen_s == 500
+        alarms = []
+        for _ in range(8):
+            now[0] += 0.5
+            alarms.append(watch.alarm())
+        assert alarms == [False] * 4 + [True] * 4
+        assert watch.frozen_s == 0
+        process.kill()
+    process.wait()
+
+
+def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they are those of a save."""
+    now = [1000.0]
+    monkeypatch.setattr("mimo_launch.launcher.watch.time.monotonic", lambda: now[0])
+    process = subprocess.Popen(["sleep", "30"])
+    board = Board(1)
+    where = Seat(board.shared, 0).where
+    worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
+    with ExitWatch({0: process.pid}) as exits:
+        watch = Watch(board, (worker,), exits, host=0, timeout=3)
+
+        def alarms(seconds: int) -> bool:
+            found = False
+            for _ in range(seconds):
+                now[0] += 1
+                where.beat()
+                found = watch.alarm()
+            return found
+
+        where.enter(Phase.EVALUATING, 5)
+        assert not alarms(10)
+        board.ask_to_stop(signal.SIGTERM)
+        assert not alarms(3)
+        assert alarms(3)
+        where.enter(Phase.SAVING)
+        assert not alarms(10)
+        process.kill()
+    process.wait()
+
+
 def test_a_rank_that_never_began_is_stuck() -> None:
     verdict = judge([state(0), state(1, phase=Phase.STARTING, step=0, frames=())])
     assert (verdict.rank, verdict.kind) == (1, Kind.STUCK)

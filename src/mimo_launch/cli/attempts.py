@@ -6,6 +6,7 @@ Leaves: the text of a report to `failure`.
 """
 
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,23 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.hosts import Hosts
     from mimo_launch.launcher.local import Audience
     from mimo_launch.launcher.signals import StopRequest
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+POLL_SECONDS = 0.05
+
+
+class Pause:
+    """How long to wait before each restart: twice as long as before, unless the run got on."""
+
+    def __init__(self) -> None:
+        self._next, self._step = FIRST_PAUSE, 0
+
+    def after(self, step: int) -> float:
+        """Return the seconds to wait after an attempt whose newest checkpoint is that of `step`."""
+        if step > self._step:
+            self._next, self._step = FIRST_PAUSE, step
+        seconds, self._next = self._next, min(LONGEST_PAUSE, 2 * self._next)
+        return seconds
 
 
 def run_attempts(
@@ -37,14 +55,14 @@ def run_attempts(
     from mimo_launch.launcher.local import launch
     from mimo_launch.launcher.signals import Interrupted
 
-    restart = 0
+    restart, pause = 0, Pause()
     while True:
         restart += 1
         try:
             ended_by = launch(job, hosts, audience(), stop)
         except RunFailed as failed:
             show_failure(failed, job, console)
-            if restart > max_restarts or not _goes_on(failed, job, console, restart, stop):
+            if restart > max_restarts or not _goes_on(failed, job, console, restart, stop, pause):
                 return 1
         except Interrupted as interrupted:
             return _stopped(interrupted.signal, job, hosts, console)
@@ -67,18 +85,32 @@ def interrupted_by(number: int, console: Console) -> int:
 
 
 def _goes_on(
-    failed: "RunFailed", job: "Job", console: Console, restart: int, stop: "StopRequest"
+    failed: "RunFailed",
+    job: "Job",
+    console: Console,
+    restart: int,
+    stop: "StopRequest",
+    pause: "Pause",
 ) -> bool:
-    """Say whether and from where the next attempt starts."""
+    """Say whether, when and from where the next attempt starts, and wait for that moment."""
     from mimo_launch.launcher.run_folder import newest_checkpoint
 
-    if stop.signal:
-        console.note(f"not started again: {signal.Signals(stop.signal).name} asked it to stop")
+    if _asked_to_stop(stop, console):
         return False
     if not failed.restartable:
         console.note("not started again: another attempt would end in the same way")
         return False
     saved = newest_checkpoint(job.run)
     start = "from the start" if saved is None else f"after step {saved.step}"
-    console.note(f"restart {restart}: the run goes on {start}")
-    return True
+    seconds = pause.after(0 if saved is None else saved.step)
+    console.note(f"restart {restart}: the run goes on {start}, in {seconds:.0f} s")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not stop.signal:
+        time.sleep(POLL_SECONDS)
+    return not _asked_to_stop(stop, console)
+
+
+def _asked_to_stop(stop: "StopRequest", console: Console) -> bool:
+    if stop.signal:
+        console.note(f"not started again: {signal.Signals(stop.signal).name} asked it to stop")
+    return bool(stop.signal)

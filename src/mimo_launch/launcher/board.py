@@ -31,6 +31,7 @@ class Seen:
     failed: int
     cause: Cause
     ended_by: int
+    alive: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Board:
             failed=cells[Cell.FAILED],
             cause=Cause(cells[Cell.CAUSE]),
             ended_by=cells[Cell.SIGNAL],
+            alive=cells[Cell.ALIVE],
         )
 
     def message(self, local_rank: int) -> str:

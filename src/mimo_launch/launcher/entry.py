@@ -7,6 +7,7 @@ Leaves: the run to `worker`.
 
 import os
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -21,7 +22,7 @@ from mimo_launch.launcher.logs import STACK
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.stacks import write_stacks_on_signal
 from mimo_launch.launcher.tasks import RankTask
-from mimo_launch.runtime.whereabouts import Cause
+from mimo_launch.runtime.whereabouts import Cause, Whereabouts
 from mimo_launch.spec.model import Spec
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # A worker that has failed stays for so long, unless the launcher has killed it before.
 STAY_SECONDS = 5.0
+ALIVE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
     seat = Seat(shared, int(os.environ["LOCAL_RANK"]))
+    threading.Thread(target=_answer, args=(seat.where,), name="alive", daemon=True).start()
     listeners = [events.send]
     if os.environ["RANK"] != "0":
         events.close()
@@ -93,3 +96,13 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
         sys.stderr.flush()
     # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
     os._exit(status)
+
+
+def _answer(where: Whereabouts) -> NoReturn:
+    """Note again and again that threads of this worker get the interpreter.
+
+    They do while the main one waits for a peer, but not while a call outside of Python keeps it.
+    """
+    while True:
+        where.alive()
+        time.sleep(ALIVE_SECONDS)

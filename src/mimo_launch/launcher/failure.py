@@ -33,8 +33,9 @@ class Failure:
     """Why an attempt ended.
 
     `absent` are hosts that did not answer, `actions` what each rank's program had at its position,
-    `oom_killed` says that the kernel ended processes for want of memory meanwhile, `folder_lost`
-    what became of the run folder if it is no longer this run's.
+    `oom_killed` says that the kernel ended processes for want of memory meanwhile, `frozen_s` for
+    how many seconds the whole job stood still, `folder_lost` what became of the run folder if it is
+    no longer this run's.
     """
 
     verdict: Verdict
@@ -45,6 +46,7 @@ class Failure:
     absent: tuple[Host, ...]
     actions: dict[int, str]
     oom_killed: bool
+    frozen_s: float = 0.0
     folder_lost: str = ""
 
     @property
@@ -79,6 +81,7 @@ def diagnose(
     hosts: tuple[Host, ...],
     absent: tuple[Host, ...] = (),
     oom_killed: bool = False,
+    frozen_s: float = 0.0,
     folder_lost: str = "",
 ) -> Failure:
     """Judge the ranks of all hosts that answered, unless they have lost their folder."""
@@ -92,7 +95,8 @@ def diagnose(
         for state in known
         if state.phase is Phase.PROGRAM and state.position < state.size
     }
-    verdict = judge(known, [rank for host in absent for rank in host.ranks])
+    gone = [rank for host in absent for rank in host.ranks]
+    verdict = judge(known, gone, frozen=bool(frozen_s))
     return Failure(
         verdict=Verdict(0, Kind.NO_FOLDER, final=True) if folder_lost else verdict,
         states=known,
@@ -102,6 +106,7 @@ def diagnose(
         absent=absent,
         actions=actions,
         oom_killed=oom_killed,
+        frozen_s=frozen_s,
         folder_lost=folder_lost,
     )
 

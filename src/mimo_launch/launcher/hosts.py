@@ -7,7 +7,6 @@ Leaves: workers to `local`, several hosts to `many_hosts`.
 """
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 from mimo_launch.launcher.failure import Host, RunFailed, diagnose
 from mimo_launch.launcher.judge import RankState
 from mimo_launch.launcher.logs import next_attempt
+from mimo_launch.launcher.network import listen_at
 from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.spec.model import Spec
 
@@ -54,7 +54,7 @@ class Hosts(Protocol):
         """Say that this host ends at once."""
 
     def diagnose(
-        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool]
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return the account of a failure, from what all hosts know."""
 
@@ -90,7 +90,7 @@ class OneHost:
         """Tell nobody."""
 
     def diagnose(
-        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool]
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Judge the workers of this host."""
         host = Host(node=0, name="localhost", ranks=tuple(self.ranks))
@@ -101,6 +101,7 @@ class OneHost:
                 attempt=self._attempt,
                 hosts=(host,),
                 oom_killed=oom_killed(),
+                frozen_s=frozen_s,
                 folder_lost="" if self.lock is None else self.lock.lost,
             )
         )
@@ -113,17 +114,13 @@ def worker_store(address: str) -> tuple[Any, dict[str, str]]:
     """Open a store at a free port; return it, and how workers find it."""
     import torch.distributed as dist
 
-    port, fd = 0, None
-    if address == "localhost":
-        # Torch's own socket listens on every interface. Whoever can write to the store can make
-        # workers connect to him, and the objects that workers exchange are pickles.
-        listener = socket.create_server((address, 0))
-        port, fd = listener.getsockname()[1], listener.detach()
+    listener = listen_at(address, 0)
+    port, fd = listener.getsockname()[1], listener.detach()
     store = dist.TCPStore(  # type: ignore[attr-defined]
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
     )
     environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
-    if fd is not None:
+    if address == "localhost":
         # Left alone, gloo and NCCL take the interface of the host's name, or of the network.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             environment[name] = os.environ.get(name, "lo")

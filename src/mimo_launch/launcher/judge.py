@@ -20,7 +20,8 @@ class RankState:
     """What is known of one rank when a run has to end. Times are seconds since the epoch.
 
     `process` is the kernel's letter for its state, empty if it has ended. `size` is the length of
-    its program. `gpu` says that it works on one, which its host runs ahead of.
+    its program. `gpu` says that it works on one, which its host runs ahead of; `deaf` that none of
+    its threads gets the interpreter; `beats` that it gave signs of work, though it got nowhere.
     """
 
     rank: int
@@ -38,6 +39,8 @@ class RankState:
     process: str = ""
     frames: tuple[Frame, ...] = field(default=())
     gpu: bool = False
+    deaf: bool = False
+    beats: bool = False
 
     @property
     def progress(self) -> tuple[int, int, float]:
@@ -85,6 +88,7 @@ class Kind(StrEnum):
     LINGERS = "lingers"
     ABSENT = "absent"
     NO_FOLDER = "no folder"
+    FROZEN = "frozen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,13 @@ class Verdict:
     final: bool = False
 
 
-def judge(states: Sequence[RankState], absent: Sequence[int] = ()) -> Verdict:
+def judge(
+    states: Sequence[RankState], absent: Sequence[int] = (), *, frozen: bool = False
+) -> Verdict:
     """Return the verdict on ranks of which at least one failed, or none has moved for too long.
 
-    `absent` are ranks whose host does not answer.
+    `absent` are ranks whose host does not answer; `frozen` says that the job as a whole stood still
+    for long enough to make every wait time out.
     """
     own = [s for s in states if s.failed_at and not s.blames_others]
     if own:
@@ -108,10 +115,19 @@ def judge(states: Sequence[RankState], absent: Sequence[int] = ()) -> Verdict:
         return Verdict(first.rank, kind, final=any(s.cause is Cause.FINAL for s in own))
     if absent:
         return Verdict(min(absent), Kind.ABSENT)
+    if frozen and any(s.blames_others for s in states):
+        return Verdict(min(s.rank for s in states), Kind.FROZEN)
+    return _awaited(states)
+
+
+def _awaited(states: Sequence[RankState]) -> Verdict:
+    """Return the verdict on ranks that have nothing worse to report than waiting for others."""
     running = [s for s in states if not s.failed and s.phase is not Phase.FINISHED]
     stopped = [s for s in states if not s.failed and s.stopped]
-    if stopped:
-        return Verdict(_furthest_behind(stopped).rank, Kind.STOPPED)
+    deaf = [s for s in running if s.deaf]
+    if stopped or deaf:
+        kind = Kind.STOPPED if stopped else Kind.STUCK
+        return Verdict(_furthest_behind(stopped or deaf).rank, kind)
     lost = [s for s in states if s.cause is Cause.LOST]
     late = [s for s in states if s.cause is Cause.TIMEOUT]
     if lost and not late:

@@ -26,6 +26,7 @@ from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
 from mimo_launch.launcher.hosts import Hosts, Meeting
 from mimo_launch.launcher.logs import STDERR, STDOUT, log_files, rank_folder
 from mimo_launch.launcher.memory import oom_kills
+from mimo_launch.launcher.orphans import adopt_orphans, children, end_orphans
 from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.launcher.pump import Pump
 from mimo_launch.launcher.recorder import Recorder
@@ -84,7 +85,10 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
             # A run whose folder went away in its last moments is not done.
             if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
                 raise hosts.diagnose(
-                    job.spec, watch.examine, oom_killed=lambda: oom_kills() > killed_before
+                    job.spec,
+                    watch.examine,
+                    oom_killed=lambda: oom_kills() > killed_before,
+                    frozen_s=watch.frozen_s,
                 )
         ended_by = watch.ended_by()
     if pump.error is not None:
@@ -132,9 +136,11 @@ def _folder_lost(hosts: Hosts, *, now: bool) -> str:
 def _workers(
     job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
 ) -> Iterator[Watch]:
-    """Start the workers; kill those that are left."""
+    """Start the workers; kill those that are left, and what they have started."""
     recorder = Recorder(job.run, meeting.attempt) if job.device == "cuda" else None
     context = None
+    adopt_orphans()
+    before = children()
     try:
         context = _start(job, hosts, meeting, board, events, recorder)
         pids = context.pids()
@@ -154,6 +160,7 @@ def _workers(
         # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.
         if context is not None:
             context.close(signal.SIGKILL, timeout=KILL_SECONDS)
+        end_orphans(before)
         if recorder is not None:
             recorder.close()
 
@@ -185,6 +192,8 @@ def _start(
             "GROUP_RANK": str(hosts.node),
             # The store of this attempt runs in a launcher; workers are its clients.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            # Ranks connect to those that they talk to, rather than each to every other.
+            "TORCH_GLOO_LAZY_INIT": os.environ.get("TORCH_GLOO_LAZY_INIT", "1"),
             **meeting.environment,
             **settings,
         }

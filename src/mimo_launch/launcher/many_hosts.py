@@ -73,13 +73,13 @@ class ManyHosts:
         self._all.link.say(dismissed=code)
 
     def diagnose(
-        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool]
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return what node 0 makes of all reports; without it, what this host makes of its own."""
         self._all.say("alarm", True)
         states, oom, everyone = examine(), oom_killed(), self._all
         if self.node:
-            everyone.say("report", [to_json(states), oom])
+            everyone.say("report", [to_json(states), oom, frozen_s])
             everyone.until(
                 lambda: everyone.said(0, "verdict") is not None or 0 in everyone.silent,
                 2 * REPORT_SECONDS,
@@ -88,9 +88,9 @@ class ManyHosts:
             absent = [] if verdict else [0]
         else:
             verdict, absent = None, self._reports(states)
-            oom = oom or any(
-                everyone.said(node, "report")[1] for node in everyone.others if node not in absent
-            )
+            reports = [everyone.said(n, "report") for n in everyone.others if n not in absent]
+            oom = oom or any(report[1] for report in reports)
+            frozen_s = max([frozen_s, *(report[2] for report in reports)])
         failure = diagnose(
             spec,
             states,
@@ -98,6 +98,7 @@ class ManyHosts:
             hosts=tuple(everyone.host(node) for node in range(everyone.num_nodes)),
             absent=tuple(everyone.host(node) for node in absent),
             oom_killed=oom,
+            frozen_s=frozen_s,
             folder_lost="" if self.lock is None else self.lock.lost,
         )
         self._absent = absent

@@ -31,6 +31,7 @@ MAX_MESSAGE = 80
 MAX_LINE = 500
 _AGAIN = "the same command would end in the same way; first change what is said above"
 _HOST_AHEAD = "(this is where its host is, which runs ahead of its GPU)"
+_FROZEN = "it was stopped (Ctrl-Z), paused or suspended until waits timed out; no rank is to blame"
 _FIRST = "   = "
 _MORE = " " * 14
 
@@ -45,6 +46,8 @@ def headline(failure: Failure, spec: Spec) -> str:
         )
     if kind is Kind.NO_FOLDER:
         return f"error: the run folder is no longer that of this run: {failure.folder_lost}"
+    if kind is Kind.FROZEN:
+        return f"error: the whole job stood still for {failure.frozen_s:.0f} s"
     if failure.verdict.final:
         return "error: the run ended itself"
     words = {
@@ -81,12 +84,15 @@ def report_lines(
 
     A `resumable` one goes on after its newest complete `checkpoint`, if there is any.
     """
-    rank = failure.verdict.rank
+    frozen = failure.verdict.kind is Kind.FROZEN
+    rank = -1 if frozen else failure.verdict.rank
     state = failure.of(rank)
     lines = [headline(failure, spec)]
     if failure.verdict.kind is Kind.NO_FOLDER:
         lines += _row("folder", [f"{run}: nothing more can be kept, so the run was ended"])
         return [*lines, *_row("again", [command])]
+    if frozen:
+        lines += _row("said", [_FROZEN])
     if state is not None:
         lines += _row("said", _said(failure, state))
         ahead = [_HOST_AHEAD] if state.gpu else []
@@ -136,6 +142,10 @@ def _said(failure: Failure, state: RankState) -> list[str]:
             if failure.verdict.kind is Kind.BEHIND:
                 gpu = "its GPU, which waits for " if state.gpu else ""
                 still += f"; every rank is waiting for {gpu}others"
+            elif state.deaf:
+                still += "; a call outside of Python keeps the interpreter (the GIL)"
+            elif state.beats:
+                still = f"it works, but its step has not ended for {failure.timeout} s or longer"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
             return [still, *(at or said or ["its stack could not be read"])]

@@ -1,8 +1,10 @@
 """Watches the workers of this host, and looks closely at each when something is wrong.
 
-Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds.
+Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds,
+of which only those count in which this process ran: what stops a job as a whole is no rank's fault.
 Progress is what workers write on the board; a thread that says "alive" would do so in a hung
-process as well.
+process as well. In a run that was asked to stop, signs of work from inside a phase are not enough,
+but for those of a save.
 Relies on: `board`, `exits`, `stacks`, `recorder`, and the files that workers write their errors to.
 Leaves: the verdict to `judge`, killing and restarting to `local`.
 """
@@ -23,6 +25,10 @@ from mimo_launch.runtime.whereabouts import Phase
 
 # Failures come in groups; what is looked at a moment later is more complete.
 SETTLE_SECONDS = 0.2
+# Between two looks of a process that runs; a longer time has not been seen by anyone.
+SEEN_SECONDS = 1.0
+# A worker whose threads do not get the interpreter for so long is deaf, at the usual timeouts.
+DEAF_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +56,43 @@ class Watch:
     ) -> None:
         self._board, self._workers, self._exits = board, workers, exits
         self._host, self._timeout, self._recorder = host, timeout, recorder
-        self._began = time.monotonic_ns()
+        self._looked = time.monotonic()
+        self._signs = self._read_signs()
+        # For how long no worker has moved; when this process last stood still, and how long.
+        self._still = 0.0
+        self._froze, self._frozen = 0.0, 0.0
 
     def alarm(self) -> bool:
         """Return whether a worker failed, or all have stood still for too long."""
+        now, signs = time.monotonic(), self._read_signs()
+        gap, self._looked = now - self._looked, now
+        if gap > SEEN_SECONDS:
+            self._froze, self._frozen = now, gap
+        self._still = 0.0 if signs != self._signs else self._still + min(gap, SEEN_SECONDS)
+        self._signs = signs
         seen = [self._board.read(worker.local_rank) for worker in self._workers]
         if any(s.failed for s in seen):
             return True
         if any(_too_early(self._end(w), s) for w, s in zip(self._workers, seen, strict=True)):
             return True
-        latest = max([self._began, *(s.changed for s in seen)])
         # One that has finished must leave as well.
         running = any(self._end(worker) is None for worker in self._workers)
-        return running and time.monotonic_ns() - latest > self._timeout * 1_000_000_000
+        return running and self._still > self._timeout
+
+    @property
+    def frozen_s(self) -> float:
+        """For how long the job as a whole has stood still, if that makes waits time out now."""
+        recent = time.monotonic() - self._froze < self._timeout
+        return self._frozen if recent and self._frozen > self._timeout / 2 else 0.0
+
+    def _read_signs(self) -> list[tuple[int, ...]]:
+        """Return what changes as long as the workers make progress."""
+        seen = [self._board.read(worker.local_rank) for worker in self._workers]
+        if not self._board.asked_to_stop:
+            return [(s.changed,) for s in seen]
+        return [
+            (s.changed,) if s.phase is Phase.SAVING else (s.step, s.phase, s.position) for s in seen
+        ]
 
     def done(self) -> bool:
         """Return whether every worker has finished and left."""
@@ -98,6 +128,7 @@ class Watch:
 
     def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
         seen, end = self._board.read(worker.local_rank), self._end(worker)
+        now, limit = time.monotonic_ns(), min(DEAF_SECONDS, max(1.5, self._timeout / 2))
         ended = 0.0 if end is None else _since_epoch(end.at)
         failed, cause = _since_epoch(seen.failed), seen.cause
         message = read_error(worker.folder / ERROR) or self._board.message(worker.local_rank)
@@ -119,6 +150,8 @@ class Watch:
             process="" if end is not None else process_state(worker.pid),
             frames=stacks.get(worker.pid, ()),
             gpu=self._recorder is not None,
+            deaf=end is None and 0 < seen.alive < now - limit * 1e9,
+            beats=now - seen.changed < self._timeout * 1e9,
         )
 
 

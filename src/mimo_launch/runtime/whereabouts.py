@@ -78,6 +78,7 @@ class Cell(IntEnum):
     FAILED = 4
     CAUSE = 5
     SIGNAL = 6
+    ALIVE = 7
 
 
 class Whereabouts:
@@ -107,6 +108,10 @@ class Whereabouts:
         """
         if phase is None or self._cells[Cell.PHASE] == phase:
             self._cells[Cell.CHANGED] = time.monotonic_ns()
+
+    def alive(self) -> None:
+        """Note that a thread of this rank has got the interpreter; that is no progress."""
+        self._cells[Cell.ALIVE] = time.monotonic_ns()
 
     def failed(self, cause: Cause) -> None:
         """Note that this rank has met an error, before it lets go of its peers."""
