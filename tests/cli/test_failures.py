@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.faulty_train import ALL, Launcher, gone
+from tests.support.faulty_train import EVERY_RANK, Launcher, gone
 
 from mimo_launch.cli.app import run as run_here
 
@@ -220,7 +220,7 @@ def test_a_run_that_was_asked_to_stop_ends_though_its_ranks_give_signs_of_work(
     tmp_path: Path,
 ) -> None:
     """But never come to the end of their step."""
-    launcher = Launcher(tmp_path, "beats", ALL, 3, *LONG, "--set", f"train.timeout={TIMEOUT}")
+    launcher = Launcher(tmp_path, "beats", EVERY_RANK, 3, *LONG, "--set", f"train.timeout={TIMEOUT}")
     launcher.wait_for_step(2)
     os.kill(launcher.pid, signal.SIGTERM)
     code, _, err = launcher.finish(30)

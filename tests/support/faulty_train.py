@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tests.support.terminal import Terminal
 
 LONG = 3600
-ALL = -1
 
 
 class EndOfRun(Exception):
@@ -139,9 +138,6 @@ def install(fault: str, rank: int, step: int) -> None:
         calls += 1
         first = "/attempt-1/" not in os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         if first and rank in (EVERY_RANK, int(os.environ["RANK"])) and calls == at:
-
-
-        if first and rank in (int(os.environ["RANK"]), ALL) and calls == at:
             FAULTS[fault]()
 
     def patch(owner: Any, name: str, at: int) -> None:

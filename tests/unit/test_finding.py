@@ -26,9 +26,11 @@ def save(run: Path, step: int) -> Path:
     folder = run / CHECKPOINTS / folder_name(step)
     unfinished = folder.with_name(folder.name + PARTIAL)
     unfinished.mkdir(parents=True)
-    (unfinished / TENSORS).write_text(json.dumps({"weights/vision.w": {"shape": [2]}}))
+    entry = {"shape": [2], "dtype": "float32", "chunks": [[[0], [2], "part", 0, 8]]}
+    (unfinished / TENSORS).write_text(json.dumps({"weights/vision.w": entry}))
+    (unfinished / "part").write_bytes(bytes(8))
     content = {"format": FORMAT, "counts": {"step": step}, "updates": {}, "plan": "", "torch": ""}
-    files = {TENSORS: [(unfinished / TENSORS).stat().st_size, 0]}
+    files = {path.name: [path.stat().st_size, 0] for path in unfinished.iterdir()}
     complete(unfinished, folder, content | {"spec": dump_spec(tiny()), "files": files})
     for other in set((run / CHECKPOINTS).iterdir()) - {folder}:
         shutil.rmtree(other)

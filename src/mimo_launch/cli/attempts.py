@@ -51,6 +51,7 @@ def run_attempts(
 
     Each attempt has an `audience` of its own.
     """
+    from mimo_launch.launcher.environment import environment_fault
     from mimo_launch.launcher.failure import RunFailed
     from mimo_launch.launcher.local import launch
     from mimo_launch.launcher.signals import Interrupted
@@ -66,6 +67,12 @@ def run_attempts(
                 return 1
         except Interrupted as interrupted:
             return _stopped(interrupted.signal, job, hosts, console)
+        except OSError as error:
+            fault = environment_fault(error)
+            if fault is None:
+                raise
+            console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
+            return 1
         else:
             return _stopped(ended_by, job, hosts, console) if ended_by else 0
 

@@ -1,0 +1,36 @@
+"""Errors of the system that mean that the host lacks something."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from mimo_launch.launcher.environment import environment_fault
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "remedy"),
+    [
+        (errno.EMFILE, "Too many open files: this process may have 1024 open", "`ulimit -n 4096`"),
+        (errno.EAGAIN, "no worker can be started; the user may have 1024", "`ulimit -u 4096`"),
+        (errno.EADDRNOTAVAIL, "this host has no loopback", "`ip link set lo up`"),
+    ],
+)
+def test_a_fault_of_the_host_has_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: int, what: str, remedy: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    fault = environment_fault(OSError(number, os.strerror(number)))
+    assert fault is not None
+    assert what in fault[0]
+    assert remedy in fault[1]
+
+
+def test_other_errors_are_not_blamed_on_the_host() -> None:
+    """But one without a number is: no folder for shared memory."""
+    assert environment_fault(FileNotFoundError(errno.ENOENT, "No such file", "x")) is None
+    missing = "No usable temporary directory found in ['/tmp']"
+    fault = environment_fault(FileNotFoundError(errno.ENOENT, missing))
+    assert fault is not None
+    assert "--shm-size" in fault[1]
