@@ -95,9 +95,9 @@ def test_when_all_wait_the_one_furthest_behind_is_named() -> None:
 def test_a_rank_whose_threads_do_not_get_the_interpreter_is_stuck() -> None:
     """Its main thread seems to wait as all others do, and another one is further behind."""
     late = failed(0, Cause.TIMEOUT, 9.0)
-    verdict = judge([late, state(1, deaf=True), state(2, step=4)])
+    verdict = judge([late, state(1, deaf=9.0), state(2, step=4), state(3, deaf=2.0, step=4)])
     assert (verdict.rank, verdict.kind) == (1, Kind.STUCK)
-    assert judge([late, state(1, deaf=True), state(2, process="T")]).rank == 2
+    assert judge([late, state(1, deaf=9.0), state(2, process="T")]).rank == 2
 
 
 def test_waits_that_time_out_because_the_whole_job_was_frozen_are_nobodys_fault() -> None:

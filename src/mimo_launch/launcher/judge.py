@@ -20,8 +20,9 @@ class RankState:
     """What is known of one rank when a run has to end. Times are seconds since the epoch.
 
     `process` is the kernel's letter for its state, empty if it has ended. `size` is the length of
-    its program. `gpu` says that it works on one, which its host runs ahead of; `deaf` that none of
-    its threads gets the interpreter; `beats` that it gave signs of work, though it got nowhere.
+    its program. `gpu` says that it works on one, which its host runs ahead of; `deaf` is for how
+    many seconds none of its threads got the interpreter, if that is long; `beats` says that it gave
+    signs of work, though it got nowhere.
     """
 
     rank: int
@@ -39,7 +40,7 @@ class RankState:
     process: str = ""
     frames: tuple[Frame, ...] = field(default=())
     gpu: bool = False
-    deaf: bool = False
+    deaf: float = 0.0
     beats: bool = False
 
     @property
@@ -125,9 +126,10 @@ def _awaited(states: Sequence[RankState]) -> Verdict:
     running = [s for s in states if not s.failed and s.phase is not Phase.FINISHED]
     stopped = [s for s in states if not s.failed and s.stopped]
     deaf = [s for s in running if s.deaf]
-    if stopped or deaf:
-        kind = Kind.STOPPED if stopped else Kind.STUCK
-        return Verdict(_furthest_behind(stopped or deaf).rank, kind)
+    if stopped:
+        return Verdict(_furthest_behind(stopped).rank, Kind.STOPPED)
+    if deaf:  # On a machine that is too busy others may seem so for a moment.
+        return Verdict(max(deaf, key=lambda s: (s.deaf, -s.rank)).rank, Kind.STUCK)
     lost = [s for s in states if s.cause is Cause.LOST]
     late = [s for s in states if s.cause is Cause.TIMEOUT]
     if lost and not late:

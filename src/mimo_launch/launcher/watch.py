@@ -27,7 +27,7 @@ from mimo_launch.runtime.whereabouts import Phase
 SETTLE_SECONDS = 0.2
 # Between two looks of a process that runs; a longer time has not been seen by anyone.
 SEEN_SECONDS = 1.0
-# A worker whose threads do not get the interpreter for so long is deaf, at the usual timeouts.
+# A worker whose threads do not get the interpreter for so long is deaf, or for the timeout.
 DEAF_SECONDS = 5.0
 
 
@@ -128,7 +128,8 @@ class Watch:
 
     def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
         seen, end = self._board.read(worker.local_rank), self._end(worker)
-        now, limit = time.monotonic_ns(), min(DEAF_SECONDS, max(1.5, self._timeout / 2))
+        now = time.monotonic_ns()
+        deaf = (now - seen.alive) / 1e9 if end is None and seen.alive else 0.0
         ended = 0.0 if end is None else _since_epoch(end.at)
         failed, cause = _since_epoch(seen.failed), seen.cause
         message = read_error(worker.folder / ERROR) or self._board.message(worker.local_rank)
@@ -150,7 +151,7 @@ class Watch:
             process="" if end is not None else process_state(worker.pid),
             frames=stacks.get(worker.pid, ()),
             gpu=self._recorder is not None,
-            deaf=end is None and 0 < seen.alive < now - limit * 1e9,
+            deaf=deaf if deaf > min(DEAF_SECONDS, self._timeout) else 0.0,
             beats=now - seen.changed < self._timeout * 1e9,
         )
 
