@@ -220,7 +220,8 @@ def test_a_run_that_was_asked_to_stop_ends_though_its_ranks_give_signs_of_work(
     tmp_path: Path,
 ) -> None:
     """But never come to the end of their step."""
-    launcher = Launcher(tmp_path, "beats", EVERY_RANK, 3, *LONG, "--set", f"train.timeout={TIMEOUT}")
+    timeout = ("--set", f"train.timeout={TIMEOUT}")
+    launcher = Launcher(tmp_path, "beats", EVERY_RANK, 3, *LONG, *timeout)
     launcher.wait_for_step(2)
     os.kill(launcher.pid, signal.SIGTERM)
     code, _, err = launcher.finish(30)

@@ -15,10 +15,10 @@ from mimo_launch.train.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
     PARTIAL,
-    TENSORS,
     complete,
     folder_name,
 )
+from mimo_launch.train.checkpoint.index import TENSORS
 
 
 def save(run: Path, step: int) -> Path:

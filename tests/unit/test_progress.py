@@ -198,6 +198,6 @@ def test_an_evaluation_without_a_loss_is_warned_of(samples: int, why: str) -> No
     for loss in (float("nan"), 0.5):
         out = StringIO()
         found = EvalFinished(step=4, eval_loss=loss, digit_accuracy=None, samples=samples)
-        PlainProgress(Console(file=out, width=200))(found)
+        PlainProgress(RichConsole(file=out, width=200))(found)
         warning = "warning: the evaluation after step 4 has no loss: "
         assert (warning in out.getvalue() and why in out.getvalue()) == (loss != 0.5)
