@@ -71,12 +71,13 @@ def verify_spec(
 ) -> list[ModuleVerdict]:
     """Return verdicts of an SGD spec (see `shrink`) against the oracle, by the bound of its dtype.
 
-    With `training`, a spec of the same ranks (see `short_run`), those of its run follow. `prepare`
-    runs first on every rank: tests plant bugs with it. Raises: RankError if a rank fails or hangs.
+    With `training`, a spec of the same ranks (see `short_run`), those of its run follow if all
+    these passed: otherwise they would say the same again. `prepare` runs first on every rank: tests
+    plant bugs with it. Raises: RankError if a rank fails or hangs.
     """
     with Ranks(world_size(spec), device=device) as ranks, Ranks(1) as one_rank:
         verdicts = verify_on(ranks, one_rank, spec, timeout_s=timeout_s, prepare=prepare)
-        if training is not None:
+        if training is not None and all(verdict.passed for verdict in verdicts):
             verdicts += verify_training_on(ranks, one_rank, training, timeout_s=timeout_s)
         return verdicts
 
