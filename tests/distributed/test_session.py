@@ -173,6 +173,49 @@ def test_adamw_moves_each_module_as_torch_does_with_its_settings() -> None:
             )
 
 
+def norms_before_and_after(made: Spec) -> dict[str, tuple[float, float]]:
+    """Apply one AdamW step of zero gradients: only weight decay moves weights."""
+    with RankSession(made, randomise=True) as session:
+        before = weights_of(session)
+        for declared in (d for name in session.modules for d in session.declared(name)):
+            declared.parameter.grad = torch.zeros_like(declared.parameter)
+        session.updates.apply(0)
+        after = weights_of(session)
+    return {n: (float(before[n].norm()), float(after[n].norm())) for n in before}
+
+
+TABLES = {"vision.positions.weight", "vision.class_token.weight", "language.embedding.weight"}
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_embeddings_positions_and_class_tokens_decay_if_asked(embeddings: bool) -> None:
+    """AdamW with zero gradients multiplies a decayed weight by 1 - lr * decay.
+
+    Embeddings, a tied one on both of its stages, tables of positions and class tokens as asked.
+    """
+    tower = {"positions": "learned", "image": [2, 2], "class_token": True}
+    vision = box(0, optimizer={"lr": 0.2, "weight_decay": 0.5}, model=tower)
+    made = spec(
+        {"vision": vision, "language": box(0, pp=2, model={"tied": True})},
+        optimizer={
+            "kind": "adamw",
+            "lr": 0.1,
+            "weight_decay": 0.1,
+            **({"decay": {"embeddings": True}} if embeddings else {}),
+        },
+    )
+    tables = set()
+    for norms in run_ranks(norms_before_and_after, made, world_size=2):
+        for name, (before, after) in norms.items():
+            factor = 1 - (0.2 * 0.5 if name.startswith("vision") else 0.1 * 0.1)
+            spared = "norm" in name or name.endswith(".bias")
+            if name in TABLES:
+                tables.add(name)
+                spared = not embeddings
+            assert after == pytest.approx(before * (1 if spared else factor), rel=1e-12), name
+    assert tables == TABLES
+
+
 def first_weights(made: Spec) -> dict[str, torch.Tensor]:
     with RankSession(made) as session:
         return weights_of(session)

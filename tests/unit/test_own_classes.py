@@ -176,7 +176,7 @@ def test_plain_parameters_decay_by_their_dimensions_and_frozen_ones_stay_so() ->
     assert adopt_parameters(network) == ["0.weight", "1.weight", "1.bias"]
     found = {d.placed[0].name: d for d in declared_parameters("m", network)}
     assert [d.trains for d in found.values()] == [True, True, False]
-    assert [d.decay for d in found.values()] == [True, False, False]
+    assert [d.decays(embeddings=False) for d in found.values()] == [True, False, False]
 
 
 def test_a_plan_counts_what_it_is_told_and_says_what_it_does_not() -> None:

@@ -7,12 +7,14 @@ Leaves: the layers behind to `vision`.
 Legend: P numbers of a patch, N patches, D width, [H, W] the grid of learned positions.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.segments import InitKind, Segment, SegmentedModule, replicated
+from mimo_launch.parallel.segments import Segment, SegmentedModule, replicated
 
 # Of the cubic convolution: its common value (Keys 1981 has -0.5), which torch and OpenCV take.
 CUBIC = -0.75
@@ -31,13 +33,17 @@ def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Te
     return torch.cat(parts, dim=1).to(dtype)
 
 
-def _whole(
-    context: ParallelContext, name: str, *shape: int, std: float, init: InitKind = "normal"
-) -> Segment:
-    """Return a segment that acts on the tokens between regions, so every tp rank holds it whole."""
-    return replicated(
-        name, shape, context.token_grad, counted=context.counts, std=std, init=init, decay=False
+def _table(context: ParallelContext, *shape: int) -> Segment:
+    """Return an embedding added to tokens between regions, so every tp rank holds it whole."""
+    table = replicated(
+        "weight",
+        shape,
+        context.token_grad,
+        counted=context.counts,
+        std=shape[-1] ** -0.5,
+        decay=False,
     )
+    return replace(table, embedding=True)
 
 
 class PatchEmbedding(SegmentedModule):
@@ -50,7 +56,14 @@ class PatchEmbedding(SegmentedModule):
         )
         self.declare("weight", weight, dtype=context.dtype)
         if bias:
-            segment = _whole(context, "bias", width, std=0.0, init="zeros")
+            segment = replicated(
+                "bias",
+                (width,),
+                context.token_grad,
+                counted=context.counts,
+                init="zeros",
+                decay=False,
+            )
             self.declare("bias", segment, dtype=context.dtype)
         else:
             self.bias = None
@@ -73,9 +86,7 @@ class LearnedPositions(SegmentedModule):
         super().__init__()
         self.grid, self.first = grid, int(class_token)
         rows = self.first + grid[0] * grid[1]
-        self.declare(
-            "weight", _whole(context, "weight", rows, width, std=width**-0.5), dtype=context.dtype
-        )
+        self.declare("weight", _table(context, rows, width), dtype=context.dtype)
 
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position of patches, given (y, x, height, width) in their images.
@@ -124,9 +135,7 @@ class ClassToken(SegmentedModule):
 
     def __init__(self, context: ParallelContext, width: int) -> None:
         super().__init__()
-        self.declare(
-            "weight", _whole(context, "weight", width, std=width**-0.5), dtype=context.dtype
-        )
+        self.declare("weight", _table(context, width), dtype=context.dtype)
 
     def forward(self, number: int, position_D: Tensor | None) -> Tensor:
         """Return the class tokens of so many images, [number, D], on the graph even if none."""

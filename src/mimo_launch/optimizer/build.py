@@ -135,9 +135,13 @@ class _LocalSGD(_Local, torch.optim.SGD):
 def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
     decay = common.weight_decay if own.weight_decay is None else own.weight_decay
     declared = [d for d in module.declared() if d.parameter.requires_grad]
+    embeddings = common.decay.embeddings
     groups = [
-        {"params": [d.parameter for d in declared if d.decay], "weight_decay": decay},
-        {"params": [d.parameter for d in declared if not d.decay], "weight_decay": 0.0},
+        {
+            "params": [d.parameter for d in declared if d.decays(embeddings=embeddings) == decays],
+            "weight_decay": decay if decays else 0.0,
+        }
+        for decays in (True, False)
     ]
     peak = common.lr if own.lr is None else own.lr
     optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.

@@ -31,7 +31,8 @@ class Segment:
     `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` the part held.
     Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
     is true on the one whose gradient enters the norm. `std` is the scale of a normal init. One that
-    does not train keeps its values even where its module trains.
+    does not train keeps its values even where its module trains. Weight decay applies to those with
+    `decay`, and to an `embedding` (of tokens, of positions, of a class) if the spec says so.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Segment:
     std: float = 0.02
     decay: bool = True
     trains: bool = True
+    embedding: bool = False
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -143,10 +145,10 @@ class DeclaredParameter:
     parameter: Tensor
     placed: tuple[Placed, ...]
 
-    @property
-    def decay(self) -> bool:
+    def decays(self, *, embeddings: bool) -> bool:
         """Whether weight decay applies; all segments of a parameter agree."""
-        return self.placed[0].segment.decay
+        segment = self.placed[0].segment
+        return segment.decay or (embeddings and segment.embedding)
 
     @property
     def trains(self) -> bool:

@@ -34,7 +34,8 @@ class VocabEmbedding(SegmentedModule):
         self.context = context
         self.part = context.part(vocab)
         segment = sharded("weight", (vocab, width), 0, self.part, std=std, decay=False)
-        self.declare("weight", replace(segment, counted=counted), dtype=context.dtype)
+        segment = replace(segment, counted=counted, embedding=True)
+        self.declare("weight", segment, dtype=context.dtype)
 
     def forward(self, ids_N: Tensor) -> Tensor:
         """Return the embeddings; each rank looks up its own ids, the rest are zero in the sum."""

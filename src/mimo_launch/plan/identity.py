@@ -12,12 +12,15 @@ from mimo_launch import __version__
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.generate import generate
-from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.model import Spec
 
 
 def plan_hash(spec: Spec) -> str:
-    """Return 12 hex digits over the resolved spec, the programs and this version."""
+    """Return 12 hex digits over the resolved spec, the programs and this version.
+
+    A setting that is as by default does not count, so that new settings change no hash.
+    """
     programs = {format_program(program) for program in generate(build_layout(spec))}
-    content = [__version__, dump_spec(spec), sorted(programs)]
+    settings = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    content = [__version__, settings, sorted(programs)]
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

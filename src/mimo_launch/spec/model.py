@@ -41,6 +41,7 @@ from mimo_launch.spec.language import DecoderModel, LanguageModel, RopeScaling
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
+    DecaySpec,
     EvalSpec,
     Fp8Spec,
     LogSpec,
@@ -68,6 +69,7 @@ __all__ = [
     "Clips",
     "CustomModel",
     "Data",
+    "DecaySpec",
     "DecoderModel",
     "DigitsData",
     "EncoderModel",

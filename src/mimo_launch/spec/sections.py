@@ -94,6 +94,16 @@ class LrSchedule(Strict):
     min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
 
 
+class DecaySpec(Strict):
+    """What weight decay applies to besides matrices."""
+
+    embeddings: bool = Field(
+        False,
+        description="Decay embeddings of tokens (an output layer that is `tied` is one of them, "
+        "another one decays in any case), tables of positions and class tokens.",
+    )
+
+
 class OptimizerSpec(Strict):
     """The update rule, common to all modules unless a module overrides it."""
 
@@ -106,7 +116,12 @@ class OptimizerSpec(Strict):
         1e-8, description="AdamW's term in the denominator."
     )
     weight_decay: NonNegative = Field(
-        0.0, description="Decoupled weight decay; never applied to norms and biases."
+        0.0,
+        description="Decoupled weight decay; never applied to norms, biases and the "
+        "`A_log`, `D` and `dt_bias` of Mamba heads, to embeddings as `decay` says.",
+    )
+    decay: DecaySpec = Field(
+        DecaySpec(), description="What weight decay applies to besides matrices."
     )
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Largest global gradient norm, over all modules; `null`: no clipping."

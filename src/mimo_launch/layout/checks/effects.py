@@ -153,7 +153,14 @@ def lr_schedule_used(spec: Spec) -> Findings:
 
 
 def optimizer_settings_used(spec: Spec) -> Findings:
-    """Settings of AdamW given with sgd."""
+    """Settings of AdamW given with sgd, and of weight decay given with none."""
+    own = [module.optimizer.weight_decay for module in spec.modules.values()]
+    if spec.optimizer.decay.embeddings and not any((spec.optimizer.weight_decay, *own)):
+        yield _no_effect(
+            ("optimizer", "decay", "embeddings"),
+            "`decay: {embeddings: true}` does nothing without `weight_decay`",
+            "it says what weight decay applies to, and `weight_decay` is 0",
+        )
     if spec.optimizer.kind != "sgd":
         return
     for key in ("betas", "eps"):
