@@ -1,7 +1,8 @@
 """The codes of plans that pages show are those of their commands.
 
-They change with every key of a spec that is new: `pytest tests/cli --update-golden` writes them
-anew. Pages whose commands make their own specs are run by `test_worked_example.py`.
+They change with settings and programs of these specs, not with new keys that have a default.
+`pytest tests/cli --update-golden` writes them anew. Pages whose commands make their own specs are
+run by `test_worked_example.py`.
 """
 
 import re
@@ -57,3 +58,9 @@ def test_codes_of_plans_are_those_of_the_commands_above(request: pytest.FixtureR
             file.write_text(text[: code.start()] + want + text[code.end() :], encoding="utf-8")
         else:
             assert code[0] == want, f"{file.name}: {command}"
+
+
+def test_a_setting_as_by_default_changes_no_code() -> None:
+    quickstart = code_of("topologies/quickstart.yaml")
+    assert code_of("topologies/quickstart.yaml --set optimizer.eps=1e-8") == quickstart
+    assert code_of("topologies/quickstart.yaml --set optimizer.eps=1e-7") != quickstart
