@@ -76,7 +76,9 @@ class Oracle:
                     )
                     self.weights[placed.name] = values.requires_grad_(trains)
                     if name in self.own:
-                        self.own_decays[placed.name] = declared.decay
+                        self.own_decays[placed.name] = declared.decays(
+                            embeddings=spec.optimizer.decay.embeddings
+                        )
 
     def loss_and_gradients(self, samples: Sequence[Sample]) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss over all labels of the samples and the gradient by every weight.

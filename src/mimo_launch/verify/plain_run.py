@@ -163,7 +163,9 @@ def _decays(oracle: Oracle, name: str) -> bool:
     module = oracle.spec.modules[name.partition(".")[0]]
     if isinstance(module.model, CustomModel):
         return oracle.own_decays[name]
-    return oracle.weights[name].ndim > 1 and not name.endswith(TABLES)
+    if name.endswith(TABLES):
+        return oracle.spec.optimizer.decay.embeddings
+    return oracle.weights[name].ndim > 1
 
 
 def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
