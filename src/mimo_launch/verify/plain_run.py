@@ -20,7 +20,7 @@ from mimo_launch.verify.mixture import Load
 from mimo_launch.verify.oracle import Oracle
 
 # Matrices by their shape that are none by their use: tables of tokens, of places.
-TABLES = (".embedding.weight", ".positions.weight")
+TABLES = (".embedding.weight", ".positions.weight", ".class_token.weight")
 
 
 @dataclass(frozen=True, slots=True)
