@@ -2,7 +2,8 @@
 
 Mutants are drawn evenly over the areas, and within each over the operators. Each runs the tests
 that run its function on a copy of the sources, in a process forked off one that has imported torch;
-the first failure ends it. `--resume` goes on with the report of a run that was interrupted.
+the first failure ends it. `--resume` goes on with the report of a run that was interrupted;
+`--again` runs those again that were not rejected, with more `--seconds` or better tests.
 """
 
 import argparse
@@ -46,8 +47,8 @@ AREAS = {
     "data order": ["train/loader.py", *(f"train/data/{n}.py" for n in ("order", "pack*", "draws"))],
 }
 FOLDER = Path(".mutants")
-# Seconds of tests, as recorded, that a mutant meets at most; how much longer they may take.
-TESTS_SECONDS, PATIENCE, GRACE_SECONDS = 150, 4, 120
+# How much longer than recorded tests may take, and how long everything else.
+PATIENCE, GRACE_SECONDS = 4, 120
 REJECTED = ("rejected", "timeout")
 
 
@@ -78,10 +79,11 @@ def drawn(seed: int, each: int) -> list[tuple[str, Mutant]]:
     return chosen
 
 
-def fitting(mutant: Mutant, record: dict[str, Any]) -> list[str]:
+def fitting(mutant: Mutant, record: dict[str, Any], most: float) -> list[str]:
     """Return the tests that run the function of a mutant; outside of functions, those of its file.
 
-    One of each test function comes first, then their other parameters; the fastest first.
+    One of each test function comes first, then their other parameters; the fastest first. They stop
+    after so many seconds, as recorded.
     """
     spans = functions(ast.parse(Path(mutant.path).read_text()))
     around = [first for first, last in spans if first <= mutant.line <= last]
@@ -99,7 +101,7 @@ def fitting(mutant: Mutant, record: dict[str, Any]) -> list[str]:
         function = name.partition("[")[0]
         keys[name] = (turns[function], tests[name]["seconds"])
         turns[function] += 1
-    chosen, left = [], float(TESTS_SECONDS)
+    chosen, left = [], most
     for name in sorted(found, key=keys.__getitem__):
         if left > 0:
             chosen.append(name)
@@ -150,7 +152,7 @@ def start(mutant: Mutant, tests: list[str], folder: Path) -> int:
         os._exit(status)
 
 
-def run_all(chosen: list[tuple[str, Mutant]], jobs: int, report: Path) -> None:
+def run_all(chosen: list[tuple[str, Mutant]], jobs: int, most: float, report: Path) -> None:
     """Run the mutants that the report does not have yet, and add them to it."""
     done = {line["mutant"] for line in read(report)}
     record = recorded(FOLDER)
@@ -159,7 +161,7 @@ def run_all(chosen: list[tuple[str, Mutant]], jobs: int, report: Path) -> None:
     while waiting or running:
         while waiting and len(running) < jobs:
             area, mutant = waiting.pop(0)
-            tests, folder = fitting(mutant, record), Path(tempfile.mkdtemp(prefix="mutant-"))
+            tests, folder = fitting(mutant, record, most), Path(tempfile.mkdtemp(prefix="mutant-"))
             seconds = sum(record["tests"][name]["seconds"] for name in tests)
             now = time.monotonic()
             new = Running(area, mutant, folder, now, now + GRACE_SECONDS + PATIENCE * seconds)
@@ -220,23 +222,23 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=26, help="mutants per area")
     parser.add_argument("--area", choices=AREAS, help="this area only")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=240, help="of tests that a mutant meets")
     parser.add_argument("--resume", action="store_true", help="keep what the report has")
+    parser.add_argument("--again", action="store_true", help="of that, only what was rejected")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     report = FOLDER / "report.jsonl"
-    if not options.resume:
-        report.unlink(missing_ok=True)
+    kept = read(report) if options.resume or options.again else []
+    kept = [line for line in kept if line["outcome"] in REJECTED or not options.again]
+    report.write_text("".join(json.dumps(line) + "\n" for line in kept))
     chosen = [(a, m) for a, m in drawn(options.seed, options.each) if options.area in (None, a)]
     control = FOLDER / "control.jsonl"
     control.unlink(missing_ok=True)
-    run_all(
-        [("control", replace(chosen[0][1], operator="nothing", stop=0, start=0, after=""))],
-        1,
-        control,
-    )
+    nothing = replace(chosen[0][1], operator="nothing", start=0, stop=0, after="")
+    run_all([("control", nothing)], 1, options.seconds, control)
     if read(control)[0]["outcome"] != "survived":
         raise SystemExit("tests fail without a mutant, too")
-    run_all(chosen, options.jobs, report)
+    run_all(chosen, options.jobs, options.seconds, report)
     show(report)
 
 
