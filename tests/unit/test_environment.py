@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from mimo_launch.launcher.environment import environment_fault
+from mimo_launch.launcher.environment import allow_open_files, environment_fault
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,21 @@ def test_other_errors_are_not_blamed_on_the_host() -> None:
     fault = environment_fault(FileNotFoundError(errno.ENOENT, missing))
     assert fault is not None
     assert "--shm-size" in fault[1]
+
+
+@pytest.mark.parametrize("said", ["epoll_create: Too many open files", "Failed to init uv loop"])
+def test_what_native_code_says_in_words_has_a_remedy_too(said: str) -> None:
+    fault = environment_fault(f"RuntimeError: [enforce fail at loop.cc:105] {said}")
+    assert fault is not None
+    assert fault[0].startswith("Too many open files: this process may have ")
+    assert "`ulimit -n " in fault[1]
+
+
+def test_a_run_may_open_as_many_files_as_the_host_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -43,6 +43,16 @@ def hosts(per_host: int = 4) -> tuple[Host, ...]:
     )
 
 
+def test_a_rank_that_lacks_what_the_host_limits_is_told_the_remedy(tmp_path: Path) -> None:
+    states = ranks()
+    said = "RuntimeError: epoll_create: Too many open files"
+    states[5] = replace(states[5], failed=9.0, cause=Cause.OWN, message=said, frames=())
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts(), absent=(), oom_killed=False)
+    text = "\n".join(report_lines(failure, quickstart(), tmp_path, command="train"))
+    assert "= help:    Too many open files: this process may have" in text
+    assert "`ulimit -n" in text
+
+
 def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
     states = ranks()
     states[5] = replace(

@@ -67,7 +67,7 @@ def run_attempts(
                 return 1
         except Interrupted as interrupted:
             return _stopped(interrupted.signal, job, hosts, console)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             fault = environment_fault(error)
             if fault is None:
                 raise

@@ -82,8 +82,10 @@ class Start:
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
     """Run as what this process is, and return the exit code."""
+    from mimo_launch.launcher.environment import allow_open_files
     from mimo_launch.launcher.signals import StopRequest
 
+    allow_open_files()
     if origin.joined is not None:
         return _joined(request, origin.joined, console)
     with StopRequest() as stop:

@@ -1,17 +1,32 @@
-"""What a host does not give a launcher: open files, processes, memory to share, a loopback.
+"""What a host does not give a run: open files, processes, memory to share, a loopback.
 
-Decides: which errors of the system are said as such, with the limit and the remedy.
-Relies on: the numbers of errors, and the limits of this process.
-Leaves: what fails inside a worker to `errors`.
+Decides: which errors of the system are said as such, with the limit and the remedy; that a run may
+open as many files as the host allows it to.
+Relies on: the numbers of errors, or their words where native code has no number, and the limits of
+this process.
+Leaves: showing them to the console and to `report`.
 """
 
 import errno
+import os
 import resource
 
+# libuv, which the stores of torch use, says no more than this.
+_NO_STORE = "init uv loop"
 
-def environment_fault(error: OSError) -> tuple[str, str] | None:
-    """Return what the host lacks and what to do, if that is what an error of the launcher means."""
-    lacks = str(error)
+
+def allow_open_files() -> None:
+    """Raise the limit of open files of this process and its workers as far as it may be raised."""
+    files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != hard_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_files, hard_files))
+
+
+def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
+    """Return what the host lacks and what to do, if that is what an error or its text means."""
+    text = str(error)
+    number = getattr(error, "errno", None) or _number_in(text)
+    lacks = os.strerror(number) if isinstance(error, str) else text
     files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, hard_processes = resource.getrlimit(resource.RLIMIT_NPROC)
     known = {
@@ -31,13 +46,19 @@ def environment_fault(error: OSError) -> tuple[str, str] | None:
             "bring it up with `ip link set lo up`",
         ),
     }
-    if "temporary directory" in lacks:
+    if "temporary directory" in text:
         return (
             "no folder for memory that workers share: /dev/shm and the folders for temporary files "
             "cannot be written",
             "mount /dev/shm (`docker run --shm-size 1g`), or let TMPDIR name a folder",
         )
-    return known.get(error.errno or 0)
+    return known.get(number)
+
+
+def _number_in(text: str) -> int:
+    """Return the number of the error that native code tells in words, or 0."""
+    said = (n for n in (errno.EMFILE, errno.ENFILE, errno.EAGAIN) if os.strerror(n) in text)
+    return next(said, errno.EMFILE if _NO_STORE in text else 0)
 
 
 def _limit(number: int, beyond: int = 0) -> str:

@@ -9,6 +9,7 @@ Leaves: printing to `cli`.
 from collections.abc import Sequence
 from pathlib import Path
 
+from mimo_launch.launcher.environment import environment_fault
 from mimo_launch.launcher.failure import Failure
 from mimo_launch.launcher.judge import Kind, RankState
 from mimo_launch.launcher.logs import (
@@ -95,6 +96,8 @@ def report_lines(
         lines += _row("said", [_FROZEN])
     if state is not None:
         lines += _row("said", _said(failure, state))
+        fault = environment_fault(state.message)
+        lines += _row("help", list(fault)) if fault else []
         ahead = [_HOST_AHEAD] if state.gpu else []
         lines += _row("during", [_doing(failure, state), *ahead])
     final = failure.verdict.final  # All ranks ended alike, and would again.
