@@ -53,6 +53,7 @@ class Start:
     max_restarts: int = 0
     shown: frozenset[int] = frozenset()
     device: "DeviceKind" = "auto"
+    num_workers: int = 0
 
     @property
     def run(self) -> Path:
@@ -77,7 +78,8 @@ class Start:
             from mimo_launch.launcher.preload import import_for_workers
 
             import_for_workers()  # Now: else the child that counts GPUs would import torch as well.
-        return replace(self, device=device_here(self.spec, self.device, num_workers))
+        device = device_here(self.spec, self.device, num_workers)
+        return replace(self, device=device, num_workers=num_workers)
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
@@ -141,21 +143,16 @@ def _prepare(
 
     Raises: Interrupted.
     """
-    from mimo_launch.cli.deadlock import show_deadlock
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
     from mimo_launch.plan.as_json import report_json
-    from mimo_launch.plan.report import build_report
-    from mimo_launch.plan.timeline import DeadlockError
 
     ended = _finished(request)
     if ended is not None:
         return ended
-    try:
-        report = build_report(request.spec)
-    except DeadlockError as error:
-        show_deadlock(error, request.file, console)
-        return 2
+    report = _planned(request, console)
+    if isinstance(report, int):
+        return report
     try:
         folder = open_run_folder(
             request.runs,
@@ -178,6 +175,27 @@ def _prepare(
     for line in _summary(report, request.file, folder):
         request.say(line)
     return folder
+
+
+def _planned(request: Start, console: Console) -> "Report | int":
+    """Return the plan of the run, or an exit code if it would not end or not fit into memory."""
+    from mimo_launch.cli.deadlock import show_deadlock
+    from mimo_launch.launcher.memory import host_memory
+    from mimo_launch.plan.host_fit import memory_lacking
+    from mimo_launch.plan.report import build_report
+    from mimo_launch.plan.timeline import DeadlockError
+
+    try:
+        report = build_report(request.spec)
+    except DeadlockError as error:
+        show_deadlock(error, request.file, console)
+        return 2
+    if request.device == "cpu":
+        lacking = memory_lacking(report.estimates, range(request.num_workers), host_memory())
+        if lacking:
+            console.note("\n".join(lacking))
+            return 2
+    return report
 
 
 @contextmanager

@@ -1,0 +1,40 @@
+"""Ranks that compute on the processors of a host share its memory."""
+
+from pathlib import Path
+
+from tests.support.specs import box, spec
+
+from mimo_launch.launcher.memory import host_memory
+from mimo_launch.plan.host_fit import memory_lacking
+from mimo_launch.plan.report import build_report
+
+MB = 10**6
+
+
+def test_a_vocabulary_larger_than_the_memory_of_the_host_is_refused() -> None:
+    language = box(dp=2, model={"vocab": 10_000_000})
+    estimates = build_report(spec({"language": language})).estimates
+    headline, why, remedy = memory_lacking(estimates, range(2), 100 * MB)
+    assert headline.startswith("error: the 2 ranks of this host need about ")
+    assert headline.endswith(" and it has 100 MB")
+    assert "weights" in why
+    assert "`vocab`" in remedy
+    assert memory_lacking(estimates, range(2), 10**15) == []
+
+
+def test_only_the_ranks_of_the_host_count() -> None:
+    language = box(dp=4, model={"vocab": 1_000_000})
+    estimates = build_report(spec({"language": language})).estimates
+    needed = next(
+        size
+        for size in range(10 * MB, 2000 * MB, 10 * MB)
+        if not memory_lacking(estimates, range(4), size)
+    )
+    assert memory_lacking(estimates, range(2), needed) == []
+    assert memory_lacking(estimates, range(2), needed // 3)
+
+
+def test_the_memory_of_a_host_is_at_most_that_of_its_machine() -> None:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    total = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal"))
+    assert 0 < host_memory() <= total
