@@ -37,6 +37,21 @@ def test_a_finished_run_says_how_to_go_on(folder: Path, capsys: pytest.CaptureFi
     assert [path.name for path in folder.iterdir()] == ["checkpoints"]
 
 
+def test_a_disk_without_room_for_checkpoints_is_said_before_a_worker_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Embedding and head of 66 million million weights; what was there before stays as it is."""
+    sizes = "vocab_multiple=2000000000", "hidden=16384"
+    large = [f"--set=modules.language.model.{size}" for size in sizes]
+    add_checkpoint(folder, 2)
+    assert run(["train", SPEC, *large, "--set=checkpoint={every: 1}"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error: runs/tiny has no room for checkpoints: 2 of 786 TB need 1.57 PB, and its" in err
+    assert "= help: `--runs DIR` on a larger one, or `--set checkpoint=none` to save nothing" in err
+    assert [path.name for path in folder.iterdir()] == ["checkpoints"]
+
+
 @pytest.mark.parametrize("ranks", ["x", "3-1", ""])
 def test_ranks_to_show_that_are_none_are_a_usage_error(
     folder: Path, capsys: pytest.CaptureFixture[str], ranks: str

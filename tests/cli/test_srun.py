@@ -113,7 +113,7 @@ def test_a_rank_that_joined_obeys_a_signal(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     """All ranks stop after the same step, though only one got it."""
-    launchers = srun(tmp_path, *LONG, "--set", "checkpoint.every=1000", tasks=2, nodes=2)
+    launchers = srun(tmp_path, *LONG, "--set", "checkpoint={every: 1000}", tasks=2, nodes=2)
     launchers[0].wait_for_step(2)
     os.kill(launchers[1].pid, number)
     ends = [launcher.finish() for launcher in launchers]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,7 +94,22 @@ def test_steps_and_overrides_are_checked_and_used(tmp_path: Path) -> None:
     code, out, _ = finish(start(tmp_path, "--steps", "1", "--set", "eval=null"))
     assert code == 0
     assert [record["step"] for record in metrics(tmp_path)] == [1]
-    assert "done: 1 steps" in out
+    assert re.search(r"done: 1 steps in .* s; no checkpoint was saved\n", out)
+    assert not (tmp_path / "runs" / "tiny" / "checkpoints").exists()
+
+
+@pytest.mark.faults
+def test_a_finished_run_without_a_section_goes_on_with_more_steps(tmp_path: Path) -> None:
+    short = ("--set", "checkpoint=null", "--set", "eval=null", "--steps")
+    code, out, _ = finish(start(tmp_path, *short, "2"))
+    assert code == 0
+    assert re.search(r"saved +2  runs/tiny/checkpoints/step-00000002 ", out)
+    code, out, _ = finish(start(tmp_path, *short, "2"))
+    assert (code, "runs/tiny is finished: 2 steps are done" in out) == (0, True)
+    code, out, _ = finish(start(tmp_path, *short, "3"))
+    assert code == 0
+    assert "resumed after step 2 from runs/tiny/checkpoints/step-00000002" in out
+    assert [record["step"] for record in metrics(tmp_path)] == [1, 2, 3]
     code, _, err = finish(start(tmp_path, "--set", "modules.vision.grid.tp=3"))
     assert code == 2
     assert "--set modules.vision.grid.tp=3" in err

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from mimo_launch.launcher.ranks import RankError, run_ranks
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.estimate_saved import checkpoint_bytes
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint import loading
 from mimo_launch.train.checkpoint import saver as saver_module
@@ -26,6 +28,7 @@ from mimo_launch.train.checkpoint.folder import (
     is_complete,
     read_marker,
 )
+from mimo_launch.train.checkpoint.index import read_index
 from mimo_launch.train.events import (
     CheckpointPassedOver,
     CheckpointSaved,
@@ -174,6 +177,22 @@ def test_a_run_goes_on_on_another_layout(
     assert sorted(found) == [4, 5, 6]
     for step, values in found.items():
         assert values == pytest.approx(uninterrupted[step], rel=1e-9), step
+
+
+def test_a_run_saves_at_its_end_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    """Without a section, and with one that says no `every`; as many bytes as were expected."""
+    first = make_spec("one rank", 1, checkpoint=None, modules={("vision", "frozen"): True})
+    run(first, tmp_path)
+    [saved] = all_checkpoints(tmp_path)
+    assert (saved.name, is_complete(saved)) == ("step-00000001", True)
+    index = read_index(saved)
+    found = sum(prod(e.shape) * getattr(torch, e.dtype).itemsize for e in index.values())
+    assert checkpoint_bytes(first) == found
+    events = run(make_spec("one rank", 2, checkpoint={"keep": 1}), tmp_path)
+    assert [e.step for e in events if isinstance(e, RunResumed | CheckpointSaved)] == [1, 2]
+    events = run(make_spec("one rank", 3, checkpoint="none"), tmp_path)
+    assert [path.name for path in all_checkpoints(tmp_path)] == ["step-00000002"]
+    assert (events[-1].steps, events[-1].saved) == (3, False)
 
 
 def test_a_packed_run_goes_on_on_another_layout(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Which runs go on in their folder, and what happens to the others."""
 
 from pathlib import Path
+from shutil import disk_usage
 
 import pytest
 
+from mimo_launch.launcher.room import lacks_room, num_added
 from mimo_launch.launcher.run_folder import (
     NothingToResume,
     RunFolder,
@@ -75,6 +77,43 @@ def test_a_run_that_does_not_go_on_is_moved_aside(tmp_path: Path, resume: bool |
     assert again.saved is None
     assert again.moved == tmp_path / "tiny.1"
     assert (again.moved / "spec.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "there", "step", "number"),
+    [
+        ("null", 0, 0, 1),
+        ("{every: 5, keep: 2}", 0, 0, 2),  # After 5 and 10; never a rows one.
+        ("{every: 4, keep: 2}", 0, 0, 3),  # After 4, 8 and 10; then that of 4 goes.
+        ("{every: 4, keep: 1}", 0, 0, 2),
+        ("{every: 1, keep: 3}", 0, 0, 4),
+        ("{every: 1, keep: 3}", 2, 2, 2),  # Two of the four are there.
+        ("{every: 1, keep: 1}", 3, 3, 1),  # They go after the first save.
+        ("{every: 4, keep: 2}", 1, 8, 1),
+    ],
+)
+def test_a_run_needs_room_for_as_many_checkpoints_as_it_adds(
+    section: str, there: int, step: int, number: int
+) -> None:
+    spec = tiny("train.steps=10", f"checkpoint={section}")
+    assert num_added(spec, there, step) == number
+
+
+def test_a_run_that_saves_nothing_needs_no_room(tmp_path: Path) -> None:
+    large = [f"modules.language.model.{e}" for e in ("vocab_multiple=2000000000", "hidden=16384")]
+    assert lacks_room(tmp_path / "no" / "folder", tiny(*large), None) is None
+    lack = lacks_room(tmp_path / "no" / "folder", tiny(*large, "checkpoint=null"), None)
+    assert lack is not None
+    assert "has no room for a checkpoint: it needs 786 TB, and its file system has " in lack
+
+
+def test_fewer_checkpoints_are_advised_where_they_fit(tmp_path: Path) -> None:
+    """Each takes two fifths of what is free: there is room for two, not for three."""
+    rows = disk_usage(tmp_path).free // (12 * 2 * 1024) * 2 // 5
+    sizes = [f"modules.language.model.{e}" for e in (f"vocab_multiple={rows}", "hidden=1024")]
+    lack = lacks_room(tmp_path, tiny(*sizes, "checkpoint={every: 1}"), None)
+    assert lack is not None
+    assert "`--runs DIR` on a larger one, `--set checkpoint.keep=1`, or `--set checkpoint" in lack
 
 
 def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path) -> None:

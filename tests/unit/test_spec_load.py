@@ -26,6 +26,31 @@ def found(loaded: Loaded) -> list[tuple[str, str]]:
     return [(item.code, ".".join(map(str, item.path))) for item in loaded.diagnostics]
 
 
+@pytest.mark.parametrize(
+    ("written", "every", "keep"),
+    [("null", None, 2), ("{}", None, 2), ("{keep: 1}", None, 1), ("{every: 3}", 3, 2)],
+)
+def test_a_run_saves_at_its_end_by_default(written: str, every: int | None, keep: int) -> None:
+    spec = load_text(VALID, overrides=[f"checkpoint={written}"]).spec
+    assert spec is not None
+    assert spec.saving is not None
+    assert (spec.saving.every, spec.saving.keep) == (every, keep)
+    assert spec_from_data(dump_spec(spec)) == spec
+
+
+def test_a_run_that_saves_nothing_says_none() -> None:
+    spec = load_text(VALID, overrides=["checkpoint=none"]).spec
+    assert spec is not None
+    assert spec.saving is None
+    assert spec_from_data(dump_spec(spec)) == spec
+    for written in ("false", "'no'", "None"):
+        [fault] = load_text(VALID, overrides=[f"checkpoint={written}"]).diagnostics
+        assert fault.headline.endswith("; it must be a mapping or `none`")
+        assert fault.help == "write `checkpoint: none`"
+    [fault] = load_text(VALID, overrides=["checkpoint=3"]).diagnostics
+    assert fault.help.startswith("write `checkpoint: {...}`")
+
+
 def test_valid_spec_loads() -> None:
     loaded = load()
     assert loaded.diagnostics == ()

@@ -68,7 +68,8 @@ def finish_line(event: RunFinished, *, bad_samples: int = 0) -> str:
     """Return the end of a run as a line of text; `bad_samples` is the count of the whole run."""
     skipped = f", {event.skipped} skipped" if event.skipped else ""
     bad = f", {bad_samples} bad samples left out" if bad_samples else ""
-    return f"done: {event.steps} steps{skipped}{bad} in {event.seconds:.1f} s"
+    saved = "" if event.saved else "; no checkpoint was saved"
+    return f"done: {event.steps} steps{skipped}{bad} in {event.seconds:.1f} s{saved}"
 
 
 def start_line(event: RunStarted) -> str:

@@ -121,19 +121,26 @@ def _joined(request: Start, joined: "Joined", console: Console) -> int:
         return join(request.job, world, console, listener, opened.lock)
 
 
-def _finished(request: Start) -> int | None:
-    """Return 0 if there is nothing left to do, and say so. Raises: typer.BadParameter."""
+def _ended(request: Start, console: Console) -> int | None:
+    """Return an exit code if nothing is left to do or the disk is too small, and say so.
+
+    Raises: typer.BadParameter.
+    """
+    from mimo_launch.launcher.room import lacks_room
     from mimo_launch.launcher.run_folder import NothingToResume, goes_on
 
     try:
         saved = goes_on(request.runs, request.spec, resume=request.resume)
     except NothingToResume as error:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
-    if saved is None or saved.step < request.spec.train.steps:
-        return None
-    request.say(f"{request.run} is finished: {saved.step} steps are done")
-    request.say("  to go on, raise train.steps; to start anew, give --no-resume")
-    return 0
+    if saved is not None and saved.step >= request.spec.train.steps:
+        request.say(f"{request.run} is finished: {saved.step} steps are done")
+        request.say("  to go on, raise train.steps; to start anew, give --no-resume")
+        return 0
+    if request.task.resumable and (lack := lacks_room(request.run, request.spec, saved)):
+        console.note(f"error: {lack}")
+        return 1
+    return None
 
 
 def _prepare(
@@ -147,7 +154,7 @@ def _prepare(
     from mimo_launch.launcher.run_lock import RunInUse
     from mimo_launch.plan.as_json import report_json
 
-    ended = _finished(request)
+    ended = _ended(request, console)
     if ended is not None:
         return ended
     report = _planned(request, console)
@@ -168,7 +175,7 @@ def _prepare(
     except RunInUse as error:
         console.note(f"error: {error}")
         return 1
-    ended = _finished(request)  # By the run that was waited for.
+    ended = _ended(request, console)  # By the run that was waited for.
     if ended is not None:
         folder.lock.close()
         return ended

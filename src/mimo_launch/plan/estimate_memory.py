@@ -26,7 +26,7 @@ from mimo_launch.spec.model import (
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
 COMPUTED = {"fp64": 8, "fp32": 4, "bf16": 2}
-_MOMENTS = {"adamw": 2, "sgd": 0}
+MOMENTS = {"adamw": 2, "sgd": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def stage_memory(
     activations = _Activations(spec, layout, module, stage, work, tp)
     return StageMemory(
         weights=shard * stored,
-        moments=_MOMENTS[spec.optimizer.kind] * own * stored,
+        moments=MOMENTS[spec.optimizer.kind] * own * stored,
         # The root stays gathered, and the next unit arrives while one computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,

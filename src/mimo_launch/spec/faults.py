@@ -81,14 +81,20 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
     )
 
 
-def not_a_section(path: YamlPath, value: Any) -> Diagnostic:
-    """Report a single value or a list where a mapping must stand."""
+def not_a_section(path: YamlPath, value: Any, words: Collection[str] = ()) -> Diagnostic:
+    """Report a single value or a list where a mapping, or one of some words, must stand."""
+    key = path[-1] if path else "modules"
+    said = str(value).lower()
+    meant = "none" if value is False or said in _FALSE else said
+    wanted = listing(["a mapping", *(f"`{word}`" for word in words)])
     return Diagnostic(
         code="wrong-type",
-        headline=f"{section_name(path)} is {found(value)}; it must be a mapping",
+        headline=f"{section_name(path)} is {found(value)}; it must be {wanted}",
         path=path,
         why="this section groups settings under names",
-        help=f"write `{path[-1] if path else 'modules'}: {{...}}`, or indented `key: value` lines",
+        help=f"write `{key}: {meant}`"
+        if meant in words
+        else f"write `{key}: {{...}}`, or indented `key: value` lines",
     )
 
 

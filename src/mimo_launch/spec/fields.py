@@ -7,7 +7,7 @@ Leaves: whole sections to `reading` and `reference`.
 
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BeforeValidator, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -20,6 +20,12 @@ def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
     parts = list(_alternatives(annotation))
     models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
     return models, type(None) in parts
+
+
+def words_in(annotation: Any) -> list[str]:
+    """Return the words that may stand in place of a section."""
+    parts = (part for part in _alternatives(annotation) if get_origin(part) is Literal)
+    return [word for part in parts for word in get_args(part)]
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:

@@ -236,7 +236,11 @@ class Spec(Strict):
         description="Length and numerics of the run.",
     )
     eval: EvalSpec | None = Field(None, description="Evaluation on held-out samples.")
-    checkpoint: CheckpointSpec | None = Field(None, description="Saving and resuming.")
+    checkpoint: CheckpointSpec | Literal["none"] | None = Field(
+        None,
+        description="Saving and resuming. Without it a run saves once, after its last step or at a "
+        "stop signal; `none`: it saves nothing.",
+    )
     log: LogSpec = Field(LogSpec(), description="Further listeners to metrics.")
     nodes: NodesSpec | None = Field(None, description="Hosts, for warnings in `plan`.")
     idle_ranks: Ranks | None = Field(
@@ -250,6 +254,14 @@ class Spec(Strict):
             if module.init_from is None and self.init_from is not None:
                 self.modules[name] = module.model_copy(update={"init_from": self.init_from})
         return self
+
+    @property
+    def saving(self) -> CheckpointSpec | None:
+        """When a run saves, None if it never does."""
+        if self.checkpoint is None:
+            # Nothing goes on beside the only save, so a copy of the state would gain nothing.
+            return CheckpointSpec(asynchronous=False)
+        return None if self.checkpoint == "none" else self.checkpoint
 
     @property
     def language(self) -> ModuleSpec:

@@ -7,6 +7,7 @@ Leaves: files to `load`, everything that needs two keys at once to `layout.check
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from mimo_launch.spec.fields import (
     may_be_kind_alone,
     models_in,
     section_per_name,
+    words_in,
 )
 from mimo_launch.spec.model import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.nodes import UNREADABLE
@@ -65,10 +67,13 @@ class _Reader:
         if len(self.diagnostics) >= _MOST_FAULTS:
             raise _Enough
 
-    def section(self, cls: type[S], data: Any, path: YamlPath) -> S:
-        """Return a section; the parts at fault are left out and reported."""
+    def section(self, cls: type[S], data: Any, path: YamlPath, words: Sequence[str] = ()) -> S:
+        """Return a section; the parts at fault are left out and reported.
+
+        `words` may stand in its place.
+        """
         if not isinstance(data, dict):
-            self._not_a_section(path, data)
+            self._not_a_section(path, data, words)
             return _construct(cls, {}, set(cls.model_fields))
         try:
             return cls.model_validate(data)
@@ -107,17 +112,18 @@ class _Reader:
             return self._modules(value, path)
         if not models:
             return self._leaf(field, value, path)
-        if value is None and is_optional:
-            return None
+        words = words_in(field.annotation)
+        if value in words or (value is None and is_optional):
+            return value
         if len(models) == 1:
-            return self.section(models[0], value, path)
+            return self.section(models[0], value, path, words)
         if isinstance(value, str) and may_be_kind_alone(field):
             value = {"kind": value}
         return self._variant(models, value, path)
 
-    def _not_a_section(self, path: YamlPath, value: Any) -> None:
+    def _not_a_section(self, path: YamlPath, value: Any, words: Sequence[str] = ()) -> None:
         if value is not UNREADABLE:
-            self._report(faults.not_a_section(path, value))
+            self._report(faults.not_a_section(path, value, words))
 
     def _modules(self, value: Any, path: YamlPath) -> Any:
         if not isinstance(value, dict):

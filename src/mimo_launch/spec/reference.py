@@ -13,9 +13,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name
+from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name, words_in
 from mimo_launch.spec.model import Spec
-from mimo_launch.spec.wording import expected
+from mimo_launch.spec.wording import expected, listing
 
 _HEAD = """# Spec reference
 
@@ -67,7 +67,9 @@ def _value(field: FieldInfo) -> str:
         return "section per name"
     if len(models) > 1:
         return "section, by kind"
-    return "section" if models else expected(field_schema(field)).replace("|", "\\|")
+    if models:
+        return listing(["section", *(f"`{word}`" for word in words_in(field.annotation))])
+    return expected(field_schema(field)).replace("|", "\\|")
 
 
 def _default(field: FieldInfo) -> str:
@@ -77,7 +79,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, Strict):
         return "its defaults"
     if default is None:
-        return "none"
+        return "`null`" if words_in(field.annotation) else "none"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if isinstance(default, tuple):

@@ -170,7 +170,11 @@ class EvalSpec(Strict):
 class CheckpointSpec(Strict):
     """When to save, and how many checkpoints to keep; always once more after the last step."""
 
-    every: Count = Field(description="Steps between two checkpoints.", examples=[100])
+    every: Count | None = Field(
+        None,
+        description="Steps between two checkpoints; without it there is only the one at the end.",
+        examples=[100],
+    )
     keep: Count = Field(2, description="Newest checkpoints to keep; older ones are deleted.")
     asynchronous: bool = Field(
         True, description="Copy the state and go on training while the copy is written."

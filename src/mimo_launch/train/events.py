@@ -76,11 +76,12 @@ class EvalFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished:
-    """The last step is done."""
+    """The last step is done, and `saved` unless the spec says to save nothing."""
 
     steps: int
     seconds: float
     skipped: int
+    saved: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

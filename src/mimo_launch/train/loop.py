@@ -108,7 +108,14 @@ def train(
         emit(RunStopped(step=state.step, signal=stopped, checkpoint=saved))
     else:
         seconds = time.perf_counter() - begin
-        emit(RunFinished(steps=spec.train.steps, seconds=seconds, skipped=state.skipped))
+        emit(
+            RunFinished(
+                steps=spec.train.steps,
+                seconds=seconds,
+                skipped=state.skipped,
+                saved=hooks.saver is not None,
+            )
+        )
     return stopped
 
 
@@ -123,11 +130,11 @@ def _steps(
 ) -> int:
     """Run steps to the last one or to a signal, which is returned; save and evaluate as due."""
     spec, stopped, save = session.spec, 0, False
+    saving = None if hooks.saver is None else spec.saving
     while state.step < spec.train.steps and not stopped:
         steps.start(state, order, step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
-        if hooks.saver is not None and spec.checkpoint is not None:
-            save = save or _is_due(spec, state.step, spec.checkpoint.every)
+        save = save or (saving is not None and _is_due(spec, state.step, saving.every))
         last = state.step == spec.train.steps
         totals = steps.settle(state, all_steps=save or evaluates or last)
         stopped = max(map(stop_signal, totals), default=0)
@@ -140,7 +147,7 @@ def _steps(
         if spec.eval is not None and evaluates and not stopped:
             session.where.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
-        if hooks.saver is not None and spec.checkpoint is not None:
+        if hooks.saver is not None:
             # Nothing is saved while numbers are bad: a run that they end goes on from before them.
             if stopped or (save and (totals[-1].finite or last)):
                 session.where.enter(Phase.SAVING)

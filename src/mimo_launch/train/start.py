@@ -43,7 +43,7 @@ def start_run(
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
     # Hosts may see a shared folder at different moments: the first rank says what is there.
     found = from_first((run / CHECKPOINTS).is_dir(), group)
-    saver = None if spec.checkpoint is None else CheckpointSaver(session, run, group)
+    saver = None if spec.saving is None else CheckpointSaver(session, run, group)
     usable = newest_usable(run, group, emit, session.where.beat, own=True) if found else None
     if usable is not None:
         state, fresh = load_state(session, usable, group)

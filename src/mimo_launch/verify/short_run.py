@@ -40,7 +40,7 @@ def short_run(asked: Spec, small: Spec) -> Spec:
             ),
             # After the last step, of two batches, with as many labels as they happen to have.
             "eval": asked.eval and EvalSpec(samples=small.batch.global_ + 1),
-            "checkpoint": (asked.checkpoint or CheckpointSpec(every=1)).model_copy(
+            "checkpoint": (asked.saving or CheckpointSpec()).model_copy(
                 update={"every": SAVE_EVERY}
             ),
         }

@@ -54,11 +54,12 @@ class CheckpointSaver:
     def __init__(self, session: RankSession, run: Path, group: dist.ProcessGroup) -> None:
         """Save under `run/checkpoints`; `group` holds all ranks and is used by nothing else.
 
-        Raises: ValueError if the spec has no `checkpoint` section.
+        Raises: ValueError if the spec says to save nothing.
         """
-        if session.spec.checkpoint is None:
-            raise ValueError("the spec has no checkpoint section")
-        self._settings, self._session, self._run = session.spec.checkpoint, session, run
+        settings = session.spec.saving
+        if settings is None:
+            raise ValueError("the spec says `checkpoint: none`")
+        self._settings, self._session, self._run = settings, session, run
         self._group = group
         # While training runs beside a save, only training counts as progress.
         self._beat = partial(session.where.beat, Phase.SAVING)
