@@ -157,6 +157,7 @@ def test_files_that_cannot_be_read_end_in_one_message(fault: str, tmp_path: Path
     save(
         tiny("llama"), folder, **({"max_shard_size": "20KB"} if fault in ("index", "file") else {})
     )
+    asked = made("llama", "tp2", folder)  # Before the damage: `validate` would find most of it.
     if fault == "cut":
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-64])
@@ -166,6 +167,5 @@ def test_files_that_cannot_be_read_end_in_one_message(fault: str, tmp_path: Path
         next(folder.glob("*.safetensors")).unlink()
     else:
         change(folder, **{"model.norm.weight": torch.ones(32, dtype=torch.int64)})
-    asked = made("llama", "tp2", folder)
     with pytest.raises(RankError, match=r"cannot be read: "):
         run_ranks(weights_on_rank, asked, tmp_path, world_size=2)

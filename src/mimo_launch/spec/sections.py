@@ -95,7 +95,7 @@ class LrSchedule(Strict):
 
 
 class DecaySpec(Strict):
-    """What weight decay applies to besides matrices."""
+    """Weight decay beyond matrices."""
 
     embeddings: bool = Field(
         False,
