@@ -196,7 +196,8 @@ def test_a_small_spec_of_another_placement_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_modules_that_need_more_ranks_than_a_proof_has_are_refused() -> None:
-    made = spec({f"e{at}": box(at) for at in range(70)} | {"language": box(70)})
+    encoders = {f"e{at}": box(at) for at in range(63)}
+    made = spec(encoders | {"language": box(63)}, idle_ranks="64")
     with pytest.raises(ValueError, match="more than 64 ranks"):
         shrink(made)
 
