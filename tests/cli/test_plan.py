@@ -196,5 +196,5 @@ def test_plan_is_quick_and_imports_neither_torch_nor_numpy(tmp_path: Path) -> No
         status, heavy, elapsed = done.stderr.split()
         assert (status, heavy) == ("0", "[]")
         seconds.append(float(elapsed))
-    # CPU time, which a busy machine hardly changes. Measured: 0.3 s.
-    assert min(seconds) < 0.5
+    # CPU time, which a busy machine hardly changes. Measured: 0.3 to 0.6 s, by machine.
+    assert min(seconds) < 1.0

@@ -411,5 +411,5 @@ def test_kills_for_want_of_memory_are_counted(
     two, one = tmp_path / "memory.events", tmp_path / "memory.oom_control"
     two.write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
     one.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    monkeypatch.setattr(memory, "_counters", lambda: [two, one, tmp_path / "missing"])
+    monkeypatch.setattr(memory, "_files", lambda *names: [two, one, tmp_path / "missing"])
     assert memory.oom_kills() == 6

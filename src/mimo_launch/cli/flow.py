@@ -5,12 +5,13 @@ Relies on: PyYAML for words that need quotes.
 Leaves: lines and comments to the commands.
 """
 
-from mimo_launch.layout.hugging_face.architectures import text_of
-
 
 def flow(value: object) -> str:
     """Return a value, a list or a mapping as YAML in one line."""
+    # Here, so that `--help` does not import what reads specs.
     import yaml
+
+    from mimo_launch.layout.hugging_face.architectures import text_of
 
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {flow(each)}" for key, each in value.items()) + "}"
