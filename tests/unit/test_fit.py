@@ -227,6 +227,6 @@ def test_thousands_of_ranks_are_judged_quickly(tmp_path: Path) -> None:
     assert made is not None
     start = time.process_time()
     (found,) = memory_findings(made, 10**10, Calibration())
-    # Measured: 0.1 s.
-    assert time.process_time() - start < 1
+    # Measured: 0.1 to 0.8 s, by machine.
+    assert time.process_time() - start < 3
     assert "ranks 0-4095" in found.headline
