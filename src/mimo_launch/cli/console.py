@@ -136,8 +136,11 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
-def visible(text: str) -> str:
-    """Return a text whose control characters are written as JSON and Python write them."""
+def escape_controls(text: str) -> str:
+    """Return a text whose control characters are written as JSON and Python write them.
+
+    Ends of lines and our colours stay; `diag.text.visible` is for single lines of others.
+    """
     return _CONTROL.sub(_escaped, text)
 
 
@@ -151,7 +154,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 def _encodable(text: str, stream: TextIO) -> str:
     """Return a text as a stream can write it: names of files may have bytes that are no text."""
-    encoding, text = stream.encoding or "utf-8", visible(text)
+    encoding, text = stream.encoding or "utf-8", escape_controls(text)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.console import Console, visible
+from mimo_launch.cli.console import Console, escape_controls
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.entry import Job
@@ -43,7 +43,7 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
     try:
         with (run / FAILURE).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} attempt {failure.attempt}\n")
-            file.write(visible("\n".join(lines)) + "\n\n")
+            file.write(escape_controls("\n".join(lines)) + "\n\n")
     except OSError as error:
         remark = f"\nwarning: the report could not be written to {run / FAILURE}: {error}"
     console.note("\n".join(lines) + remark)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mimo_launch.cli.bars import Bars
-from mimo_launch.cli.console import Console, visible
+from mimo_launch.cli.console import Console, escape_controls
 from mimo_launch.cli.lines import eval_line, finish_line, other_lines, start_line, step_line
 from mimo_launch.train.events import (
     BadSamples,
@@ -46,7 +46,9 @@ class _Progress:
                     self._say(line)
 
     def _say(self, line: str) -> None:
-        self._rich.print(visible(line), highlight=False, markup=False, soft_wrap=not self._wraps)
+        self._rich.print(
+            escape_controls(line), highlight=False, markup=False, soft_wrap=not self._wraps
+        )
 
 
 class PlainProgress(_Progress):
