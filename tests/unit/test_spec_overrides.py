@@ -39,6 +39,16 @@ def test_a_section_can_be_removed() -> None:
     assert spec.eval is None
 
 
+def test_a_section_that_the_file_turns_off_can_be_set() -> None:
+    text = VALID + "checkpoint: none\n"
+    spec = load_text(text, overrides=["checkpoint.every=50"]).spec
+    assert spec is not None
+    assert spec.saving is not None
+    assert spec.saving.every == 50
+    checked = check_text(text, overrides=["checkpoint.ever=50"])
+    assert places(checked) == [("unknown-key", "checkpoint.ever=50")]
+
+
 def test_a_whole_module_can_be_replaced() -> None:
     text = VALID.replace("  vision:", "  unused:")
     module = (

@@ -15,6 +15,8 @@ from mimo_launch.spec.source import Document, parse_value
 from mimo_launch.spec.wording import did_you_mean
 
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"
+# What stands in place of a section that is left out, or turned off (`checkpoint: none`).
+_ABSENT = (None, "none")
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
@@ -76,7 +78,7 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
     for key in keys[:-1]:
         step = _step(parent, path, key)
         path = (*path, step)
-        if isinstance(parent, dict) and parent.get(key) is None:
+        if isinstance(parent, dict) and parent.get(key) in _ABSENT:
             if path[:1] == ("modules",) and len(path) == 2:
                 raise _BadPathError(f"the spec has no module `{key}`\n{_known(key, parent)}")
             parent[key] = {}
