@@ -54,6 +54,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "colocated dp4, tp2 dp2": {
         "vision": ("0-3", {"dp": 4}), "language": ("0-3", {"tp": 2, "dp": 2}),
     },
+    "colocated dp2, tp2": {"vision": ("0-1", {"dp": 2}), "language": ("0-1", {"tp": 2})},
     "disjoint dp2, tp2": {"vision": ("0-1", {"dp": 2}), "language": ("2-3", {"tp": 2})},
     "disjoint dp4, tp2 dp2": {
         "vision": ("0-3", {"dp": 4}), "language": ("4-7", {"tp": 2, "dp": 2}),
@@ -462,6 +463,14 @@ def test_a_checkpoint_holds_no_pickle_of_ours(tmp_path: Path) -> None:
         for chunk in entry["chunks"]:
             chunk[2:] = ["../step-00000003/evil", 0, len(evil.getvalue())]
     (checkpoint / "evil").write_bytes(evil.getvalue())
+    write_index(checkpoint, index)
+    with pytest.raises(RankError, match=r"(?i)weights.only"):
+        run(spec, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def write_index(checkpoint: Path, index: dict[str, Any]) -> None:
+    """Give a checkpoint another index, and sums that say that all is as it was written."""
     (checkpoint / "tensors.json").write_text(json.dumps(index))
     marker = json.loads((checkpoint / "checkpoint.json").read_text())
     del marker["crc32"]
@@ -470,12 +479,9 @@ def test_a_checkpoint_holds_no_pickle_of_ours(tmp_path: Path) -> None:
         for f in checkpoint.iterdir()
         if f.name != "checkpoint.json"
     }
-    unfinished = checkpoint.with_name("step-00000003.partial")
+    unfinished = checkpoint.with_name(f"{checkpoint.name}.partial")
     checkpoint.rename(unfinished)
     complete(unfinished, checkpoint, marker)
-    with pytest.raises(RankError, match=r"(?i)weights.only"):
-        run(spec, tmp_path)
-    assert not (tmp_path / "ran").exists()
 
 
 class Evil:
