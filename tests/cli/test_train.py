@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mimo_launch.cli.app import run
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -54,6 +57,23 @@ def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
     plan = json.loads((run / "plan.json").read_text())
     assert plan["header"]["plan_hash"] in out
     assert "global: 8" in (run / "spec.yaml").read_text()
+
+
+def test_too_few_open_files_are_said_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With 60 workers ended in the midst of gloo, with 15 the launcher waited for five minutes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, 60))
+    assert run(["train", str(SPEC)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "error: this process may have 60 files open, and 2 workers need 76",
+        "   = help: raise the limit with `ulimit -n 65536` as root, or that of the container "
+        "(`docker run --ulimit nofile=65536`)",
+    ]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.faults

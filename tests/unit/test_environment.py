@@ -6,7 +6,11 @@ import resource
 
 import pytest
 
-from mimo_launch.launcher.environment import allow_open_files, environment_fault
+from mimo_launch.launcher.environment import (
+    allow_open_files,
+    environment_fault,
+    too_few_files,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,19 @@ def test_a_run_may_open_as_many_files_as_the_host_allows() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("hard", "enough"), [(111, False), (112, True), (-1, True)])
+def test_fewer_files_than_workers_open_are_said_before_they_start(
+    monkeypatch: pytest.MonkeyPatch, hard: int, enough: bool
+) -> None:
+    """Eight workers were seen to have 110 open each."""
+    assert resource.RLIM_INFINITY == -1
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard, hard))
+    fault = too_few_files(8)
+    if enough:
+        assert fault is None
+    else:
+        assert fault is not None
+        assert fault[0] == "this process may have 111 files open, and 8 workers need 112"
+        assert "`ulimit -n 65536` as root" in fault[1]

@@ -71,8 +71,7 @@ def run_attempts(
             fault = environment_fault(error)
             if fault is None:
                 raise
-            console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
-            return 1
+            return host_lacks(fault, console)
         else:
             return _stopped(ended_by, job, hosts, console) if ended_by else 0
 
@@ -83,6 +82,12 @@ def _stopped(number: int, job: "Job", hosts: "Hosts", console: Console) -> int:
     if hosts.node == 0:
         show_way_on(job, console)
     return code
+
+
+def host_lacks(fault: tuple[str, str], console: Console) -> int:
+    """Say what this host does not give a run and what to do, and return the exit code for it."""
+    console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
+    return 1
 
 
 def interrupted_by(number: int, console: Console) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.attempts import interrupted_by, run_attempts
+from mimo_launch.cli.attempts import host_lacks, interrupted_by, run_attempts
 from mimo_launch.cli.console import Console
 from mimo_launch.cli.options import device_here
 from mimo_launch.cli.own import own_classes_fail
@@ -83,10 +83,16 @@ class Start:
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
     """Run as what this process is, and return the exit code."""
-    from mimo_launch.launcher.environment import allow_open_files
+    from mimo_launch.launcher.environment import allow_open_files, too_few_files
     from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.layout.layout import world_size
 
     allow_open_files()
+    num_hosts = 1 if origin.place is None else origin.place.num_nodes
+    here = 1 if origin.joined is not None else world_size(request.spec) // num_hosts
+    lacking = too_few_files(here)
+    if lacking is not None:
+        return host_lacks(lacking, console)
     if origin.joined is not None:
         return _joined(request, origin.joined, console)
     with StopRequest() as stop:
