@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,32 @@ def test_what_is_wrong_is_said(
     (tmp_path / "clip" / "preprocessor_config.json").write_text(json.dumps(processor))
     (only,) = found(text, *(each.replace("{tmp}", str(tmp_path)) for each in settings))
     assert (only.code, words in only.headline) == (code, True), only
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda tar: tar, ""),
+        (lambda tar: tar[: tarfile.BLOCKSIZE], ""),
+        (lambda tar: tar[:-1], "is cut off after 10,239 bytes"),
+        (lambda tar: tar[:148] + b"X" + tar[149:], "begins wrong"),
+        (lambda tar: bytes(10_240), "has no members"),
+        (lambda tar: b"no tar file\n" * 100, "begins wrong"),
+        (lambda tar: b"", "is empty"),
+    ],
+    ids=["whole", "whole blocks", "a byte less", "a wrong sum", "zeros", "text", "empty"],
+)
+def test_a_shard_that_is_no_tar_file_is_found_by_its_first_header_and_size(
+    text: str, tmp_path: Path, spoil: Callable[[bytes], bytes], why: str
+) -> None:
+    whole = (tmp_path / "000.tar").read_bytes()
+    assert len(whole) == 10_240
+    (tmp_path / "001.tar").write_bytes(spoil(whole))
+    findings = found(text)
+    assert [item.code for item in findings] == (["shards-not-tar"] if why else [])
+    if why:
+        assert findings[0].headline.endswith(f"no tar files: {tmp_path}/001.tar")
+        assert why in str(findings[0].why)
 
 
 def test_an_encoder_of_sound_over_images_is_a_warning(text: str) -> None:
