@@ -8,6 +8,7 @@ import pytest
 from tests.support.headers import NO_TENSORS
 from tests.support.specs import box, spec
 
+from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.hugging_face.architectures import Modules, alone, obstacles
 from mimo_launch.layout.hugging_face.registry import part_of
@@ -46,18 +47,38 @@ def ours(name: str, **moe: Any) -> dict[str, Any]:
     return MODELS[name] | {"moe": MODELS[name]["moe"] | moe}
 
 
+def found(
+    name: str, tmp_path: Path, config: dict[str, Any] | None = None, **moe: Any
+) -> list[Diagnostic]:
+    """Return what is said of a spec that starts from a folder."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name] | (config or {})))
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
+    made = spec({"language": box(0, model=ours(name, **moe), init_from=str(tmp_path))})
+    return [item for item in check(made) if item.code.startswith("init-from")]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(
-    "change", [{}, {"aux_loss": 0.0}, {"top_k": 1}, {"every": 4}, {"shared": 8}]
-)
+@pytest.mark.parametrize("change", [{}, {"top_k": 1}, {"every": 4}, {"shared": 8}])
 def test_a_folder_must_say_what_the_spec_says(
     name: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
-    made = spec({"language": box(0, model=ours(name, **change), init_from=str(tmp_path))})
-    found = [item for item in check(made) if item.code.startswith("init-from")]
-    assert [item.path[-1] for item in found] == (["moe"] if change.keys() - {"aux_loss"} else [])
+    items = found(name, tmp_path, aux_loss=0.0, **change)
+    assert [item.path[-1] for item in items] == (["moe"] if change else [])
+
+
+@pytest.mark.parametrize(
+    ("said", "there"), [({"router_aux_loss_coef": 0.02}, "0.02"), ({}, "0.001")]
+)
+def test_a_coefficient_of_the_balance_that_is_not_written_is_said(
+    said: dict[str, Any], there: str, tmp_path: Path
+) -> None:
+    """It is no part of the model: whichever is written holds, that of the folder or another."""
+    [item] = found("qwen3_moe", tmp_path, said)
+    assert (item.code, item.is_error) == ("init-from-unlike-model", False)
+    assert f"is not written and so 0.01, and in {tmp_path}/config.json {there}" in item.headline
+    assert item.help == f"write `aux_loss: {there}` in `moe`, or `aux_loss: 0.01` to keep it"
+    assert found("qwen3_moe", tmp_path, said, aux_loss=0.01) == []
+    assert found("qwen3_moe", tmp_path, {"router_aux_loss_coef": 0.01}) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -46,7 +46,9 @@ RUN_CODES = (
         "Weights are of use only in the model that they were trained in. Every size and setting in "
         "`config.json`, or in the spec that a checkpoint was saved with, is compared with the spec "
         "before any process starts. The vocabulary may be larger than in `config.json`: encoders "
-        "own the last ids. With `init_partial` this is a warning.",
+        "own the last ids. With `init_partial` this is a warning. So is `moe.aux_loss` if the spec "
+        "leaves it out and `config.json` has another value (`router_aux_loss_coef`) than our "
+        "default: what is written holds.",
         "model: {kind: decoder, hidden: 64, ...}   # config.json: hidden_size 32",
         "model: {kind: decoder, hidden: 32, ...}",
     ),

@@ -6,10 +6,12 @@ Leaves: the shapes of tensors to `train.checkpoint`, which accounts for each.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.layout.checks.experts import moe_of
 from mimo_launch.layout.checks.rule import Findings
 from mimo_launch.layout.hugging_face.architectures import text_of, value_of
 from mimo_launch.layout.hugging_face.folder import (
@@ -48,8 +50,9 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
         part = part_of(read_config(folder), model.kind)
         settings = part.not_computed()
         wanted = {} if settings else part.keys()
+        training = {} if settings else part.training()
     except NoSuchPart as error:
-        settings, wanted = (error.setting,), {}
+        settings, wanted, training = (error.setting,), {}, {}
     except ConfigError as error:
         yield _cannot(name, folder, "as it is", str(error))
         return
@@ -59,6 +62,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
     for key, value in wanted.items():
         early = key == "layers" and part.may_end_early
         yield from _compare(spec, name, model, key, value, at_most=early)
+    yield from _training_is_written(spec, name, training)
     if not settings:
         yield from _tensors_are_there(spec, name, part)
 
@@ -87,6 +91,33 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         why = f"its files lack {', '.join(lacking[:_SHOWN])}{more}"
         yield _cannot(name, folder, "as it is", why)
+
+
+def _training_is_written(spec: Spec, name: str, training: Mapping[str, Any]) -> Findings:
+    """A default of ours in place of what the folder's model was trained with is seen (a warning).
+
+    What a run does stands in its spec, so nothing is taken from the folder.
+    """
+    module, moe = spec.modules[name], moe_of(spec, name)
+    if moe is None:
+        return
+    for key, there in training.items():
+        here = getattr(moe, key)
+        if key in moe.model_fields_set or here == there:
+            continue
+        ours, theirs = f"{key}: {text_of(here)}", f"{key}: {text_of(there)}"
+        yield Diagnostic(
+            code="init-from-unlike-model",
+            severity=Severity.WARNING,
+            headline=f"`{key}` of `{name}` is not written and so {text_of(here)}, "
+            f"and in {module.init_from}/{CONFIG} {text_of(there)}",
+            path=("modules", name, "model", "moe"),
+            at_key=True,
+            why="how strongly the load of experts is balanced is no part of the model: "
+            "the spec decides it, and the folder only says what was done so far",
+            help=f"write `{theirs}` in `moe`, or `{ours}` to keep it",
+            related=(Related(path=("modules", name, "init_from"), label=theirs),),
+        )
 
 
 def _compare(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.layout.hugging_face import moe_decoder, vit
+from mimo_launch.layout.hugging_face import vit
 from mimo_launch.layout.hugging_face.architectures import value_of
 from mimo_launch.layout.hugging_face.folder import (
     CONFIG,
@@ -122,9 +122,8 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -
 
 def _with_training(part: Part[Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return the keys with those that say how the folder's model is trained."""
-    if part.family.model_type not in moe_decoder.KINDS:
-        return keys
-    return {**keys, "moe": {**keys["moe"], **moe_decoder.balance(part.config)}}
+    training = part.training()
+    return {**keys, "moe": {**keys["moe"], **training}} if training else keys
 
 
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Family(Generic[M]):
     `fits(model)`: whether the architecture can say what our model is.
     `config(model)`: the configuration that says it; `vocab` must be a number.
     `architecture`: the class of transformers that loads it.
+    `training(config)`: what a configuration says of how it is trained, in keys of `moe`.
     """
 
     model_type: str
@@ -55,6 +56,7 @@ class Family(Generic[M]):
     fits: Callable[[M], bool]
     config: Callable[[M], Config]
     architecture: str = ""
+    training: Callable[[Config], dict[str, Any]] = lambda _: {}
 
 
 def differs(config: Config, key: str, only: object) -> bool:

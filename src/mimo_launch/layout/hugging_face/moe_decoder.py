@@ -161,6 +161,7 @@ FAMILIES = tuple(
         fits=partial(decoder.fits, kind.block),
         config=partial(config_of, name),
         architecture=kind.architecture,
+        training=balance,
     )
     for name, kind in KINDS.items()
 )

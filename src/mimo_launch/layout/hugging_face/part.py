@@ -56,6 +56,14 @@ class Part(Generic[M]):
         with reading_config():
             return {**self.family.keys(self.config), **self.fixed}
 
+    def training(self) -> dict[str, Any]:
+        """Return what the folder says of how it is trained, in keys of `moe`. Raises: ConfigError.
+
+        It is no part of the model, so a spec may say something else.
+        """
+        with reading_config():
+            return self.family.training(self.config)
+
     def place(self, name: str, model: M) -> Place | None:
         """Return where a segment of ours is, None if it keeps its initial values by rule.
 
