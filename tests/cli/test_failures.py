@@ -216,6 +216,27 @@ def test_a_job_that_is_frozen_as_a_whole_is_no_ranks_fault(tmp_path: Path) -> No
 
 
 @pytest.mark.faults
+def test_a_wait_that_ends_because_the_job_was_frozen_is_no_ranks_fault(tmp_path: Path) -> None:
+    """Rank 0 is inside of gloo, waiting for a peer that would come soon."""
+    timeout, seconds = 4, 6
+    settings = ("--set", f"train.timeout={timeout}", "--max-restarts", "1")
+    arguments = ("train", SPEC, "--steps", "20", "--set", "eval=null", *settings)
+    launcher = Launcher(tmp_path, "nap", 1, 5, *arguments, enter=os.setsid)
+    launcher.wait_for_step(4)
+    time.sleep(1)
+    os.killpg(launcher.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.killpg(launcher.pid, signal.SIGCONT)
+    code, _, err = launcher.finish()
+    assert code == 0, err
+    [error] = re.findall("^error: .*", err, re.M)
+    assert re.fullmatch(rf"error: the whole job stood still for [{seconds}-9] s", error)
+    assert "no rank is to blame" in err
+    assert "rank 0: waited in vain, step 5" in err
+    assert "restart 1: the run goes on from the start" in err
+
+
+@pytest.mark.faults
 def test_a_run_that_was_asked_to_stop_ends_though_its_ranks_give_signs_of_work(
     tmp_path: Path,
 ) -> None:

@@ -90,6 +90,12 @@ def beat_for_ever() -> NoReturn:
         time.sleep(0.05)
 
 
+def nap() -> None:
+    """Be busy for 3 s in which this process runs; one that is stopped naps on afterwards."""
+    for _ in range(30):
+        time.sleep(0.1)
+
+
 def leave_processes() -> NoReturn:
     """Start a process, and one that has left its session and its parent; then fail."""
     subprocess.Popen(["sleep", str(LONG)])
@@ -118,6 +124,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "slow": lambda: None,
     "beats": beat_for_ever,
     "gil": keep_interpreter,
+    "nap": nap,
     "children": leave_processes,
     "print": lambda: print("hello from this rank"),
     "talk": talk,
