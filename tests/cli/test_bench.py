@@ -10,7 +10,7 @@ from tests.support.faulty_train import Launcher
 
 from mimo_launch.launcher import gpus
 from mimo_launch.plan.calibration import Calibration, load
-from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def test_a_bench_on_two_ranks(tmp_path: Path) -> None:
     settings = [each for each in TWO_RANKS if each != "--set"]
     spec = load_spec(Path(SPEC), settings).spec
     assert spec is not None
-    assert (record["version"], record["plan_hash"]) == (1, plan_hash(spec))
+    assert (record["version"], record["plan_hash"]) == (1, Plan.of(spec).identity)
     assert record["command"].startswith("mimo-launch bench ")
     assert "--steps 4 --warmup 1 --json" in record["command"]
     assert (record["warmup"], record["steps"], record["skipped"]) == (1, 4, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.layout.checks.entry import load_and_check
-from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -31,7 +31,7 @@ def code_of(command: str) -> str:
     settings += [f"train.steps={value}" for option, value in pairs if option == "--steps"]
     checked = load_and_check(ROOT / file, settings)
     assert checked.spec is not None, checked.diagnostics
-    return plan_hash(checked.spec)
+    return Plan.of(checked.spec).identity
 
 
 def shown(page: Path) -> Iterator[tuple[str, Path, re.Match[str]]]:

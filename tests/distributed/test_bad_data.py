@@ -11,6 +11,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import loop
 from mimo_launch.train.data.dataset import BadSample, build_dataset
@@ -37,7 +38,7 @@ def one_step(made: Spec, faults: Faults) -> tuple[float, list[TensorPiece], list
     """Return loss and gradients of the first step on this rank, and what it was told."""
     events: list[Any] = []
     state = RunState()
-    with RankSession(made, randomise=True) as session:
+    with RankSession(Plan.of(made), randomise=True) as session:
         reader = StepReader(session, damaged(made, faults), state, events.append)
         inputs = reader.read("train", ids_of(made, 0), 0)
         totals = session.gradients(inputs).read()
@@ -67,7 +68,7 @@ def test_a_step_with_bad_samples_is_the_step_without_them(build: Callable[[], Sp
 
 
 def what_was_read(made: Spec) -> dict[str, int]:
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         dataset = damaged(made, {})
         StepReader(session, dataset, RunState(), lambda event: None).read(
             "train", ids_of(made, 0), 0
@@ -94,7 +95,7 @@ def training(made: Spec, faults: Faults) -> tuple[list[Any], str, RunState]:
     loop.build_dataset = lambda made: damaged(made, faults)
     events: list[Any] = []
     state = RunState()
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         try:
             train(session, events.append, state=state)
         except TooManyBadSamples as error:

@@ -16,6 +16,7 @@ from mimo_launch.launcher.ranks import RankError, run_ranks
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.estimate_saved import checkpoint_bytes
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint import loading
 from mimo_launch.train.checkpoint import saver as saver_module
@@ -121,7 +122,7 @@ def make_spec(layout: str, steps: int, **sections: Any) -> Spec:
 
 def run_on_rank(spec: Spec, folder: Path) -> list[Any]:
     events: list[Any] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, folder, events.append)
         train(session, events.append, Hooks(saver=saver), state)
     return events
@@ -280,7 +281,7 @@ def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> 
 
 def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[Any]:
     events: list[Any] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         run_program = session.executor.run
 
         def poisoned(program: Any, inputs: Any) -> Any:
@@ -426,7 +427,7 @@ def test_a_damaged_marker_is_recognised(damage: Any, tmp_path: Path) -> None:
 def save_apart(spec: Spec, folder: Path) -> list[Any]:
     """Every rank saves into a folder of its own, as on hosts without a shared one."""
     events: list[Any] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, folder / str(session.rank), events.append)
         with pytest.raises(CheckpointNotWritten, match=r"does not see .*one shared run folder"):
             train(session, events.append, Hooks(saver=saver), state)

@@ -13,6 +13,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.evaluate import evaluate
@@ -55,7 +56,7 @@ def slow_evaluation(made: Spec) -> float:
     """Evaluate with answers that take longer, in all, than a collective may."""
     timeout = timedelta(seconds=2)
     dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         choose = session.executor.choose
 
         def slowly(*args: Any) -> Any:
@@ -83,7 +84,7 @@ def test_ranks_without_language_do_not_time_out_while_others_decode() -> None:
 
 
 def held_out_loss(made: Spec, samples: int) -> EvalFinished:
-    with RankSession(made, randomise=True) as session:
+    with RankSession(Plan.of(made), randomise=True) as session:
         reader = StepReader(session, build_dataset(made), RunState(), lambda event: None)
         return evaluate(session, reader, samples, 1)
 

@@ -5,6 +5,7 @@ from tests.support.planted_experts import BIASED, routed
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.parallel.expert_bias import ExpertBias
+from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.generate import generate_forward
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
@@ -21,7 +22,7 @@ def history(spec: Spec) -> dict[str, list[float]]:
     ids = next(iter(steps_of(global_order(spec, dataset), 1)))
     inputs = step_inputs(dataset, "train", ids, 0)
     found = {}
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         [bias] = [
             x for x in session.modules["language"].stages[0].modules() if isinstance(x, ExpertBias)
         ]

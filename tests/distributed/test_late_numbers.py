@@ -15,6 +15,7 @@ from tests.support.specs import spec
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import step as step_module
 from mimo_launch.train.checkpoint.folder import all_checkpoints, read_marker
@@ -48,7 +49,7 @@ def whole_run(
     """Train; in the steps `bad`, from 1 on, one rank has an infinity among its gradients."""
     step_module.steps_late = lambda device: late
     events: list[Any] = []
-    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
+    with RankSession(Plan.of(made), device=device_for(kind, dist.get_rank())) as session:
         run_program = session.executor.run
 
         def poisoned(program: Any, inputs: Any) -> Any:
@@ -101,7 +102,7 @@ def test_a_run_is_the_same_to_the_last_bit_however_late_its_numbers_are_read(
 def order_of_things(made: Spec) -> list[str]:
     """Return what the host did: started the update of a step, or read a step's totals."""
     done: list[str] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         update = session.update
 
         def updating(step: int, totals: Any) -> None:
@@ -132,7 +133,7 @@ SLOW = 0.15
 def times_of_steps(made: Spec) -> list[float]:
     """Return the seconds of each step that takes `SLOW` or longer, as told by its speed."""
     seconds: list[float] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         run_program = session.executor.run
 
         def slowly(program: Any, inputs: Any) -> Any:
@@ -166,7 +167,7 @@ def stopped_run(made: Spec, folder: Path, first: int) -> tuple[list[Any], RunSta
         calls += 1
         return 15 if calls >= first and session.rank == 1 else 0
 
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         state, saver = start_run(session, folder, events.append)
         assert train(session, events.append, Hooks(saver=saver, stop=stop), state) == 15
     return events, state

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mimo_launch.comm.pending import HostCopy
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
@@ -41,7 +42,7 @@ class Reads(TorchDispatchMode):
 def reads_of_steps(made: Spec, plant: Callable[[RankSession], None] | None) -> list[str]:
     """Return the operations that would wait for a device while steps are started."""
     reads = Reads()
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         if plant is not None:
             plant(session)
         dataset, state = build_dataset(made), RunState()

@@ -10,6 +10,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import build_layout, world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import loop, reading
 from mimo_launch.train.data.dataset import build_dataset
@@ -80,7 +81,7 @@ def faults(made: Spec, arm: Arm | None, poisoned_sample: int | None) -> list[Non
     if poisoned_sample is not None:
         loop.build_dataset = lambda made: PoisonedImages(build_dataset(made), {poisoned_sample})
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         if arm is not None:
             arm(session)
         train(session, events.append)
@@ -158,7 +159,7 @@ def test_a_bad_shard_names_its_rank(
 
 def two_faults(made: Spec) -> list[tuple[int, str]]:
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         poison_backward(session, "language", 1, 5, at=0)
         poison_backward(session, "vision", 0, 1, at=1)
         train(session, events.append)
@@ -176,7 +177,7 @@ def ending(made: Spec, change: Callable[[], None]) -> tuple[list[Any], str, bool
     """Train after `change`; return the steps and faults, and how the run failed on this rank."""
     change()
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         try:
             train(session, events.append)
         except (NonFiniteRun, NoUpdate) as error:
@@ -249,7 +250,7 @@ def test_steps_without_labels_are_no_bad_numbers_yet_no_training_either() -> Non
 def zeros(made: Spec) -> dict[str, int] | None:
     """Train one step and return what was counted."""
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         train(session, events.append)
     [found] = [event.zero_grads for event in events if isinstance(event, StepFinished)]
     return found

@@ -9,6 +9,7 @@ from tests.support.shards import planted, write_shards
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import global_order
@@ -32,7 +33,7 @@ def read_epoch(made: Spec) -> tuple[Given, int]:
     images: Counter[str] = Counter()
     seen = place = step = most = 0
     with (
-        RankSession(made) as session,
+        RankSession(Plan.of(made)) as session,
         StepReader(session, dataset, RunState(), events.append) as reader,
     ):
         while seen < total:

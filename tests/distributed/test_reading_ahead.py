@@ -11,6 +11,7 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.spec.model import EvalSpec, Spec
 from mimo_launch.train import loop
@@ -49,7 +50,7 @@ def overlap(made: Spec) -> tuple[list[list[bool]], set[str]]:
     """Return which steps had been read while each one ran; each waits for the next to be read."""
     dataset, seen = Watched(made), []
     loop.build_dataset = lambda made: dataset
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         run_program = session.executor.run
 
         def running(program: Any, inputs: Any) -> Any:
@@ -79,7 +80,7 @@ def saved_run(made: Spec, folder: Path, stop_after: int) -> tuple[list[Any], Run
     def stop() -> int:
         return 15 if state.step + 1 == stop_after else 0
 
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         state, saver = start_run(session, folder, events.append)
         train(session, events.append, Hooks(saver=saver, stop=stop), state)
     return events, state
@@ -116,14 +117,14 @@ def broken_on_one_rank(made: Spec) -> None:
     if dist.get_rank() == made.language.rank_range.start:
         broken_reader(made)
     else:
-        with RankSession(made) as session:
+        with RankSession(Plan.of(made)) as session:
             train(session, lambda event: None)
 
 
 def broken_reader(made: Spec) -> None:
     faults = {("text", "train", ids_of(made, 1)[0]): KeyError("planted")}
     loop.build_dataset = lambda made: damaged(made, faults)
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         train(session, lambda event: None)
 
 
@@ -137,7 +138,7 @@ def beats(made: Spec) -> list[tuple[int, Phase]]:
                 seen.append((self._cells[1], Phase(self._cells[0])))
             super().beat(phase)
 
-    with RankSession(made, where=Noting()) as session:
+    with RankSession(Plan.of(made), where=Noting()) as session:
         train(session, lambda event: None)
     return seen
 

@@ -13,6 +13,7 @@ from tests.support.specs import box, spec
 from mimo_launch.launcher.ranks import RankError, run_ranks
 from mimo_launch.layout.tokens import IGNORE_LABEL
 from mimo_launch.parallel.local import local_tensor
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
@@ -45,7 +46,7 @@ def weights_of(session: RankSession) -> dict[str, torch.Tensor]:
 def train_with_a_nan(made: Spec) -> list[tuple[bool, float]]:
     """Run three steps; in the second one rank alone sees a NaN in a gradient."""
     seen = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         run = session.executor.run
 
         def poisoned(program: Any, inputs: Any) -> Any:
@@ -90,7 +91,7 @@ def totals_without_labels(made: Spec) -> tuple[float, float]:
     inputs = inputs_of(made, 0)
     samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
     empty = WithoutLabels(inputs.dataset, "train", replace(inputs.plan, samples=samples))
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         totals = session.gradients(empty).read()
     return totals.loss, totals.norm
 
@@ -104,7 +105,7 @@ def with_another_plan(made: Spec) -> None:
 
     if dist.get_rank() == 2:
         made = made.model_copy(update={"name": "other"})
-    RankSession(made)
+    RankSession(Plan.of(made))
 
 
 def test_ranks_with_different_plans_refuse_to_start() -> None:
@@ -125,7 +126,7 @@ def moved_weights(made: Spec) -> tuple[list[Weights], list[Weights]]:
     """Return gradients drawn for some steps, and the weights before and after each of them."""
     torch.manual_seed(0)
     gradients: list[Weights] = []
-    with RankSession(made, randomise=True) as session:
+    with RankSession(Plan.of(made), randomise=True) as session:
         weights = [weights_of(session)]
         for step in range(STEPS):
             gradients.append({})
@@ -175,7 +176,7 @@ def test_adamw_moves_each_module_as_torch_does_with_its_settings() -> None:
 
 def norms_before_and_after(made: Spec) -> dict[str, tuple[float, float]]:
     """Apply one AdamW step of zero gradients: only weight decay moves weights."""
-    with RankSession(made, randomise=True) as session:
+    with RankSession(Plan.of(made), randomise=True) as session:
         before = weights_of(session)
         for declared in (d for name in session.modules for d in session.declared(name)):
             declared.parameter.grad = torch.zeros_like(declared.parameter)
@@ -217,7 +218,7 @@ def test_embeddings_positions_and_class_tokens_decay_if_asked(embeddings: bool) 
 
 
 def first_weights(made: Spec) -> dict[str, torch.Tensor]:
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         return weights_of(session)
 
 
@@ -236,7 +237,7 @@ def test_a_model_starts_as_the_seed_of_training_says() -> None:
 
 def losses(made: Spec) -> list[float]:
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         train(session, events.append)
     return [e.loss for e in events if isinstance(e, StepFinished)]
 
@@ -261,7 +262,7 @@ def test_adamw_runs_alike_on_two_layouts_and_precisions_stay_close() -> None:
 
 def clipped_step(made: Spec) -> list[tuple[float, float]]:
     """Return, per weight, how far it moved and how far clipped SGD should move it."""
-    with RankSession(made, randomise=True) as session:
+    with RankSession(Plan.of(made), randomise=True) as session:
         before = weights_of(session)
         totals = session.gradients(inputs_of(made, 0))
         gradients = {

@@ -13,6 +13,7 @@ from tests.support.shards import planted, write_shards
 from tests.support.specs import box
 
 from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.events import StepFinished
@@ -51,7 +52,7 @@ def test_an_epoch_has_every_good_sample_once(
 
 def losses(made: Spec) -> list[tuple[float, int]]:
     events: list[Any] = []
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         train(session, events.append)
     return [(each.loss, each.tokens) for each in events if isinstance(each, StepFinished)]
 

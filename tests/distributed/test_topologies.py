@@ -8,6 +8,7 @@ from tests.support.proof import failures, verdicts
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.checks.entry import load_and_check
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
 from mimo_launch.train.loop import train
@@ -29,7 +30,7 @@ def load(path: Path, *overrides: str) -> Spec:
 def run_steps(spec: Spec) -> list[Event]:
     """Train on one rank of many and return what was emitted."""
     events: list[Event] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         train(session, events.append)
     return events
 

@@ -10,6 +10,7 @@ import yaml
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.spec.source import read_text
 from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
@@ -48,7 +49,7 @@ def merged(data: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 def run_on_rank(spec: Spec, run: Path) -> tuple[list[Event], Weights, Weights]:
     """Return the events, and this rank's weights before and after, by name and place."""
     events: list[Event] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, run, events.append)
         modules = session.modules.values()
         before = {key(c): c.tensor.clone() for module in modules for c in weight_chunks(module)}

@@ -13,6 +13,7 @@ from tests.support.specs import box, spec
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules import build, sharding
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.run import verify_spec
@@ -86,7 +87,7 @@ def test_one_replica_leaves_fsdp_its_own_stream() -> None:
 
 
 def no_hook(made: Spec) -> None:
-    with RankSession(made) as session:
+    with RankSession(Plan.of(made)) as session:
         for module in session.modules.values():
             for network in module.stages.values():
                 for unit in sharding.fsdp_modules(network):

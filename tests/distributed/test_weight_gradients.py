@@ -18,6 +18,7 @@ from mimo_launch.modules import sharding
 from mimo_launch.parallel.experts import Experts
 from mimo_launch.parallel.local import local_tensor
 from mimo_launch.parallel.segments import SegmentedModule
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
@@ -78,7 +79,7 @@ def gradients_of(
 
 def _gradients(spec: Spec, device: torch.device) -> tuple[int, dict[str, Tensor]]:
     inputs = step_inputs(build_dataset(spec), "train", tuple(range(spec.batch.global_)), 0)
-    with RankSession(spec, device=device) as session:
+    with RankSession(Plan.of(spec), device=device) as session:
         layers = [
             layer
             for module in session.modules.values()
@@ -139,7 +140,7 @@ def types_between_backwards(spec: Spec, plant: bool) -> set[torch.dtype]:
     seen: set[torch.dtype] = set()
     inputs = step_inputs(build_dataset(spec), "train", tuple(range(spec.batch.global_)), 0)
     try:
-        with RankSession(spec) as session:
+        with RankSession(Plan.of(spec)) as session:
             (network,) = session.modules["language"].stages.values()
             units: list[Any] = [m for m in network.modules() if isinstance(m, Experts)]
             weights = [p for m in units for p in m._get_fsdp_state()._fsdp_param_group.fsdp_params]

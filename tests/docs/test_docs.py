@@ -18,6 +18,7 @@ import pytest
 
 from mimo_launch.cli.app import run
 from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_report
 
 ROOT = Path(__file__).parents[2]
@@ -81,14 +82,14 @@ def test_a_spec_on_a_page_validates_and_plans(
         return
     assert checked.diagnostics == ()
     assert checked.spec is not None
-    assert build_report(checked.spec).header.world_size > 0
+    assert build_report(Plan.of(checked.spec)).header.world_size > 0
 
 
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
 def test_a_shipped_spec_plans(path: Path) -> None:
     checked = check_text(path.read_text(encoding="utf-8"), str(path))
     assert checked.spec is not None, checked.diagnostics
-    assert build_report(checked.spec).header.world_size > 0
+    assert build_report(Plan.of(checked.spec)).header.world_size > 0
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.id)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.chunks import state_chunks
 from mimo_launch.train.events import CheckpointSaved
@@ -43,7 +44,7 @@ def large(*, asynchronous: bool) -> Spec:
 def save_often(spec: Spec, folder: Path) -> tuple[list[CheckpointSaved], float]:
     """Save the same state several times; also time one copy of it within memory."""
     events: list[Any] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, folder, events.append)
         assert saver is not None
         for _ in range(SAVES):

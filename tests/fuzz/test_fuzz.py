@@ -20,6 +20,7 @@ from tests.support.mutations import mutated
 
 from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec, WebdatasetData
 
 NUM_SPECS = int(os.environ.get("FUZZ_SPECS", "20000"))
@@ -144,7 +145,7 @@ def two_steps(spec: Spec) -> list[float]:
     from mimo_launch.train.session import RankSession
 
     events: list[Event] = []
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         train(session, events.append)
     return [event.loss for event in events if isinstance(event, StepFinished)]
 

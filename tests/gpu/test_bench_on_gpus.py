@@ -15,6 +15,7 @@ from tests.support.specs import box, spec
 from mimo_launch.comm.clock import Section, StepClock
 from mimo_launch.grids.world import device_for
 from mimo_launch.plan.calibration import Calibration
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.calibrate import calibrate
 from mimo_launch.train.bench.measure import bench
@@ -46,12 +47,12 @@ def made_of(layout: str, precision: str = "bf16") -> Spec:
 
 
 def benched(made: Spec, kind: Any) -> Any:
-    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
+    with RankSession(Plan.of(made), device=device_for(kind, dist.get_rank())) as session:
         return bench(session, OPTIONS, lambda event: None, lambda: 0)
 
 
 def calibrated(made: Spec, kind: Any) -> Any:
-    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
+    with RankSession(Plan.of(made), device=device_for(kind, dist.get_rank())) as session:
         return calibrate(session, OPTIONS, lambda event: None, lambda: 0)
 
 

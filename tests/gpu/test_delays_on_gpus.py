@@ -20,6 +20,7 @@ from tests.support.specs import box, spec
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import RankDevice, Ranks, run_ranks
 from mimo_launch.parallel.local import local_tensor
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.edges import StageEdges
 from mimo_launch.runtime.whereabouts import Whereabouts
 from mimo_launch.spec.model import Spec
@@ -83,7 +84,9 @@ def largest_change(made: Spec, seeds: tuple[int, ...], kind: RankDevice) -> tupl
     """Return the largest relative change of a gradient by delays, and the number of delays."""
     late, rank = Late(), dist.get_rank()
     worst = 0.0
-    with RankSession(made, device=device_for(kind, rank), randomise=True, where=late) as session:
+    with RankSession(
+        Plan.of(made), device=device_for(kind, rank), randomise=True, where=late
+    ) as session:
         undelayed = [grad.cpu() for grad in sums_of_gradients(session, made)]
         for seed in seeds:
             late.draws = random.Random(f"{seed} {rank}")

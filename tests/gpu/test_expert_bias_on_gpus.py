@@ -13,6 +13,7 @@ from tests.support.proof import failures
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import RankDevice, Ranks
 from mimo_launch.parallel.expert_bias import ExpertBias
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import global_order, steps_of
@@ -58,7 +59,7 @@ def biases_after_a_step(spec: Spec, kind: RankDevice) -> list[float]:
     """Return how far the biases of this rank have moved."""
     dataset, device = build_dataset(spec), device_for(kind, dist.get_rank())
     ids = next(iter(steps_of(global_order(spec, dataset), 1)))
-    with RankSession(spec, device=device) as session:
+    with RankSession(Plan.of(spec), device=device) as session:
         totals = session.gradients(step_inputs(dataset, "train", ids, 0))
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("error")

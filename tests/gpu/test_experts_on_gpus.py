@@ -12,6 +12,7 @@ from tests.support.specs import box, hybrid, spec
 from mimo_launch.grids.world import device_for
 from mimo_launch.parallel.experts import _is_grouped, grouped_linear
 from mimo_launch.parallel.local import local_tensor
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
@@ -66,7 +67,7 @@ def test_one_product_for_all_experts_is_one_for_each(
 def gradients(made: Spec, kind: Any) -> dict[str, torch.Tensor]:
     """Return the gradients of this rank's shards, on the host."""
     inputs = step_inputs(build_dataset(made), "train", tuple(range(made.batch.global_)), 0)
-    with RankSession(made, device=device_for(kind, dist.get_rank())) as session:
+    with RankSession(Plan.of(made), device=device_for(kind, dist.get_rank())) as session:
         session.gradients(inputs)
         return {
             placed.name: local_tensor(item.parameter.grad).double().cpu()

@@ -16,6 +16,7 @@ from tests.support.specs import box, spec
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mimo_launch.grids.world import device_for
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import GlobalOrder
@@ -55,7 +56,7 @@ def made_of(layout: str, **train: Any) -> Spec:
 def waits(made: Spec, kind: Any) -> list[str]:
     """Return the calls of the driver by which the host waited while it started steps."""
     device = device_for(kind, dist.get_rank())
-    with RankSession(made, device=device) as session:
+    with RankSession(Plan.of(made), device=device) as session:
         dataset, state = build_dataset(made), RunState()
         order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, 0)
         with StepReader(session, dataset, state, lambda event: None) as reader:

@@ -12,6 +12,7 @@ from torch import Tensor
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import Ranks
 from mimo_launch.parallel.local import local_segments
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.chunks import FP8
 from mimo_launch.train.data.dataset import build_dataset
@@ -104,7 +105,7 @@ def gradients_of(spec: Spec, device_name: str) -> tuple[float, dict[str, Tensor]
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         device = device_for(device_name, dist.get_rank())  # type: ignore[arg-type]
-        with RankSession(spec, device=device, randomise=True) as session:
+        with RankSession(Plan.of(spec), device=device, randomise=True) as session:
             loss = session.gradients(inputs).read().loss
             found = {
                 f"{item.name}@{item.first_row}": item.local.double().cpu()
@@ -149,7 +150,7 @@ def moved_by_a_skipped_step(spec: Spec, device_name: str) -> list[str]:
     """
     inputs = step_inputs(build_dataset(spec), "train", tuple(range(spec.batch.global_)), 0)
     device = device_for(device_name, dist.get_rank())  # type: ignore[arg-type]
-    with RankSession(spec, device=device, randomise=True) as session:
+    with RankSession(Plan.of(spec), device=device, randomise=True) as session:
         fp8 = session.modules["language"].context.fp8
         assert fp8 is not None
         session.gradients(inputs).read()
@@ -185,7 +186,7 @@ def train_on(spec: Spec, folder: Path, device_name: str) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         device = device_for(device_name, dist.get_rank())  # type: ignore[arg-type]
-        with RankSession(spec, device=device) as session:
+        with RankSession(Plan.of(spec), device=device) as session:
             state, saver = start_run(session, folder, lambda event: None)
             first, before = state.step, _weights(session)
             train(session, lambda event: None, Hooks(saver=saver), state)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.finding import open_checkpoint
 from mimo_launch.train.checkpoint.saver import CheckpointSaver
@@ -43,7 +44,7 @@ def trained(spec: Spec, run: Path) -> Path:
 
 
 def train_on_rank(spec: Spec, run: Path) -> None:
-    with RankSession(spec) as session:
+    with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, run, lambda _: None)
         train(session, lambda _: None, Hooks(saver=saver), state)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mimo_launch.layout.checks.entry import check
 from mimo_launch.modules.language import LanguageStage
 from mimo_launch.parallel.masks import zigzag_positions
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
 from mimo_launch.train.data.dataset import build_dataset
@@ -158,7 +159,7 @@ class Seen(NamedTuple):
 
 def started(spec: Spec, run: Path) -> tuple[RankSession, list[Event]]:
     """Open a session and load what `init_from` names."""
-    session, events = RankSession(spec), list[Event]()
+    session, events = RankSession(Plan.of(spec)), list[Event]()
     start_run(session, run, events.append)
     return session, events
 

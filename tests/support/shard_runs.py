@@ -10,6 +10,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import global_order
@@ -76,7 +77,7 @@ def read_steps(made: Spec, first: int, last: int) -> Given:
     texts: Counter[str] = Counter()
     images: Counter[str] = Counter()
     with (
-        RankSession(made) as session,
+        RankSession(Plan.of(made)) as session,
         StepReader(session, dataset, RunState(), events.append) as reader,
     ):
         step = 0

@@ -12,6 +12,7 @@ from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.plan.estimates import Estimator
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_report
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
@@ -51,7 +52,7 @@ def language(microbatches: int = 4, mbs: int = 2, **more: object) -> Spec:
 
 def test_state_is_sharded_over_dp_and_cp() -> None:
     made = language(dp=2, cp=2)
-    numel = build_report(made).estimates.ranks[0].parameters
+    numel = build_report(Plan.of(made)).estimates.ranks[0].parameters
     got = row(made, 0)
     # fp32 shards and a bf16 copy; two fp32 moments; whole fp32 gradients, and in a backward bf16
     # ones of what is no matrix product, the embedding above all.
@@ -72,7 +73,7 @@ def test_one_microbatch_accumulates_nothing() -> None:
 
 def test_activations_are_those_of_live_microbatches() -> None:
     made = language(8, mbs=64, pp=4)
-    report = build_report(made)
+    report = build_report(Plan.of(made))
     peaks = [stage.peak_live for stage in report.stages]
     assert peaks == [4, 3, 2, 1]
     for rank, peak in enumerate(peaks):

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_rows import Estimates
 from mimo_launch.plan.estimates import Estimator
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_rank_report, build_report
-from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.model import Spec
@@ -53,8 +51,7 @@ ONE_MORE = spec(
 
 
 def estimator(made: Spec, constants: Calibration = FREE) -> Estimator:
-    layout, sample = build_layout(made), nominal_data_plan(made).samples[0]
-    return Estimator(made, layout, generate(layout), sample, constants)
+    return Estimator.of(Plan.of(made), constants)
 
 
 def language(microbatches: int, *, kind: str = "1f1b", mbs: int = 1, **more: object) -> Spec:
@@ -98,7 +95,7 @@ def test_ranks_that_stand_for_all_take_as_long_as_all(made: Spec) -> None:
 @CASES
 @given(layout_specs(supported_only=False))
 def test_every_rank_with_a_stage_is_in_one_class(made: Spec) -> None:
-    report = build_report(made)
+    report = build_report(Plan.of(made))
     busy = [row.rank for row in report.ranks if row.modules]
     rows = report.estimates.ranks
     assert sorted(rank for row in rows for rank in row.ranks) == busy
@@ -107,7 +104,7 @@ def test_every_rank_with_a_stage_is_in_one_class(made: Spec) -> None:
         assert sum(shares) == pytest.approx(1)
         assert all(share >= 0 for share in shares)
         assert row.parameters == sum(stage.parameters for stage in row.stages)
-        assert build_rank_report(made, row.ranks[-1]).estimates.ranks == (row,)
+        assert build_rank_report(Plan.of(made), row.ranks[-1]).estimates.ranks == (row,)
     total = sum(len(row.ranks) * row.tflop for row in rows)
     assert report.estimates.tflop == pytest.approx(total)
 
@@ -139,7 +136,7 @@ def test_layers_take_the_time_of_their_kinds_and_of_travel() -> None:
         return replace(FREE, head=1e12, **changed)
 
     slow = {"mamba": 1.0, "experts": 2.0, "language_linear": 4.0, "language_attention": 4.0}
-    kinds = {row.kind: row.tflop for row in build_report(made()).layers}
+    kinds = {row.kind: row.tflop for row in build_report(Plan.of(made())).layers}
     got = of(made(), rates(**slow))
     expected = kinds["Mamba-2"] / 1 + kinds["experts"] / 2 + kinds["attention"] / 4
     assert got.step_seconds == pytest.approx(expected, rel=1e-6)

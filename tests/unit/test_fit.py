@@ -9,6 +9,7 @@ import pytest
 from mimo_launch.layout.checks.entry import check_text
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.fit import TOLERANCE, load_and_check, memory_findings
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_report
 from mimo_launch.spec.load import load_spec
 
@@ -88,7 +89,7 @@ def write(folder: Path, text: str) -> Path:
 def test_both_sides_of_both_limits(tmp_path: Path) -> None:
     made = check_text(SPEC).spec
     assert made is not None
-    (row,) = build_report(made).estimates.ranks
+    (row,) = build_report(Plan.of(made)).estimates.ranks
     need = row.total_bytes
 
     def codes(limit: float) -> list[str]:
@@ -118,7 +119,7 @@ def test_a_spec_that_cannot_fit_is_none(tmp_path: Path) -> None:
 def test_a_warning_says_on_which_side_of_the_limit_the_estimate_is(tmp_path: Path) -> None:
     made = check_text(SPEC).spec
     assert made is not None
-    need = build_report(made).estimates.ranks[0].total_bytes
+    need = build_report(Plan.of(made)).estimates.ranks[0].total_bytes
     above, below = (
         load_and_check(write(tmp_path, nodes(f"{limit / 1e6:.0f}MB"))).diagnostics[0].headline
         for limit in (0.95 * need, 1.05 * need)
@@ -197,7 +198,7 @@ def test_sharding_that_the_schedule_forbids_is_not_offered(tmp_path: Path) -> No
 def test_constants_of_a_calibration_count(tmp_path: Path) -> None:
     made = check_text(SPEC).spec
     assert made is not None
-    need = build_report(made).estimates.ranks[0].total_bytes
+    need = build_report(Plan.of(made)).estimates.ranks[0].total_bytes
     file = write(tmp_path, nodes(f"{1.2 * need / 1e6:.0f}MB"))
     assert load_and_check(file).diagnostics == ()
     more = replace(Calibration(), context_memory=0.5 * need / 1e9)

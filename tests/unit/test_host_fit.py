@@ -6,6 +6,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.memory import host_memory
 from mimo_launch.plan.host_fit import memory_lacking
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_report
 
 MB = 10**6
@@ -13,7 +14,7 @@ MB = 10**6
 
 def test_a_vocabulary_larger_than_the_memory_of_the_host_is_refused() -> None:
     language = box(dp=2, model={"vocab": 10_000_000})
-    estimates = build_report(spec({"language": language})).estimates
+    estimates = build_report(Plan.of(spec({"language": language}))).estimates
     headline, why, remedy = memory_lacking(estimates, range(2), 100 * MB)
     assert headline.startswith("error: the 2 ranks of this host need about ")
     assert headline.endswith(" and it has 100 MB")
@@ -24,7 +25,7 @@ def test_a_vocabulary_larger_than_the_memory_of_the_host_is_refused() -> None:
 
 def test_only_the_ranks_of_the_host_count() -> None:
     language = box(dp=4, model={"vocab": 1_000_000})
-    estimates = build_report(spec({"language": language})).estimates
+    estimates = build_report(Plan.of(spec({"language": language}))).estimates
     needed = next(
         size
         for size in range(10 * MB, 2000 * MB, 10 * MB)

@@ -23,6 +23,7 @@ from mimo_launch.parallel.init import init_parameters
 from mimo_launch.parallel.masks import image_mask
 from mimo_launch.parallel.segments import declared_parameters
 from mimo_launch.plan.estimate_params import stage_weights
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_report
 from mimo_launch.spec.model import Spec
 
@@ -182,15 +183,15 @@ def test_plain_parameters_decay_by_their_dimensions_and_frozen_ones_stay_so() ->
 def test_a_plan_counts_what_it_is_told_and_says_what_it_does_not() -> None:
     unknown = of(WIDE, tp=2, model={"options": {"inner": 8}, "heads": 2, "layers": 3})
     assert nominal_data_plan(unknown).samples[0].rows("vision") > 0
-    assert build_report(unknown).estimates.not_counted == {
+    assert build_report(Plan.of(unknown)).estimates.not_counted == {
         "vision": ("weights", "work", "activations")
     }
     told = of(WIDE, tp=2, model={"options": {"inner": 8}, "layers": 3, "parameters": 600})
-    estimates = build_report(told).estimates
+    estimates = build_report(Plan.of(told)).estimates
     assert estimates.not_counted == {"vision": ("activations",)}
     (stage,) = build_layout(told)["vision"].stages
     assert [stage_weights(told, stage, tp).numel for tp in (0, 1)] == [300, 300]
-    assert build_report(unknown).estimates.tflop < estimates.tflop
+    assert build_report(Plan.of(unknown)).estimates.tflop < estimates.tflop
 
 
 def test_layers_of_ours_that_a_class_freezes_stay_so() -> None:

@@ -12,14 +12,15 @@ from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.routing import route
 from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan import report as report_module
+from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.as_json import report_json
 from mimo_launch.plan.bridges import fan
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_rank_report, build_report
 from mimo_launch.plan.rows import Report
-from mimo_launch.plan.timeline import DeadlockError
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.generate import generate
+from mimo_launch.schedule.proof import DeadlockError
 from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=40, deadline=None)
@@ -48,14 +49,14 @@ def program_of(report: Report, rank: int) -> str:
 @example(DEEP)
 @given(layout_specs())
 def test_program_of_each_rank_is_the_one_that_runs(made: Spec) -> None:
-    layout, report = build_layout(made), build_report(made)
+    layout, report = build_layout(made), build_report(Plan.of(made))
     for rank, program in enumerate(generate(layout)):
         assert program_of(report, rank) == format_program(program)
-        assert build_rank_report(made, rank).program == format_program(program)
+        assert build_rank_report(Plan.of(made), rank).program == format_program(program)
 
 
 def test_groups_along_the_same_axes_are_shown_once() -> None:
-    rows = [(row.module, row.axes) for row in build_report(DEEP).groups]
+    rows = [(row.module, row.axes) for row in build_report(Plan.of(DEEP)).groups]
     assert rows == [
         ("vision", ("dp",)),
         ("vision", ("pp",)),
@@ -63,7 +64,7 @@ def test_groups_along_the_same_axes_are_shown_once() -> None:
         ("language", ("cp",)),
         ("language", ("pp",)),
     ]
-    of_rank = build_rank_report(DEEP, 4).groups
+    of_rank = build_rank_report(Plan.of(DEEP), 4).groups
     assert [(row.module, row.axes) for row in of_rank] == rows[2:]
 
 
@@ -71,7 +72,7 @@ def test_groups_along_the_same_axes_are_shown_once() -> None:
 @example(DEEP)
 @given(layout_specs())
 def test_every_rank_has_one_row_program_and_timeline(made: Spec) -> None:
-    layout, report = build_layout(made), build_report(made)
+    layout, report = build_layout(made), build_report(Plan.of(made))
     everyone = list(range(layout.world_size))
     assert [row.rank for row in report.ranks] == everyone
     for rows in (report.schedule.programs, report.schedule.timeline):
@@ -90,7 +91,7 @@ def test_every_rank_has_one_row_program_and_timeline(made: Spec) -> None:
 @example(DEEP)
 @given(layout_specs())
 def test_links_are_the_routes_of_all_groups(made: Spec) -> None:
-    layout, plan, report = build_layout(made), nominal_data_plan(made), build_report(made)
+    layout, plan, report = build_layout(made), nominal_data_plan(made), build_report(Plan.of(made))
     for bridge in report.bridges:
         want: Counter[tuple[int, int]] = Counter()
         for group in range(bridge.groups):
@@ -106,11 +107,11 @@ def test_links_are_the_routes_of_all_groups(made: Spec) -> None:
 @given(layout_specs())
 def test_ranks_tell_the_same_of_their_rows(made: Spec) -> None:
     """What a rank's own report says it sends is what its peer's says it receives."""
-    report = build_report(made)
+    report = build_report(Plan.of(made))
     links = {(b.encoder, link.src, link.dst): link.rows for b in report.bridges for link in b.links}
     sent, received = {}, {}
     for rank in range(report.header.world_size):
-        for row in build_rank_report(made, rank).peers:
+        for row in build_rank_report(Plan.of(made), rank).peers:
             if row.way in ("send", "copy"):
                 sent[row.bridge, rank, row.peer] = sum(row.rows)
             if row.way in ("receive", "copy"):
@@ -126,7 +127,7 @@ def test_samples_of_a_module_tile_the_step(made: Spec) -> None:
     for module in layout.modules:
         seen: Counter[int] = Counter()
         for rank in module.grid.slice(tp=0, cp=0, pp=0):
-            rows = build_rank_report(made, rank).samples
+            rows = build_rank_report(Plan.of(made), rank).samples
             for row in (row for row in rows if row.module == module.name):
                 for first, last in row.ranges:
                     seen.update(range(first, last + 1))
@@ -144,7 +145,7 @@ def test_header_and_modules_of_a_mixed_job() -> None:
         microbatches=4,
         encoder_microbatches=2,
     )
-    report = build_report(made)
+    report = build_report(Plan.of(made))
     placements = {row.name: row.placement for row in report.modules}
     assert placements == {
         "vision": "colocated",
@@ -169,11 +170,11 @@ def test_header_and_modules_of_a_mixed_job() -> None:
 
 def test_1f1b_matches_its_closed_form() -> None:
     made = spec({"vision": box(0), "language": box(1, pp=3)}, microbatches=6)
-    schedule = build_report(made).schedule
+    schedule = build_report(Plan.of(made)).schedule
     stages = 4
     assert schedule.makespan == schedule.lower_bound == 2 * (6 + stages - 1)
     assert schedule.bubble == pytest.approx((stages - 1) / (6 + stages - 1))
-    live = [row.peak_live for row in build_report(made).stages]
+    live = [row.peak_live for row in build_report(Plan.of(made)).stages]
     assert live == [min(6, stages - stage) for stage in range(stages)]
 
 
@@ -182,7 +183,7 @@ def test_group_size_changes_memory_and_not_the_work() -> None:
         modules = {"vision": box(0, dp=2), "language": box(0, dp=2)}
         return spec(modules, microbatches=4, encoder_microbatches=k)
 
-    reports = {k: build_report(made(k)) for k in (1, 2, 4)}
+    reports = {k: build_report(Plan.of(made(k))) for k in (1, 2, 4)}
     assert {k: r.schedule.makespan for k, r in reports.items()} == {1: 16, 2: 16, 4: 16}
     assert {k: r.stages[0].peak_live for k, r in reports.items()} == {1: 1, 2: 2, 4: 4}
 
@@ -197,7 +198,7 @@ def test_what_crosses_nodes(gpus: int, tp_crossing: int, crossing_rows: int) -> 
         max_patches=4,
         nodes={"gpus": gpus},
     )
-    report = build_report(made)
+    report = build_report(Plan.of(made))
     tp = next(row for row in report.groups if (row.module, row.axes) == ("language", ("tp",)))
     assert tp.num_crossing == sum(a // gpus != b // gpus for a, b in tp.groups) == tp_crossing
     (bridge,) = report.bridges
@@ -214,16 +215,16 @@ def test_fan_has_a_word_for_any_two_sizes() -> None:
 def test_deadlock_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     made = spec({"vision": box(0), "language": box(1)}, microbatches=2)
     programs = generate(build_layout(made))
-    monkeypatch.setattr(report_module, "generate", lambda _: (programs[0][::-1], programs[1]))
-    for build in (build_report, lambda each: build_rank_report(each, 0)):
+    monkeypatch.setattr(plan_module, "generate", lambda _: (programs[0][::-1], programs[1]))
+    for build in (build_report, lambda plan: build_rank_report(plan, 0)):
         with pytest.raises(DeadlockError) as caught:
-            build(made)
+            build(Plan.of(made))
         assert len(caught.value.stuck) == 2
 
 
 def test_rank_outside_the_world_is_an_error() -> None:
     with pytest.raises(ValueError, match="rank 1 is not in 0-0"):
-        build_rank_report(spec({}), 1)
+        build_rank_report(Plan.of(spec({})), 1)
 
 
 def many_ranks(*, colocated: bool) -> Spec:
@@ -245,7 +246,7 @@ def many_ranks(*, colocated: bool) -> Spec:
 @pytest.mark.parametrize("colocated", [False, True])
 def test_4096_ranks_take_seconds(colocated: bool) -> None:
     start = time.process_time()
-    report = json.loads(report_json(build_report(many_ranks(colocated=colocated))))
+    report = json.loads(report_json(build_report(Plan.of(many_ranks(colocated=colocated)))))
     elapsed = time.process_time() - start
     assert len(report["ranks"]) == 4096
     (bridge,) = report["bridges"]
@@ -256,14 +257,14 @@ def test_4096_ranks_take_seconds(colocated: bool) -> None:
 
 
 def test_experts_are_where_their_grid_says() -> None:
-    (row,) = build_report(EXPERTS).experts
+    (row,) = build_report(Plan.of(EXPERTS)).experts
     held = [(place.first_expert, place.last_expert, place.ranks) for place in row.places]
     assert held == [(0, 3, (0, 2, 4, 6)), (4, 7, (1, 3, 5, 7))]
     assert (row.ep, row.dp, row.per_rank, row.layers) == (2, 2, 4, 3)
 
 
 def test_layers_by_kind_are_all_of_a_module_but_its_ends() -> None:
-    report = build_report(EXPERTS)
+    report = build_report(Plan.of(EXPERTS))
     kinds = {row.kind: row for row in report.layers}
     assert {kind: row.layers for kind, row in kinds.items()} == {
         "Mamba-2": 2, "experts": 3, "attention": 1

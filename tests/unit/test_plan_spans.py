@@ -6,8 +6,17 @@ from hypothesis import strategies as st
 from tests.support.specs import layout_specs
 from tests.support.timelines import DEEP, SHARED
 
-from mimo_launch.plan.report import build_report, build_timeline
-from mimo_launch.plan.spans import Span, Timeline, Unit, bubble_of, parse_timeline, timeline_json
+from mimo_launch.plan.plan import Plan
+from mimo_launch.plan.report import build_report
+from mimo_launch.plan.spans import (
+    Span,
+    Timeline,
+    Unit,
+    bubble_of,
+    parse_timeline,
+    planned,
+    timeline_json,
+)
 from mimo_launch.plan.svg_rows import mean_bubble
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.spec.model import Spec
@@ -19,7 +28,7 @@ CASES = settings(max_examples=25, deadline=None)
 @example(DEEP)
 @given(layout_specs(supported_only=False))
 def test_json_reads_back(made: Spec) -> None:
-    timeline = build_timeline(made)
+    timeline = planned(Plan.of(made))
     assert parse_timeline(timeline_json(timeline)) == timeline
 
 
@@ -59,7 +68,7 @@ def test_other_text_is_no_timeline(text: str) -> None:
 @example(SHARED)
 @given(layout_specs(supported_only=False))
 def test_timeline_says_what_the_report_says(made: Spec) -> None:
-    timeline, report = build_timeline(made), build_report(made)
+    timeline, report = planned(Plan.of(made)), build_report(Plan.of(made))
     assert timeline.makespan == report.schedule.makespan
     assert mean_bubble(timeline) == pytest.approx(report.schedule.bubble)
     by_rank = timeline.by_rank()

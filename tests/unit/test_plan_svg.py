@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED, made_of
 
-from mimo_launch.plan.report import build_timeline
-from mimo_launch.plan.spans import Timeline, Unit
+from mimo_launch.plan.plan import Plan
+from mimo_launch.plan.spans import Timeline, Unit, planned
 from mimo_launch.plan.svg import render_svg
 from mimo_launch.plan.svg_rows import rows_of, sizes_of, ticks_of
 from mimo_launch.spec.model import Spec
@@ -41,7 +41,7 @@ def rects(picture: ET.Element, kind: str) -> list[tuple[float, float, float, flo
 @example(SHARED)
 @given(layout_specs(supported_only=False))
 def test_every_span_is_drawn_once_inside_the_axis(made: Spec) -> None:
-    timeline = build_timeline(made)
+    timeline = planned(Plan.of(made))
     picture = drawn(timeline)
     grounds = rects(picture, "ground")
     assert len(grounds) == timeline.num_ranks
@@ -82,7 +82,7 @@ def test_transfer_at_the_end_of_the_step_stays_inside_the_axis() -> None:
 
 
 def test_forward_and_backward_differ_and_modules_keep_their_colour() -> None:
-    timeline = build_timeline(SHARED)
+    timeline = planned(Plan.of(SHARED))
     alone = drawn(timeline, rank=4)
     classes = {
         hover.text.split(" ")[0] + " " + hover.text.split(": ")[1].split(" ")[0]: each.get("class")
@@ -99,7 +99,7 @@ def test_forward_and_backward_differ_and_modules_keep_their_colour() -> None:
 
 def test_many_ranks_are_drawn_by_role() -> None:
     modules = {"vision": box(0, dp=32), "language": box(32, tp=2, dp=8, pp=3)}
-    timeline = build_timeline(spec(modules, microbatches=4, mbs=4))
+    timeline = planned(Plan.of(spec(modules, microbatches=4, mbs=4)))
     assert timeline.num_ranks == 80
     rows, note = rows_of(timeline)
     assert [row.label for row in rows] == [
@@ -136,7 +136,7 @@ def test_text_is_escaped() -> None:
 
 
 def test_picture_needs_nothing_else() -> None:
-    source = render_svg(build_timeline(SHARED), name="n", plan_hash="0")
+    source = render_svg(planned(Plan.of(SHARED)), name="n", plan_hash="0")
     assert set(re.findall(r"https?://[^\"']*", source)) == {"http://www.w3.org/2000/svg"}
     for word in ("<script", "@import", "<image", "href"):
         assert word not in source

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED, made_of
 
-from mimo_launch.plan.report import build_timeline
-from mimo_launch.plan.spans import Span, Timeline, Unit
+from mimo_launch.plan.plan import Plan
+from mimo_launch.plan.spans import Span, Timeline, Unit, planned
 from mimo_launch.plan.trace import edge_of, ranks_shown, render_trace
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.spec.model import Spec
@@ -28,7 +28,7 @@ def events(timeline: Timeline, **options: Any) -> list[dict[str, Any]]:
 @example(SHARED)
 @given(layout_specs(supported_only=False))
 def test_trace_has_every_span_and_named_tracks(made: Spec) -> None:
-    timeline = build_timeline(made)
+    timeline = planned(Plan.of(made))
     found = events(timeline)
     slices = [event for event in found if event["ph"] == "X"]
     want = Counter((s.rank, s.action.module, s.action.kind, s.action.index) for s in timeline.spans)
@@ -51,7 +51,7 @@ def test_trace_has_every_span_and_named_tracks(made: Spec) -> None:
 @example(DEEP)
 @given(layout_specs(supported_only=False))
 def test_arrows_join_sends_with_their_receives(made: Spec) -> None:
-    timeline = build_timeline(made)
+    timeline = planned(Plan.of(made))
     found = events(timeline)
     ends = {end: {e["id"]: e for e in found if e["ph"] == end} for end in "sf"}
     assert ends["s"].keys() == ends["f"].keys()
@@ -95,13 +95,13 @@ def test_arrows_of_several_steps_keep_their_order() -> None:
 
 
 def test_trace_of_one_rank_is_its_own() -> None:
-    found = events(build_timeline(SHARED), ranks=[4])
+    found = events(planned(Plan.of(SHARED)), ranks=[4])
     assert {event["pid"] for event in found} == {4}
     assert not [event for event in found if event["ph"] in "sf"]
 
 
 def test_a_trace_of_many_ranks_has_one_of_each_kind() -> None:
-    timeline = build_timeline(spec({"vision": box(0, dp=96), "language": box(96, pp=3)}, mbs=96))
+    timeline = planned(Plan.of(spec({"vision": box(0, dp=96), "language": box(96, pp=3)}, mbs=96)))
     found = events(timeline)
     assert {event["pid"] for event in found} == {0, 96, 97, 98}
     ends = [event["id"] for event in found if event["ph"] in "sf"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.console import Console
 
 if TYPE_CHECKING:
-    from mimo_launch.plan.timeline import DeadlockError
+    from mimo_launch.schedule.proof import DeadlockError
 
 SHOWN = 8
 

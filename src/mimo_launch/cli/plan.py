@@ -71,8 +71,9 @@ def plan(
         write_drawings,
     )
     from mimo_launch.plan.fit import load_and_check
+    from mimo_launch.plan.plan import Plan
     from mimo_launch.plan.report import build_rank_report, build_report
-    from mimo_launch.plan.timeline import DeadlockError
+    from mimo_launch.schedule.proof import DeadlockError
 
     console = console_of(ctx)
     check_targets(file, timeline, trace)
@@ -82,11 +83,12 @@ def plan(
     show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
+    job = Plan.of(checked.spec)
     try:
         report: Report | RankReport = (
-            build_report(checked.spec, constants)
+            build_report(job, constants)
             if rank is None
-            else build_rank_report(checked.spec, rank, constants)
+            else build_rank_report(job, rank, constants)
         )
     except DeadlockError as error:
         show_deadlock(error, file, console)
@@ -96,7 +98,7 @@ def plan(
     if timeline or trace:
         traced = ranks_traced(trace_ranks, rank, report.header.world_size)
         drawings = Drawings(svg=timeline, rank=rank, trace=trace, traced=traced)
-        write_drawings(checked.spec, report.header, console, drawings)
+        write_drawings(job, report.header, console, drawings)
     console.answer(_as_json(report) if as_json else _as_text(report, console))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import typer
 
 from mimo_launch.cli.console import Console
-from mimo_launch.plan.report import build_timeline
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.rows import Header
-from mimo_launch.spec.model import Spec
+from mimo_launch.plan.spans import planned
 
 EXIT_UNWRITABLE = 1
 
@@ -65,12 +65,12 @@ class Drawings:
     traced: Sequence[int] | None
 
 
-def write_drawings(spec: Spec, header: Header, console: Console, wanted: Drawings) -> None:
+def write_drawings(plan: Plan, header: Header, console: Console, wanted: Drawings) -> None:
     """Write what was asked for, and say where.
 
     Raises: typer.Exit if a file cannot be written.
     """
-    timeline = build_timeline(spec)
+    timeline = planned(plan)
     if wanted.svg is not None:
         from mimo_launch.plan.svg import render_svg
 

@@ -87,11 +87,14 @@ def _planned(request: "Start", console: Console) -> "Report | int":
     from mimo_launch.cli.deadlock import show_deadlock
     from mimo_launch.launcher.memory import host_memory
     from mimo_launch.plan.host_fit import memory_lacking
+    from mimo_launch.plan.plan import Plan
     from mimo_launch.plan.report import build_report
-    from mimo_launch.plan.timeline import DeadlockError
+    from mimo_launch.schedule.proof import DeadlockError
 
+    plan = Plan.of(request.spec)
     try:
-        report = build_report(request.spec)
+        plan.prove()
+        report = build_report(plan)
     except DeadlockError as error:
         show_deadlock(error, request.file, console)
         return 2

@@ -13,9 +13,8 @@ from typing import Any
 from mimo_launch.launcher.exits import Exit
 from mimo_launch.launcher.judge import Kind, RankState, Verdict, judge
 from mimo_launch.launcher.stacks import Frame
-from mimo_launch.layout.layout import build_layout
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.whereabouts import Cause, Phase
-from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
 
 
@@ -85,7 +84,7 @@ def diagnose(
     folder_lost: str = "",
 ) -> Failure:
     """Judge the ranks of all hosts that answered, unless they have lost their folder."""
-    programs = generate(build_layout(spec))
+    programs = Plan.of(spec).training
     known = tuple(
         replace(state, size=len(programs[state.rank]))
         for state in sorted(states, key=lambda state: state.rank)

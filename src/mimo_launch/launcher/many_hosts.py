@@ -18,7 +18,7 @@ from mimo_launch.launcher.report import headline
 from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.layout.layout import world_size
-from mimo_launch.plan.identity import plan_hash
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 
 REPORT_SECONDS = 5.0
@@ -38,7 +38,7 @@ class ManyHosts:
         self._run = run
         self._attempt = 0
         self._absent: list[int] = []
-        plan = f"{plan_hash(spec)} on {device}"
+        plan = f"{Plan.of(spec).identity} on {device}"
         self._all = Gathering(place, self.ranks, plan, stop, timeout=spec.train.timeout)
 
     def meet(self) -> Meeting:

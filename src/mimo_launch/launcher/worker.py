@@ -19,6 +19,7 @@ from mimo_launch.grids.world import DeviceKind, device_for, group_timeout, join_
 from mimo_launch.launcher.errors import OutOfGpuMemory
 from mimo_launch.launcher.recorder import make_folder
 from mimo_launch.launcher.tasks import RankTask
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
@@ -84,7 +85,7 @@ def run_worker(
         if dist.get_rank() == 0:
             records = task.records(spec, run_dir, emit)
             sinks += [*records, *listeners]
-        session = RankSession(spec, device=place, where=links.where)
+        session = RankSession(Plan.of(spec), device=place, where=links.where)
         ended_by = task.run(session, run_dir, emit, links.stop)
     except torch.OutOfMemoryError as error:
         full = OutOfGpuMemory.on(spec, int(os.environ["RANK"]), error)

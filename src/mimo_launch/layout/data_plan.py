@@ -101,11 +101,11 @@ class DataPlan:
     """
 
     step: int
-    samples: tuple[SamplePlan, ...]
-    planned: tuple[SamplePlan, ...] | None = None
+    samples: Sequence[SamplePlan]
+    planned: Sequence[SamplePlan] | None = None
 
     @property
-    def indexed(self) -> tuple[SamplePlan, ...]:
+    def indexed(self) -> Sequence[SamplePlan]:
         """The samples as the index has them, those included that could not be read."""
         return self.samples if self.planned is None else self.planned
 

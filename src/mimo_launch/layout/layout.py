@@ -25,6 +25,9 @@ from mimo_launch.spec.model import (
     rank_range,
 )
 
+# The (module, stage) pairs that a rank holds, encoders first.
+Role = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -129,6 +132,26 @@ class Layout:
     def modules_of(self, rank: int) -> tuple[ModuleLayout, ...]:
         """Return the modules that `rank` holds a stage of."""
         return tuple(module for module in self.modules if rank in module.grid)
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """The stages that each rank holds; ranks that hold the same share one object."""
+        held: list[tuple[tuple[int, int], ...]] = [()] * self.world_size
+        for number, module in enumerate(self.modules):
+            for index in range(module.grid.size("pp")):
+                place = (number, index)
+                for rank in module.grid.slice(pp=index):
+                    held[rank] = (*held[rank], place)
+        roles = {places: self._role(places) for places in dict.fromkeys(held)}
+        return tuple(roles[places] for places in held)
+
+    def _role(self, places: tuple[tuple[int, int], ...]) -> Role:
+        """Return the stages at some places along pp of some modules."""
+        return tuple(
+            (self.modules[number].name, stage.index)
+            for number, index in places
+            for stage in self.modules[number].stages[index :: self.modules[number].grid.size("pp")]
+        )
 
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:

@@ -9,12 +9,37 @@ samples, placed after the first token, one encoder after another. When all sampl
 (`text_only: 1`) none has an image. A pack holds as many such records as fit.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from math import isqrt
+from typing import overload
 
 from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan, packed
 from mimo_launch.layout.tokens import ImageSize, largest_image, rows_of_all
 from mimo_launch.spec.model import DigitsData, Spec, SyntheticData, WebdatasetData, clip_input
+
+
+@dataclass(frozen=True)
+class EqualSamples(Sequence[SamplePlan]):
+    """As many times the same sample as asked for, without a place in memory for each."""
+
+    sample: SamplePlan
+    number: int
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __iter__(self) -> Iterator[SamplePlan]:
+        return repeat(self.sample, self.number)
+
+    @overload
+    def __getitem__(self, index: int) -> SamplePlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> "EqualSamples": ...
+    def __getitem__(self, index: int | slice) -> "SamplePlan | EqualSamples":
+        found = range(self.number)[index]
+        return EqualSamples(self.sample, len(found)) if isinstance(found, range) else self.sample
 
 
 def nominal_data_plan(spec: Spec) -> DataPlan:
@@ -32,8 +57,7 @@ def nominal_data_plan(spec: Spec) -> DataPlan:
     # A sequence is taken to hold as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
     sample = packed([SamplePlan(0, num_tokens, num_labels, spans)] * num_records)
-    samples = (replace(sample, id=index) for index in range(spec.batch.global_))
-    return DataPlan(0, tuple(samples))
+    return DataPlan(0, EqualSamples(sample, spec.batch.global_))
 
 
 def nominal_digits(data: DigitsData) -> int:

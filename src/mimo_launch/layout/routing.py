@@ -34,14 +34,22 @@ class Transfer:
 
 
 def route(
-    layout: Layout, plan: DataPlan, encoder: str, group: int, *, rank: int | None = None
+    layout: Layout,
+    plan: DataPlan,
+    encoder: str,
+    group: int,
+    *,
+    rank: int | None = None,
+    senders: Sequence[int] | None = None,
 ) -> tuple[Transfer, ...]:
     """Return the transfers of one encoder group in the order both sides pack them.
 
-    With `rank`, only the transfers that this rank takes part in: the same as filtering the whole.
+    With `rank`, only the transfers that this rank takes part in, with `senders` those from these
+    replicas of the encoder: the same as filtering the whole.
     """
-    module = layout[encoder]
-    senders, receivers = _replicas_of(layout, module, rank)
+    module, receivers = layout[encoder], None
+    if senders is None:
+        senders, receivers = _replicas_of(layout, module, rank)
     transfers = list(_between(layout, plan, module, group, senders, None))
     if receivers is not None and rank is not None:
         # Replicas already covered as senders contribute their transfers once.

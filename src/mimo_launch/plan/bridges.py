@@ -5,27 +5,26 @@ Relies on: `layout.routing`, which the runtime carries out, on the step it is gi
 Leaves: saying that the step is nominal to whoever shows the rows.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
 
 from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.owners import replicas_that_share
 from mimo_launch.layout.routing import route
+from mimo_launch.layout.samples import SampleMap
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.rows import BridgeRow, Link, PeerRow
 from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
-def bridge_row(
-    layout: Layout, plan: DataPlan, module: ModuleLayout, per_node: int | None
-) -> BridgeRow:
+def bridge_row(plan: Plan, module: ModuleLayout, per_node: int | None) -> BridgeRow:
     """Return the bridge from an encoder to language."""
-    groups = layout.samples.microbatches // module.group_size
-    rows: dict[tuple[int, int], int] = {}
-    for group in range(groups):
-        for transfer in route(layout, plan, module.name, group):
-            pair = transfer.src, transfer.dst
-            rows[pair] = rows.get(pair, 0) + transfer.num_rows
+    layout, groups = plan.layout, plan.layout.samples.microbatches // module.group_size
+    rows = _nominal_rows(plan, module)
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
     return BridgeRow(
         encoder=module.name,
@@ -50,6 +49,31 @@ def bridge_row(
             Link(src=src, dst=dst, rows=count) for (src, dst), count in sorted(rows.items())
         ),
     )
+
+
+def _nominal_rows(plan: Plan, module: ModuleLayout) -> dict[tuple[int, int], int]:
+    """Return the rows that each pair of ranks exchanges in a nominal step.
+
+    All groups of it are equal, and every part of dp in which the cuts of both modules fall together
+    repeats the first: one group and the first part have all there is to know.
+    """
+    samples = plan.layout.samples
+    groups = samples.microbatches // module.group_size
+    one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
+    layout = replace(plan.layout, samples=one)
+    step = DataPlan(0, plan.nominal.samples[: one.global_batch])
+    num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
+    parts = gcd(num_src, num_dst)
+    first: Counter[tuple[int, int]] = Counter()
+    for transfer in route(layout, step, module.name, 0, senders=range(num_src // parts)):
+        first[transfer.src, transfer.dst] += groups * transfer.num_rows
+    src_apart = num_src // parts * module.grid.strides["dp"]
+    dst_apart = num_dst // parts * layout.language.grid.strides["dp"]
+    return {
+        (src + part * src_apart, dst + part * dst_apart): count
+        for part in range(parts)
+        for (src, dst), count in first.items()
+    }
 
 
 def fan(num_src: int, num_dst: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mimo_launch.layout.data_plan import SamplePlan
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import TERA, CostModel, StageCost
 from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
@@ -17,11 +17,12 @@ from mimo_launch.plan.estimate_params import StageWeights, stage_weights
 from mimo_launch.plan.estimate_rows import Estimates, MemoryRow, RankEstimate, StageEstimate
 from mimo_launch.plan.link_times import MICRO
 from mimo_launch.plan.memory_peak import peak_memory
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.workload import row_bytes, workload
 from mimo_launch.schedule.actions import Kind
-from mimo_launch.schedule.alike import classes_of, refined
+from mimo_launch.schedule.alike import ClassMeetings, classes_of, refined
 from mimo_launch.schedule.channels import channels_of, components_of
-from mimo_launch.schedule.generate import Programs, Role, role_of
+from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.simulate import Simulation, simulate
 from mimo_launch.spec.model import CustomModel, Spec
 
@@ -39,13 +40,31 @@ class RankClass:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Estimates of one layout; `sample` stands for every sample of a step."""
+    """Estimates of a plan, for its spec or one with other settings of the same layout."""
 
-    spec: Spec
-    layout: Layout
-    programs: Programs
-    sample: SamplePlan
+    plan: Plan
     constants: Calibration
+    spec: Spec
+
+    @classmethod
+    def of(cls, plan: Plan, constants: Calibration | None = None) -> "Estimator":
+        """Return the estimates of a plan, on the default device unless told otherwise."""
+        return cls(plan, constants or Calibration(), plan.spec)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the plan."""
+        return self.plan.layout
+
+    @property
+    def programs(self) -> Programs:
+        """The program of each rank."""
+        return self.plan.training
+
+    @cached_property
+    def sample(self) -> SamplePlan:
+        """The sample that stands for every sample of a step."""
+        return self.plan.nominal.samples[0]
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
@@ -53,26 +72,27 @@ class Estimator:
 
         A rank that waits for one with more to do is not like one that does not.
         """
-        finer = refined(classes_of(self.layout), self.layout.modules)
+        layout, held = self.layout, dict[tuple[str, int, int], StageWeights]()
+
+        def weights(rank: int, name: str, stage: int) -> StageWeights:
+            module = layout[name]
+            key = (name, stage, module.grid.index("tp", rank))
+            if key not in held:
+                held[key] = stage_weights(self.spec, module.stages[stage], key[2])
+            return held[key]
+
+        finer = refined(classes_of(layout), layout.modules)
         ranks_of: dict[tuple[object, ...], list[int]] = {}
-        weights_of: dict[tuple[str, int, int], StageWeights] = {}
-        roles: dict[tuple[object, ...], tuple[Role, tuple[StageWeights, ...]]] = {}
-        for rank, program in enumerate(self.programs):
-            held = []
-            for module in self.layout.modules_of(rank):
-                tp = module.grid.index("tp", rank)
-                for stage in module.stages_of(rank):
-                    key = (module.name, stage.index, tp)
-                    if key not in weights_of:
-                        weights_of[key] = stage_weights(self.spec, stage, tp)
-                    held.append(weights_of[key])
-            if not held:
-                continue
-            role = role_of(self.layout, rank)
-            kind = (role, finer[rank], id(program), tuple(weights.numel for weights in held))
-            ranks_of.setdefault(kind, []).append(rank)
-            roles.setdefault(kind, (role, tuple(held)))
-        return tuple(RankClass(roles[k][0], tuple(r), roles[k][1]) for k, r in ranks_of.items())
+        for rank, role in enumerate(layout.roles):
+            if role:
+                sizes = tuple(weights(rank, name, stage).numel for name, stage in role)
+                kind = (role, finer[rank], id(self.programs[rank]), sizes)
+                ranks_of.setdefault(kind, []).append(rank)
+        return tuple(
+            RankClass(role, tuple(ranks), tuple(weights(ranks[0], *each) for each in role))
+            for ranks in ranks_of.values()
+            for role in (layout.roles[ranks[0]],)
+        )
 
     @cached_property
     def model(self) -> CostModel:
@@ -128,13 +148,13 @@ class Estimator:
 
     @cached_property
     def course(self) -> Simulation:
-        """The step in seconds, of the first rank of each class.
-
-        These stand for all: the first rank of a class has the lowest coordinates, so what it works
-        with has so, too, and is there; and all replicas of a stage start an action together.
-        """
-        first = [alike.ranks[0] for alike in self.classes]
-        return simulate(self.layout, self.programs, self.model.costs(), among=first)
+        """The step in seconds, of the first rank of each class."""
+        classes = [-1] * self.layout.world_size
+        for number, alike in enumerate(self.classes):
+            for rank in alike.ranks:
+                classes[rank] = number
+        meetings = ClassMeetings(self.layout, classes)
+        return simulate(self.layout, self.programs, self.model.costs(), meetings=meetings)
 
     def estimates(self, rank: int | None = None) -> Estimates:
         """Return what is expected of all ranks; with `rank`, of its class only."""

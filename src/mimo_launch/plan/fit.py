@@ -12,14 +12,12 @@ from pathlib import Path
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.checks import entry
 from mimo_launch.layout.checks.entry import Checked
-from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.plan.estimates import Estimator, RankClass
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.remedies import remedies
 from mimo_launch.plan.words import bytes_text, ranks_text
-from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
 
 # An estimate is to be within 10 % of what is measured: beyond that nothing is left to hope for.
@@ -56,8 +54,7 @@ def with_memory(checked: Checked, constants: Calibration) -> Checked:
 
 def memory_findings(spec: Spec, limit: int, constants: Calibration) -> Iterator[Diagnostic]:
     """Yield a finding per class of ranks whose estimate comes near `limit` bytes, or passes it."""
-    layout, sample = build_layout(spec), nominal_data_plan(spec).samples[0]
-    estimator = Estimator(spec, layout, generate(layout), sample, constants)
+    estimator = Estimator.of(Plan.of(spec), constants)
     for alike in estimator.classes:
         memory = estimator.memory(alike)
         if memory.total > (1 + TOLERANCE) * limit:

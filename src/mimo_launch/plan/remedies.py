@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from mimo_launch.layout.checks import entry
-from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.estimate_rows import MemoryRow
 from mimo_launch.plan.estimates import Estimator, RankClass
-from mimo_launch.schedule.generate import generate
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 
 
@@ -61,8 +60,7 @@ def _smaller_groups(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Es
             continue
         names = " and ".join(f"`{name}`" for name in sizes)
         text = f"encode fewer microbatches of {names} at once (`encoder_microbatches: {size}`)"
-        smaller = build_layout(changed)
-        yield replace(estimator, spec=changed, layout=smaller, programs=generate(smaller)), text
+        yield Estimator.of(Plan.of(changed), estimator.constants), text
         return
 
 

@@ -13,16 +13,14 @@ from mimo_launch.layout.layout import (
     MODULE_GROUPS,
     Layout,
     ModuleLayout,
-    build_layout,
 )
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.plan.bridges import bridge_row, peer_rows
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.experts import expert_rows
-from mimo_launch.plan.identity import plan_hash
 from mimo_launch.plan.layers import rows_of_layers
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.rows import (
     GroupRow,
     Header,
@@ -36,86 +34,68 @@ from mimo_launch.plan.rows import (
     Schedule,
     StageRow,
 )
-from mimo_launch.plan.spans import Timeline, planned
 from mimo_launch.plan.timeline import (
     peak_live,
     program_rows,
-    proven,
-    shortest,
     timeline_row,
     timeline_rows,
 )
 from mimo_launch.plan.words import as_ranges
 from mimo_launch.schedule.actions import format_program
-from mimo_launch.schedule.generate import Programs, generate
-from mimo_launch.schedule.simulate import Simulation
+from mimo_launch.schedule.bound import lower_bound
+from mimo_launch.schedule.course import Simulation
 from mimo_launch.spec.model import Spec
 
 
-def build_report(spec: Spec, calibration: Calibration | None = None) -> Report:
+def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
     """Return the report of all ranks; estimates are for the default device unless told otherwise.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
-    layout, plan = build_layout(spec), nominal_data_plan(spec)
-    programs = generate(layout)
-    simulation = proven(layout, programs)
+    spec, layout, simulation, step = plan.spec, plan.layout, plan.course, plan.nominal
     per_node = spec.nodes.gpus if spec.nodes else None
     timeline = timeline_rows(layout, simulation)
     busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
     return Report(
-        header=_header(spec, layout, plan),
+        header=_header(plan),
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
         groups=tuple(_group_rows(layout, per_node)),
-        layers=rows_of_layers(spec, layout, plan.samples[0]),
-        experts=expert_rows(spec, layout, plan.samples[0]),
+        layers=rows_of_layers(spec, layout, step.samples[0]),
+        experts=expert_rows(spec, layout, step.samples[0]),
         stages=tuple(_stage_rows(layout, simulation)),
-        bridges=tuple(bridge_row(layout, plan, each, per_node) for each in layout.encoders),
+        bridges=tuple(bridge_row(plan, each, per_node) for each in layout.encoders),
         schedule=Schedule(
             makespan=simulation.makespan,
-            lower_bound=shortest(layout),
+            lower_bound=lower_bound(layout, plan.units),
             bubble=sum(n * bubble for n, bubble in busy) / max(1, sum(n for n, _ in busy)),
             timeline=timeline,
-            programs=program_rows(layout, programs),
+            programs=program_rows(layout, plan.training),
         ),
-        estimates=_estimator(spec, layout, plan, programs, calibration).estimates(),
+        estimates=Estimator.of(plan, calibration).estimates(),
     )
 
 
-def build_rank_report(spec: Spec, rank: int, calibration: Calibration | None = None) -> RankReport:
+def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = None) -> RankReport:
     """Return the report of one rank.
 
     Raises:
         DeadlockError: The simulator finds that the programs do not end.
         ValueError: The job has no such rank.
     """
-    layout, plan = build_layout(spec), nominal_data_plan(spec)
-    if not 0 <= rank < layout.world_size:
-        raise ValueError(f"rank {rank} is not in 0-{layout.world_size - 1}")
-    programs = generate(layout)
-    simulation = proven(layout, programs)
+    spec, layout, step, mine = plan.spec, plan.layout, plan.nominal, plan.rank(rank)
     per_node = spec.nodes.gpus if spec.nodes else None
     return RankReport(
-        header=_header(spec, layout, plan),
+        header=_header(plan),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
-        samples=tuple(_sample_rows(layout, plan, rank)),
-        peers=tuple(row for each in layout.encoders for row in peer_rows(layout, plan, each, rank)),
-        makespan=simulation.makespan,
-        timeline=timeline_row(layout, simulation, rank),
-        program=format_program(programs[rank]),
-        estimates=_estimator(spec, layout, plan, programs, calibration).estimates(rank),
+        samples=tuple(_sample_rows(layout, step, rank)),
+        peers=tuple(row for each in layout.encoders for row in peer_rows(layout, step, each, rank)),
+        makespan=plan.course.makespan,
+        timeline=timeline_row(layout, plan.course, rank),
+        program=format_program(mine.training),
+        estimates=Estimator.of(plan, calibration).estimates(rank),
     )
-
-
-def build_timeline(spec: Spec) -> Timeline:
-    """Return what every rank does when, as drawings and traces read it.
-
-    Raises: DeadlockError if the simulator finds that the programs do not end.
-    """
-    layout = build_layout(spec)
-    return planned(layout, proven(layout, generate(layout)))
 
 
 def num_groups(layout: Layout, module: ModuleLayout) -> int:
@@ -123,28 +103,19 @@ def num_groups(layout: Layout, module: ModuleLayout) -> int:
     return layout.samples.microbatches // module.group_size
 
 
-def _estimator(
-    spec: Spec,
-    layout: Layout,
-    plan: DataPlan,
-    programs: Programs,
-    calibration: Calibration | None,
-) -> Estimator:
-    return Estimator(spec, layout, programs, plan.samples[0], calibration or Calibration())
-
-
-def _header(spec: Spec, layout: Layout, plan: DataPlan) -> Header:
+def _header(plan: Plan) -> Header:
+    spec, samples, sample = plan.spec, plan.layout.samples, plan.nominal.samples[0]
     return Header(
         name=spec.name,
-        world_size=layout.world_size,
-        plan_hash=plan_hash(spec),
-        global_batch=layout.samples.global_batch,
-        microbatches=layout.samples.microbatches,
-        microbatch_size=layout.samples.microbatch_size,
-        seq=layout.seq,
+        world_size=plan.layout.world_size,
+        plan_hash=plan.identity,
+        global_batch=samples.global_batch,
+        microbatches=samples.microbatches,
+        microbatch_size=samples.microbatch_size,
+        seq=plan.layout.seq,
         ranks_per_node=spec.nodes.gpus if spec.nodes else None,
-        nominal_rows={each.name: plan.samples[0].rows(each.name) for each in layout.encoders},
-        nominal_labels=plan.num_labels,
+        nominal_rows={each.name: sample.rows(each.name) for each in plan.layout.encoders},
+        nominal_labels=plan.nominal.num_labels,
     )
 
 

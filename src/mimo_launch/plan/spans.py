@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from mimo_launch.layout.layout import Layout
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.rows import Ranks
 from mimo_launch.schedule.actions import Action, Slot, parse_action
 from mimo_launch.schedule.channels import is_sender, partners
-from mimo_launch.schedule.simulate import Simulation
 
 VERSION = 1
 # Pictures and traces show so many ranks one by one, unless asked for others.
@@ -104,15 +104,18 @@ def bubble_of(spans: Sequence[Span], makespan: float) -> float:
     return 1.0 - busy / makespan if makespan else 0.0
 
 
-def planned(layout: Layout, simulation: Simulation) -> Timeline:
-    """Return the timeline of a simulated step; the transfers of a slot have equal times."""
+def planned(plan: Plan) -> Timeline:
+    """Return the timeline of a training step; the transfers of a slot have equal times.
+
+    Raises: DeadlockError if the programs do not end.
+    """
     spans = (
-        Span(rank, action, event.start, event.stop, _peers(layout, rank, action))
-        for rank, events in enumerate(simulation.events)
+        Span(rank, action, event.start, event.stop, _peers(plan.layout, rank, action))
+        for rank, events in enumerate(plan.course.events)
         for event in events
         for action in event.slot
     )
-    return Timeline(Unit.MODEL, len(simulation.events), tuple(spans))
+    return Timeline(Unit.MODEL, plan.layout.world_size, tuple(spans))
 
 
 def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float]]]) -> Timeline:

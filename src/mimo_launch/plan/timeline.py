@@ -1,67 +1,39 @@
 """A step in model time: who works when, who waits, how much is alive at once.
 
-Decides: the cost model of `plan`: a forward or backward of one microbatch takes one unit, that of a
-group of k microbatches k units, so that group sizes can be compared.
-Relies on: `simulate`, run on the programs that the runtime executes.
+Decides: which ranks share a row.
+Relies on: the course of a `Plan`.
 Leaves: drawing to `cli`.
 """
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.plan.rows import ProgramRow, TimelineRow, Work
 from mimo_launch.schedule.actions import format_program
-from mimo_launch.schedule.bound import lower_bound
-from mimo_launch.schedule.generate import Programs, Role, needs_backward, role_of
-from mimo_launch.schedule.simulate import Costs, Simulation, simulate
-
-
-class DeadlockError(Exception):
-    """The programs of a layout do not end; `stuck` says where each rank waits."""
-
-    def __init__(self, stuck: tuple[str, ...]) -> None:
-        super().__init__(f"{len(stuck)} ranks cannot go on: {'; '.join(stuck[:4])}")
-        self.stuck = stuck
-
-
-def proven(layout: Layout, programs: Programs) -> Simulation:
-    """Return the course of a step.
-
-    Raises: DeadlockError if a rank does not reach its end.
-    """
-    simulation = simulate(layout, programs, _units(layout))
-    if simulation.stuck:
-        raise DeadlockError(simulation.stuck)
-    return simulation
-
-
-def shortest(layout: Layout) -> float:
-    """Return a time that no order of the work of a step can pass."""
-    return lower_bound(layout, _units(layout))
-
-
-def _units(layout: Layout) -> Costs:
-    units = {module.name: float(module.group_size) for module in layout.modules}
-    return Costs(forward=units, backward=units)
+from mimo_launch.schedule.course import Simulation
+from mimo_launch.schedule.generate import Programs, needs_backward
 
 
 def timeline_rows(layout: Layout, simulation: Simulation) -> tuple[TimelineRow, ...]:
     """Return one row per way to spend the step, in the order of their first ranks."""
-    ranks_of: dict[tuple[Role, tuple[Work, ...]], list[int]] = {}
-    seen: dict[tuple[object, ...], tuple[Work, ...]] = {}
+    # Alike ranks share their events; the work of others may be equal all the same.
+    works: dict[int, int] = {}
+    different: dict[tuple[Work, ...], int] = {}
+    ranks_of: dict[tuple[Role, int], list[int]] = {}
     for rank, events in enumerate(simulation.events):
-        key = tuple((e.slot[0], e.start, e.stop) for e in events if e.slot[0].kind.is_compute)
-        if key not in seen:
-            seen[key] = _work(simulation, rank)
-        ranks_of.setdefault((role_of(layout, rank), seen[key]), []).append(rank)
-    makespan = simulation.makespan
+        if id(events) not in works:
+            work = _work(simulation, rank)
+            works[id(events)] = different.setdefault(work, len(different))
+        ranks_of.setdefault((layout.roles[rank], works[id(events)]), []).append(rank)
+    shown, makespan = list(different), simulation.makespan
     return tuple(
-        _row(role, tuple(ranks), work, makespan) for (role, work), ranks in ranks_of.items()
+        _row(role, tuple(ranks), shown[number], makespan)
+        for (role, number), ranks in ranks_of.items()
     )
 
 
 def timeline_row(layout: Layout, simulation: Simulation, rank: int) -> TimelineRow:
     """Return the row of one rank alone."""
     work = _work(simulation, rank)
-    return _row(role_of(layout, rank), (rank,), work, simulation.makespan)
+    return _row(layout.roles[rank], (rank,), work, simulation.makespan)
 
 
 def program_rows(layout: Layout, programs: Programs) -> tuple[ProgramRow, ...]:
@@ -69,7 +41,7 @@ def program_rows(layout: Layout, programs: Programs) -> tuple[ProgramRow, ...]:
     # Where bubbles are filled, ranks of one role may have programs of their own.
     ranks_of: dict[tuple[Role, int], list[int]] = {}
     for rank, program in enumerate(programs):
-        ranks_of.setdefault((role_of(layout, rank), id(program)), []).append(rank)
+        ranks_of.setdefault((layout.roles[rank], id(program)), []).append(rank)
     return tuple(
         ProgramRow(
             role=_words(role), ranks=tuple(ranks), program=format_program(programs[ranks[0]])
@@ -83,7 +55,10 @@ def peak_live(layout: Layout, simulation: Simulation, module: ModuleLayout, stag
     if not needs_backward(layout, module):
         return 0
     ranks = module.stage_ranks(stage)
-    return module.group_size * max(simulation.peak_live(r, module.name, stage) for r in ranks)
+    different = {id(simulation.events[rank]): rank for rank in ranks}.values()
+    return module.group_size * max(
+        simulation.peak_live(rank, module.name, stage) for rank in different
+    )
 
 
 def _work(simulation: Simulation, rank: int) -> tuple[Work, ...]:

@@ -10,11 +10,13 @@ inputs have ended, and each rank keeps the order of its starts: so the programs 
 What is hidden depends on how the costs compare to the ones assumed here.
 """
 
+from collections.abc import Sequence
+
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.actions import Action
 from mimo_launch.schedule.bound import lower_bound
 from mimo_launch.schedule.course import Costs
-from mimo_launch.schedule.filler import EPSILON, Filler, Rule
+from mimo_launch.schedule.filler import EPSILON, Filler, Rule, Teams
 
 
 def usual_costs(layout: Layout) -> Costs:
@@ -31,16 +33,17 @@ def usual_costs(layout: Layout) -> Costs:
     return Costs(forward, {name: 2 * cost for name, cost in forward.items()})
 
 
-def bubble_orders(layout: Layout) -> list[list[Action]]:
-    """Return what each rank computes, in order."""
+def bubble_orders(layout: Layout, classes: Sequence[int]) -> list[list[Action]]:
+    """Return what the ranks of each class compute, in order; `classes` has one for each rank."""
     costs = usual_costs(layout)
     bound = lower_bound(layout, costs)
     depth = layout.language.grid.size("pp")
+    teams = Teams(layout, classes)
     best: list[list[Action]] = []
     shortest = float("inf")
     for lead in (None, 0, depth, layout.samples.microbatches):
         for patient in (True, False):
-            course = Filler(layout, costs, Rule(patient, lead))
+            course = Filler(teams, costs, Rule(patient, lead))
             orders = course.run()
             if course.now < shortest - EPSILON:
                 best, shortest = orders, course.now

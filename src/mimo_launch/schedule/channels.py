@@ -5,11 +5,11 @@ Relies on: `layout.owners` for the links between replicas, `layout.routing` for 
 Leaves: how many rows each pair moves to the DataPlan of a step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.owners import replica_links, replica_sources
 from mimo_launch.layout.routing import components
 from mimo_launch.schedule.actions import Action, Kind, Program
@@ -130,24 +130,53 @@ def message(action: Action) -> tuple[int | None, int]:
     return None if action.stage is None else action.stage - lower, action.index
 
 
-def team(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
-    """Return the ranks that compute an action together, in increasing order.
+class Meetings:
+    """Whom every rank of a layout meets; `ranks` are those that take part: all."""
 
-    tp and cp ranks do always. Replicas meet where gradients and weights are reduced and gathered:
-    to be safe everywhere, as full sharding does. An encoder in the bubbles of a pipeline has its
-    replicas at different places of it; they meet at its first forward and its last backward only.
-    """
-    module = layout[action.module]
-    num_groups = layout.samples.microbatches // module.group_size
-    edge = 0 if action.kind is Kind.FORWARD else num_groups - 1
-    if fills_bubbles(layout, module) and action.index != edge:
-        return _replica(layout, action.module, rank)
-    return _stage(layout, action.module, action.stage or 0)
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.ranks: Sequence[int] = range(layout.world_size)
+
+    def channels(self, rank: int, action: Action) -> list[Channel]:
+        """Return the channels that a point-to-point action of a rank uses."""
+        return channels(self.layout, rank, action)
+
+    def component(self, rank: int, encoder: str) -> Sequence[int]:
+        """Return the ranks of the collective exchange that a rank takes part in."""
+        return component_of(self.layout, rank, encoder)
+
+    def team(self, rank: int, action: Action) -> Sequence[int]:
+        """Return the ranks that compute an action together.
+
+        tp and cp ranks do always. Replicas meet where gradients and weights are reduced and
+        gathered: to be safe everywhere, as full sharding does. An encoder in the bubbles of a
+        pipeline has its replicas at different places of it; they meet at its first forward and its
+        last backward only.
+        """
+        module = self.layout[action.module]
+        num_groups = self.layout.samples.microbatches // module.group_size
+        edge = 0 if action.kind is Kind.FORWARD else num_groups - 1
+        if fills_bubbles(self.layout, module) and action.index != edge:
+            return self.replica(module, rank)
+        return self.stage(module, action.stage or 0)
+
+    def replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return the ranks that hold the same stages of the same replica of a module as `rank`."""
+        return _replica(self.layout, module.name, rank)
+
+    def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
+        """Return the ranks that hold a stage."""
+        return _stage(self.layout, module.name, stage)
 
 
 def component_of(layout: Layout, rank: int, encoder: str) -> tuple[int, ...]:
     """Return the ranks of the collective exchange that `rank` takes part in."""
-    return next(ranks for ranks in components_of(layout, encoder) if rank in ranks)
+    return _component_by_rank(layout, encoder)[rank]
+
+
+@lru_cache(maxsize=64)
+def _component_by_rank(layout: Layout, encoder: str) -> dict[int, tuple[int, ...]]:
+    return {rank: ranks for ranks in components_of(layout, encoder) for rank in ranks}
 
 
 @lru_cache(maxsize=64)

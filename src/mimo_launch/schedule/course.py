@@ -5,7 +5,7 @@ Relies on: nothing.
 Leaves: making the course to `simulate`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mimo_launch.schedule.actions import Action, Kind, Slot
@@ -62,6 +62,10 @@ class Simulation:
     events: tuple[tuple[Event, ...], ...]
     stuck: tuple[str, ...]
     peak_posted: tuple[int, ...] = ()
+
+    def spread(self, stand_ins: Sequence[int]) -> "Simulation":
+        """Return what happened on all ranks, where `stand_ins` has the one that stands for each."""
+        return Simulation(tuple(self.events[rank] for rank in stand_ins), self.stuck)
 
     @property
     def makespan(self) -> float:

@@ -6,14 +6,14 @@ do the same as one.
 Leaves: choosing the rule to `bubble`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.alike import classes_of
 from mimo_launch.schedule.course import Costs
 from mimo_launch.schedule.pipeline import pipeline_order
-from mimo_launch.schedule.roles import fills_bubbles, needs_backward, role_of
+from mimo_launch.schedule.roles import fills_bubbles, needs_backward
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 EPSILON = 1e-9
@@ -51,52 +51,31 @@ class _Queue:
         return Action(self.module.name, self.stage, self.kind, self.at)
 
 
-class Filler:
-    """A list scheduler: time goes from one end of work to the next."""
+class Teams:
+    """Which classes of ranks work together: on a stage, and on a stage of each kind of replica."""
 
-    def __init__(self, layout: Layout, costs: Costs, rule: Rule) -> None:
-        self.layout, self.costs, self.rule = layout, costs, rule
-        self.classes = classes_of(layout)
-        members = {each: rank for rank, each in reversed(list(enumerate(self.classes)))}
+    def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
+        self.layout, self.classes = layout, classes
+        first = {each: rank for rank, each in reversed(list(enumerate(classes)))}
         total = range(layout.samples.microbatches)
         self.pipeline = [
-            pipeline_order(layout, role_of(layout, members[each]), total)
-            for each in range(len(members))
+            pipeline_order(layout, layout.roles[first[each]], total) for each in range(len(first))
         ]
-        self.at = [0] * len(members)
-        self.free = [0.0] * len(members)
-        self.orders: list[list[Action]] = [[] for _ in members]
-        # When the work of one replica ended; -1 stands for all of them together.
-        self.ends: dict[tuple[Action, int], float] = {}
-        self.now = 0.0
-        self.reached = 0  # The next forward of language's first stage.
         self.stages = {
             (module.name, stage.index): self._alike(module.stage_ranks(stage.index))
             for module in layout.modules
             for stage in module.stages
         }
-        fillers = [module for module in layout.encoders if fills_bubbles(layout, module)]
-        self.replicas = {module.name: self._replicas(module) for module in fillers}
-        self.queues = [
-            _Queue(module, stage.index, kind, replica, team)
-            for kind in (B, F)
-            for module in fillers
-            for stage in module.stages
-            if kind is F or needs_backward(layout, module, stage.index)
-            for replica, team in self._teams(module, stage.index)
-        ]
+        self.fillers = [module for module in layout.encoders if fills_bubbles(layout, module)]
+        self.replicas = {module.name: self._replicas(module) for module in self.fillers}
 
-    def run(self) -> list[list[Action]]:
-        """Return what each rank computes, in order; `now` is then the end of the last of it."""
-        while True:
-            while self._start_what_can(patient=self.rule.patient):
-                pass
-            later = [time for time in self.free if time > self.now + EPSILON]
-            if later:
-                self.now = min(later)
-            # Ranks that all wait for each other's work to come have been too patient.
-            elif not self._start_what_can(patient=False):
-                return [self.orders[each] for each in self.classes]
+    def of_replicas(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
+        """Return a replica of each kind, and its ranks of a stage."""
+        place = module.pp_index(stage)
+        return [
+            (replica, self._alike(module.grid.slice(dp=replica, pp=place)))
+            for replica in self.replicas[module.name]
+        ]
 
     def _alike(self, ranks: tuple[int, ...]) -> Ranks:
         return tuple(sorted({self.classes[rank] for rank in ranks}))
@@ -110,12 +89,41 @@ class Filler:
             kinds.setdefault(key, replica)
         return list(kinds.values())
 
-    def _teams(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
-        place = module.pp_index(stage)
-        return [
-            (replica, self._alike(module.grid.slice(dp=replica, pp=place)))
-            for replica in self.replicas[module.name]
+
+class Filler:
+    """A list scheduler: time goes from one end of work to the next."""
+
+    def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
+        layout = teams.layout
+        self.layout, self.costs, self.rule = layout, costs, rule
+        self.pipeline, self.stages, self.replicas = teams.pipeline, teams.stages, teams.replicas
+        self.at = [0] * len(self.pipeline)
+        self.free = [0.0] * len(self.pipeline)
+        self.orders: list[list[Action]] = [[] for _ in self.pipeline]
+        # When the work of one replica ended; -1 stands for all of them together.
+        self.ends: dict[tuple[Action, int], float] = {}
+        self.now = 0.0
+        self.reached = 0  # The next forward of language's first stage.
+        self.queues = [
+            _Queue(module, stage.index, kind, replica, team)
+            for kind in (B, F)
+            for module in teams.fillers
+            for stage in module.stages
+            if kind is F or needs_backward(layout, module, stage.index)
+            for replica, team in teams.of_replicas(module, stage.index)
         ]
+
+    def run(self) -> list[list[Action]]:
+        """Return what each class computes, in order; `now` is then the end of the last of it."""
+        while True:
+            while self._start_what_can(patient=self.rule.patient):
+                pass
+            later = [time for time in self.free if time > self.now + EPSILON]
+            if later:
+                self.now = min(later)
+            # Ranks that all wait for each other's work to come have been too patient.
+            elif not self._start_what_can(patient=False):
+                return self.orders
 
     def _start_what_can(self, *, patient: bool) -> bool:
         started = False

@@ -12,15 +12,13 @@ a group.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.alike import classes_of
 from mimo_launch.schedule.bubble import bubble_orders
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.roles import (
-    Role,
     exchanges,
     fills_bubbles,
     groups_of,
@@ -35,7 +33,6 @@ __all__ = ["Programs", "Role", "generate", "generate_forward", "needs_backward",
 Programs = tuple[Program, ...]
 
 
-@lru_cache(maxsize=8)
 def generate(layout: Layout) -> Programs:
     """Return the training program of each rank; ranks that do the same share one object."""
     if any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
@@ -43,29 +40,26 @@ def generate(layout: Layout) -> Programs:
     return _for_every_role(layout, _step)
 
 
-@lru_cache(maxsize=8)
 def generate_forward(layout: Layout) -> Programs:
     """Return the program of each rank for a step without gradients (evaluation)."""
     return _for_every_role(layout, _forward_step)
 
 
 def _for_every_role(layout: Layout, order: Callable[[Layout, Role], list[Action]]) -> Programs:
-    made: dict[Role, Program] = {}
-    programs = []
-    for rank in range(layout.world_size):
-        role = role_of(layout, rank)
-        if role not in made:
-            made[role] = program_of(layout, role, order(layout, role))
-        programs.append(made[role])
-    return tuple(programs)
+    made = {
+        role: program_of(layout, role, order(layout, role)) for role in dict.fromkeys(layout.roles)
+    }
+    return tuple(made[role] for role in layout.roles)
 
 
 def _with_filled_bubbles(layout: Layout) -> Programs:
-    orders, made = bubble_orders(layout), dict[int, Program]()
-    for rank, each in enumerate(classes_of(layout)):
-        if each not in made:
-            made[each] = program_of(layout, role_of(layout, rank), orders[rank])
-    return tuple(made[each] for each in classes_of(layout))
+    classes = classes_of(layout)
+    first = {each: rank for rank, each in reversed(list(enumerate(classes)))}
+    made = {
+        each: program_of(layout, layout.roles[first[each]], order)
+        for each, order in enumerate(bubble_orders(layout, classes))
+    }
+    return tuple(made[each] for each in classes)
 
 
 def _step(layout: Layout, role: Role) -> list[Action]:

@@ -6,9 +6,9 @@ Relies on: `roles` for what a rank takes part in.
 Leaves: time and waiting to `simulate`.
 """
 
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, format_slot
-from mimo_launch.schedule.roles import Role, exchanges, is_bridge_end, microbatches_of
+from mimo_launch.schedule.roles import exchanges, is_bridge_end, microbatches_of
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 

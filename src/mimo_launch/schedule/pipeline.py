@@ -17,9 +17,9 @@ Counted from the head instead, encoders of unequal depth would run ahead of what
 
 from functools import lru_cache
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.roles import Role, needs_backward
+from mimo_launch.schedule.roles import needs_backward
 
 # (chunk, kind, position): the how many-th stage of the rank, the how many-th microbatch.
 Work = tuple[int, Kind, int]

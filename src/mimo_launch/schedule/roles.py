@@ -7,9 +7,7 @@ Leaves: the order of work to `pipeline` and `bubble`.
 
 from dataclasses import dataclass
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
-
-Role = tuple[tuple[str, int], ...]
+from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Group:
 
 def role_of(layout: Layout, rank: int) -> Role:
     """Return the (module, stage) pairs that a rank holds, encoders first."""
-    return tuple((m.name, s.index) for m in layout.modules_of(rank) for s in m.stages_of(rank))
+    return layout.roles[rank]
 
 
 def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = None) -> bool:

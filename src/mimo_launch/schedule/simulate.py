@@ -15,22 +15,14 @@ A program at fault stops its rank: an action before its input, a second time, or
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Program, format_slot
-from mimo_launch.schedule.channels import (
-    Channel,
-    channels,
-    component_of,
-    is_sender,
-    message,
-    team,
-)
+from mimo_launch.schedule.channels import Channel, Meetings, is_sender, message
 from mimo_launch.schedule.course import Costs, Event, Simulation
 from mimo_launch.schedule.needs import first_fault
-from mimo_launch.schedule.roles import Role, role_of
 
 __all__ = ["Costs", "Event", "Simulation", "simulate"]
 
@@ -41,14 +33,15 @@ def simulate(
     costs: Costs | None = None,
     *,
     rendezvous: bool = False,
-    among: Collection[int] | None = None,
+    meetings: Meetings | None = None,
 ) -> Simulation:
     """Return the course of one step; `stuck` is empty exactly if every rank reaches its end.
 
-    With `among`, only these ranks take part, and nobody waits for others: for times of a large job
-    whose replicas are alike, not for proofs.
+    `meetings` are those of all ranks, or those of classes of ranks: then only the first rank of
+    each class takes part, and the others have no events.
     """
-    return _Simulator(layout, programs, costs or Costs(), rendezvous, among).run()
+    meetings = meetings or Meetings(layout)
+    return _Simulator(layout, programs, costs or Costs(), rendezvous, meetings).run()
 
 
 @dataclass(slots=True)
@@ -78,7 +71,7 @@ class _Simulator:
         programs: tuple[Program, ...],
         costs: Costs,
         rendezvous: bool,
-        among: Collection[int] | None,
+        meetings: Meetings,
     ) -> None:
         self.layout, self.programs, self.costs = layout, programs, costs
         self.rendezvous = rendezvous
@@ -90,11 +83,9 @@ class _Simulator:
         self.release: list[float] = [0.0] * len(programs)
         self.arrived: dict[tuple[Action, int], list[int]] = {}
         self.posted: list[list[tuple[float, int]]] = [[] for _ in programs]
-        self.among = None if among is None else frozenset(among)
-        self.together: dict[tuple[str, int | None, int, int], tuple[int, ...]] = {}
-        ranks = range(len(programs)) if self.among is None else sorted(self.among)
-        self.faults = _faults(layout, programs, ranks)
-        self.ready = deque(ranks)
+        self.meetings = meetings
+        self.faults = _faults(layout, programs, meetings.ranks)
+        self.ready = deque(meetings.ranks)
 
     def run(self) -> Simulation:
         ranks = tuple(self.ready)
@@ -127,10 +118,9 @@ class _Simulator:
         """Start the next slot of a rank; return whether it also ended."""
         slot = self.programs[rank][self.at[rank]]
         if slot[0].kind.is_compute:
-            return self._meet(rank, slot[0], team(self.layout, rank, slot[0]))
+            return self._meet(rank, slot[0], self.meetings.team(rank, slot[0]))
         if slot[0].kind.is_collective:
-            ranks = component_of(self.layout, rank, slot[0].module)
-            return self._meet(rank, slot[0], ranks)
+            return self._meet(rank, slot[0], self.meetings.component(rank, slot[0].module))
         return self._post(rank)
 
     def _finish(self, rank: int, start: float, stop: float) -> None:
@@ -139,19 +129,8 @@ class _Simulator:
         self.clock[rank] = stop
         self.at[rank] += 1
 
-    def _present(self, action: Action, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Return those of a team or component that take part."""
-        if self.among is None:
-            return ranks
-        # Those of one stage never share a rank unless they are equal.
-        key = (action.module, action.stage, ranks[0], len(ranks))
-        if key not in self.together:
-            self.together[key] = tuple(rank for rank in ranks if rank in self.among)
-        return self.together[key]
-
-    def _meet(self, rank: int, action: Action, everyone: tuple[int, ...]) -> bool:
+    def _meet(self, rank: int, action: Action, ranks: Sequence[int]) -> bool:
         """Wait for all ranks of a team or a component; the last one to come lets all go."""
-        ranks = self._present(action, everyone)
         here = self.arrived.setdefault((action, ranks[0]), [])
         here.append(rank)
         if len(here) < len(ranks):
@@ -172,8 +151,7 @@ class _Simulator:
         used = [
             (channel, _End(action, rank, now), is_sender(action.kind))
             for action in slot
-            for channel in channels(self.layout, rank, action)
-            if self.among is None or (channel.src in self.among and channel.dst in self.among)
+            for channel in self.meetings.channels(rank, action)
         ]
         self.open[rank] = sum(self.rendezvous or not sends for _, _, sends in used)
         for channel, end, sends in used:
@@ -211,7 +189,7 @@ def _faults(
     faults = {}
     for rank in ranks:
         program = programs[rank]
-        key = role_of(layout, rank), id(program)
+        key = layout.roles[rank], id(program)
         if key not in found:
             found[key] = first_fault(layout, key[0], program)
         fault = found[key]

@@ -8,10 +8,10 @@ Leaves: the order of computes and exchanges to `pipeline` and `bubble`.
 
 from collections.abc import Iterable, Iterator
 
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.needs import needs
-from mimo_launch.schedule.roles import Role, exchanges, needs_backward
+from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
 def program_of(layout: Layout, role: Role, order: Iterable[Action]) -> Program:

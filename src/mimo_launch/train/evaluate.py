@@ -19,7 +19,6 @@ from mimo_launch.layout.reads import is_scorer
 from mimo_launch.layout.tokens import EOS, IGNORE_LABEL, PAD
 from mimo_launch.runtime.compute import StepState
 from mimo_launch.runtime.inputs import read_text
-from mimo_launch.schedule.generate import generate_forward
 from mimo_launch.train.data.order import heldout_batches
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadInputs
@@ -33,7 +32,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     `samples` is rounded up to whole global batches; those that cannot be read are left out. Ranks:
     collective over the world. Raises, on all ranks alike: TooManyBadSamples.
     """
-    program = generate_forward(session.layout)[session.rank]
+    program = session.mine.evaluation
     batch = session.spec.batch.global_
     # Summed token losses, right digits, digits.
     sums = torch.zeros(3, dtype=torch.float64, device=session.device)
@@ -72,7 +71,7 @@ def _decode(session: RankSession, step: StepState, inputs: ReadInputs) -> Iterat
     if session.rank not in language.grid:
         # FSDP gathers and tp collectives run inside the language ranks only.
         return
-    program = generate_forward(session.layout)[session.rank]
+    program = session.mine.evaluation
     replica = language.grid.index("dp", session.rank)
     starts: dict[int, Tensor] = {}
     tokens: dict[int, Tensor] = {}

@@ -84,7 +84,7 @@ def train(
     emit(
         RunStarted(
             name=spec.name,
-            plan=session.plan_hash,
+            plan=session.plan.identity,
             steps=spec.train.steps,
             world_size=session.world_size,
             log_every=spec.train.log_every,

@@ -54,7 +54,7 @@ class Profile:
     def _write(self, number: int, timeline: Timeline) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         name, path = self._session.spec.name, self._folder / f"step-{number}"
-        drawing = render_svg(timeline, name=name, plan_hash=self._session.plan_hash)
+        drawing = render_svg(timeline, name=name, plan_hash=self._session.plan.identity)
         path.with_suffix(".json").write_text(timeline_json(timeline), encoding="utf-8")
         path.with_suffix(".svg").write_text(drawing, encoding="utf-8")
         trace = render_trace(timeline, name=name)

@@ -16,7 +16,6 @@ from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.warm import warm
 from mimo_launch.grids.grid_set import GridSet
 from mimo_launch.grids.world import group_timeout
-from mimo_launch.layout.layout import build_layout
 from mimo_launch.modules.build import build_modules, compute_dtype
 from mimo_launch.optimizer.build import Updates
 from mimo_launch.optimizer.gradients import (
@@ -26,14 +25,10 @@ from mimo_launch.optimizer.gradients import (
 )
 from mimo_launch.optimizer.totals import PendingTotals, reduce_totals
 from mimo_launch.parallel.segments import DeclaredParameter
-from mimo_launch.plan.identity import plan_hash
-from mimo_launch.plan.timeline import proven
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.inputs import StepInputs
 from mimo_launch.runtime.whereabouts import Phase, Whereabouts
-from mimo_launch.schedule.channels import channels_of
-from mimo_launch.schedule.generate import generate, generate_forward
-from mimo_launch.spec.model import Spec
 
 
 class RankSession:
@@ -41,39 +36,32 @@ class RankSession:
 
     def __init__(
         self,
-        spec: Spec,
+        plan: Plan,
         *,
         device: torch.device | None = None,
         randomise: bool = False,
         where: Whereabouts | None = None,
     ) -> None:
-        """Prove that the schedule ends, compare plans, create groups, build modules.
+        """Compare plans, create groups, build modules.
 
         `where` is told what this rank is doing.
 
-        Ranks: collective over the world. Raises: DeadlockError if the simulator does not reach the
-        end of the schedule; RuntimeError if ranks hold different plans.
+        Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
         """
-        self.spec, self.where = spec, where or Whereabouts()
+        spec = plan.spec
+        self.spec, self.plan, self.where = spec, plan, where or Whereabouts()
         self.where.enter(Phase.CREATING_GROUPS)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = device or torch.device("cpu")
-        self.layout = build_layout(spec)
-        programs = generate(self.layout)
-        proven(self.layout, programs)
-        if spec.eval is not None:
-            proven(self.layout, generate_forward(self.layout))
-        self.program = programs[self.rank]
-        # Once: it generates the programs of all ranks.
-        self.plan_hash = plan_hash(spec)
-        _compare_plans(self.plan_hash)
+        self.layout, self.mine = plan.layout, plan.rank(self.rank)
+        _compare_plans(plan.identity)
         self.grids = GridSet(
             self.layout,
             self.rank,
             timeout=group_timeout(spec.train.timeout, self.device),
             device=self.device,
         )
-        warm(self.grids, channels_of(self.layout, self.rank, self.program))
+        warm(self.grids, self.mine.channels)
         self.where.enter(Phase.BUILDING)
         clock = StepClock(self.device)
         self.modules = build_modules(spec, self.layout, self.grids, clock, randomise=randomise)
@@ -121,7 +109,7 @@ class RankSession:
             zero = torch.zeros((), device=self.device)
             return reduce_totals(self.layout, {}, zero, flags, count_zeros=count_zeros)
         self.where.enter(Phase.PROGRAM)
-        result = self.executor.run(self.program, inputs)
+        result = self.executor.run(self.mine.training, inputs)
         self.losses = result.seen_losses
         self.where.enter(Phase.REDUCING)
         clock, loss = self.executor.clock, result.loss

@@ -20,6 +20,7 @@ from torch import Tensor
 from mimo_launch.grids.world import device_for
 from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.data.order import global_order, steps_of
@@ -73,8 +74,11 @@ def verify_spec(
 
     With `training`, a spec of the same ranks (see `short_run`), those of its run follow if all
     these passed: otherwise they would say the same again. `prepare` runs first on every rank: tests
-    plant bugs with it. Raises: RankError if a rank fails or hangs.
+    plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
     """
+    for each in (spec, training):
+        if each is not None:
+            Plan.of(each).prove()
     with Ranks(world_size(spec), device=device) as ranks, Ranks(1) as one_rank:
         verdicts = verify_on(ranks, one_rank, spec, timeout_s=timeout_s, prepare=prepare)
         if training is not None and all(verdict.passed for verdict in verdicts):
@@ -159,7 +163,7 @@ def rank_outcomes(
     outcomes = []
     device = device_for(kind, dist.get_rank())
     with (
-        RankSession(spec, device=device, randomise=True) as session,
+        RankSession(Plan.of(spec), device=device, randomise=True) as session,
         StepReader(session, dataset, RunState(), _nobody) as reader,
     ):
         for step, ids in enumerate(steps_of(order, spec.train.steps)):

@@ -25,6 +25,7 @@ from mimo_launch.launcher.tasks import Training
 from mimo_launch.layout.layout import Layout
 from mimo_launch.optimizer.totals import PendingTotals
 from mimo_launch.parallel.local import local_tensor
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.inputs import StepInputs
 from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train import loop, start  # noqa: F401 - once, before ranks are forked.
@@ -113,13 +114,13 @@ def first_part(
     def stop() -> int:
         return signal.SIGTERM if next(steps) == STOP_AFTER and is_told else 0
 
-    with StumblingSession(spec, device=device_for(kind, rank), randomise=True) as session:
+    with StumblingSession(Plan.of(spec), device=device_for(kind, rank), randomise=True) as session:
         return _train(session, run, stop)
 
 
 def second_part(spec: Spec, run: Path, kind: RankDevice) -> RankRun:
     """Go on from the checkpoint, from which all weights must come, to the end."""
-    with RankSession(spec, device=device_for(kind, dist.get_rank())) as session:
+    with RankSession(Plan.of(spec), device=device_for(kind, dist.get_rank())) as session:
         events = _train(session, run, lambda: 0)
         return RankRun(events, _tensors(session))
 

@@ -20,14 +20,13 @@ import torch.distributed as dist
 
 from mimo_launch.comm.clock import Section
 from mimo_launch.comm.objects import gather_objects
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import CostModel
+from mimo_launch.plan.plan import Plan
 from mimo_launch.plan.report import build_report
 from mimo_launch.plan.workload import workload
 from mimo_launch.runtime.whereabouts import Phase
 from mimo_launch.schedule.actions import Kind
-from mimo_launch.spec.model import Spec
 from mimo_launch.train.bench.links import Link, channels, collectives
 from mimo_launch.train.bench.machine import device_name
 from mimo_launch.train.bench.measure import measure
@@ -86,7 +85,7 @@ def calibrate(
     found: dict[str, Any] = dict(_constants(session, parts, measured, options.calibration))
     constants = replace(options.calibration, **found)
     found |= _overheads(session, constants, measured)
-    found |= _context(session.spec, constants, measured)
+    found |= _context(session.plan, constants, measured)
     made = replace(
         options.calibration,
         device=device_name(session.device),
@@ -156,12 +155,12 @@ def _constants(
 
 
 def _context(
-    spec: Spec, constants: Calibration, measured: Sequence[Measured]
+    plan: Plan, constants: Calibration, measured: Sequence[Measured]
 ) -> Iterator[tuple[str, float]]:
     """Yield the memory of a CUDA context: what is in use of a GPU beside allocator and NCCL."""
     beside = [
         own.used - own.allocated[1] - alike.memory.device
-        for alike in build_report(spec, replace(constants, context_memory=0.0)).estimates.ranks
+        for alike in build_report(plan, replace(constants, context_memory=0.0)).estimates.ranks
         for own in (measured[rank] for rank in alike.ranks)
         if own.used is not None and own.allocated is not None
     ]
@@ -175,7 +174,7 @@ def _overheads(
     """Return what an action and a step take beyond what the other constants explain."""
     by_rank = aligned(measured)
     constants = replace(constants, action_overhead=0.0, step_overhead=0.0)
-    sample = nominal_data_plan(session.spec).samples[0]
+    sample = session.plan.nominal.samples[0]
     work = {m.name: workload(session.layout, m, sample) for m in session.layout.modules}
     model = CostModel(session.spec, session.layout, work, constants)
     beyond = []

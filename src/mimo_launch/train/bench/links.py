@@ -16,11 +16,10 @@ from mimo_launch.comm.clock import Section, StepClock
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.grids.grid_set import Group
 from mimo_launch.layout.layout import ModuleLayout
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.modules.build import compute_dtype
 from mimo_launch.plan.estimate_params import stage_weights
 from mimo_launch.plan.workload import row_bytes, widths, workload
-from mimo_launch.schedule.channels import Channel, channels_of
+from mimo_launch.schedule.channels import Channel
 from mimo_launch.train.bench.alone import REPEATS, seconds_of
 from mimo_launch.train.session import RankSession
 
@@ -66,7 +65,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
     spec, layout = session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
     size = widths(spec.modules[module.name].model)
-    held = workload(layout, module, nominal_data_plan(spec).samples[0]).held
+    held = workload(layout, module, session.plan.nominal.samples[0]).held
     tp, cp = module.grid.size("tp"), module.grid.size("cp")
     stage = module.stages_of(session.rank)[0]
     unit = stage_weights(spec, stage, module.grid.index("tp", session.rank)).units()[0]
@@ -84,7 +83,7 @@ def channels(session: RankSession) -> list[Link]:
     Ranks: collective over the world.
     """
     found, device = [], session.device
-    for channel in channels_of(session.layout, session.rank, session.program):
+    for channel in session.mine.channels:
         size = _within(session, _message_bytes(session, channel))
         tiny, large = (_transfer_seconds(session, channel, n, device) for n in (0, size))
         if channel.dst == session.rank:
@@ -97,7 +96,7 @@ def _message_bytes(session: RankSession, channel: Channel) -> int:
     """Return what one message of a channel holds in a nominal step."""
     spec, layout, module = session.spec, session.layout, session.layout[channel.module]
     number = compute_dtype(spec.train.precision).itemsize
-    work = workload(layout, module, nominal_data_plan(spec).samples[0])
+    work = workload(layout, module, session.plan.nominal.samples[0])
     if channel.is_bridge:
         return max(row_bytes(layout, module, work, spec.language.model.hidden * number))
     shared = module.grid.size("tp") if module.sequence_parallel else 1

@@ -130,13 +130,16 @@ def _result(
         hosts=len({each.host for each in measured}),
         versions=versions(session.device),
     )
-    expected, known = build_report(spec, constants).estimates, machine.device == constants.device
+    expected, known = (
+        build_report(session.plan, constants).estimates,
+        machine.device == constants.device,
+    )
     timed = [samples.plan(options.warmup + number) for number in range(options.steps)]
     return BenchResult(
         command=options.command,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         name=spec.name,
-        plan_hash=session.plan_hash,
+        plan_hash=session.plan.identity,
         machine=machine,
         precision=spec.train.precision,
         warmup=options.warmup,

@@ -178,7 +178,7 @@ class CheckpointSaver:
                 "format": FORMAT,
                 "counts": counts.run,
                 "updates": updates,
-                "plan": self._session.plan_hash,
+                "plan": self._session.plan.identity,
                 "spec": dump_spec(self._session.spec),
                 "torch": torch.__version__,
                 "files": files,

@@ -1,0 +1,107 @@
+"""The plan of a job: everything that can be known from the spec before a process starts.
+
+Decides: what a plan consists of. It is made once; `plan`, `train`, `verify` and `bench` read it.
+Relies on: a spec that the checks have passed; `layout` and `schedule` for the parts.
+Leaves: carrying it out to `runtime`, showing it to `report`.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+from mimo_launch import __version__
+from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.nominal import nominal_data_plan
+from mimo_launch.schedule.actions import Program, format_program
+from mimo_launch.schedule.channels import Channel, channels_of
+from mimo_launch.schedule.course import Costs, Simulation
+from mimo_launch.schedule.generate import Programs, generate, generate_forward
+from mimo_launch.schedule.proof import proven
+from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One rank's part of a plan: its programs, and the channels to others that they use."""
+
+    rank: int
+    training: Program
+    evaluation: Program
+    channels: tuple[Channel, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What all ranks of a job do. Its parts are made when they are first asked for."""
+
+    spec: Spec
+    layout: Layout
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Plan":
+        """Return the plan of a checked spec."""
+        return cls(spec, build_layout(spec))
+
+    @cached_property
+    def training(self) -> Programs:
+        """The program of each rank for a training step."""
+        return generate(self.layout)
+
+    @cached_property
+    def evaluation(self) -> Programs:
+        """The program of each rank for a step without gradients."""
+        return generate_forward(self.layout)
+
+    @cached_property
+    def course(self) -> Simulation:
+        """A training step in model time: a forward or backward of a microbatch takes one unit.
+
+        Raises: DeadlockError if the programs do not end.
+        """
+        return proven(self.layout, self.training, self.units)
+
+    @property
+    def units(self) -> Costs:
+        """One unit per microbatch, k for a group of k, so that group sizes can be compared."""
+        units = {module.name: float(module.group_size) for module in self.layout.modules}
+        return Costs(forward=units, backward=units)
+
+    def prove(self) -> None:
+        """Prove that training steps end, and evaluations if there are any.
+
+        Raises: DeadlockError.
+        """
+        _ = self.course
+        if self.spec.eval is not None:
+            proven(self.layout, self.evaluation)
+
+    @cached_property
+    def identity(self) -> str:
+        """12 hex digits over the resolved spec, the programs and this version.
+
+        Ranks with equal ones will do the same things. A setting that is as by default does not
+        count, so that new settings change no plan.
+        """
+        different = {id(program): program for program in self.training}
+        programs = {format_program(program) for program in different.values()}
+        settings = self.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        content = [__version__, settings, sorted(programs)]
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    @cached_property
+    def nominal(self) -> DataPlan:
+        """A step of average samples."""
+        return nominal_data_plan(self.spec)
+
+    def rank(self, rank: int) -> RankPlan:
+        """Return one rank's part.
+
+        Raises: ValueError if the job has no such rank.
+        """
+        if not 0 <= rank < self.layout.world_size:
+            raise ValueError(f"rank {rank} is not in 0-{self.layout.world_size - 1}")
+        program = self.training[rank]
+        channels = channels_of(self.layout, rank, program)
+        return RankPlan(rank, program, self.evaluation[rank], channels)

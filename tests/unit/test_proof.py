@@ -1,0 +1,117 @@
+"""The proof by classes of ranks: its verdict and the times of computes are those of all ranks."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from tests.support.programs import layout_of, texts, with_program
+from tests.support.specs import box, layout_specs, spec
+
+from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.layout.layout import Layout
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.actions import parse_action
+from mimo_launch.schedule.alike import ClassMeetings, refined
+from mimo_launch.schedule.course import Costs, Event
+from mimo_launch.schedule.generate import Programs, generate
+from mimo_launch.schedule.proof import DeadlockError, by_class, proven
+from mimo_launch.schedule.simulate import simulate
+from mimo_launch.spec.model import Spec
+
+TOPOLOGIES = sorted((Path(__file__).parents[2] / "topologies").rglob("*.yaml"))
+# Costs that differ by module, stage and kind, so that times tell alike ranks from others.
+COSTS = Costs(forward={"vision": 1.25, "audio": 0.75, "depth": 3.0}, backward={"language": 2.5})
+
+
+def same_as_all_ranks(layout: Layout, programs: Programs, costs: Costs | None = None) -> bool:
+    """Return whether the programs end, having checked that both ways of looking agree."""
+    every = simulate(layout, programs, costs)
+    if every.stuck:
+        with pytest.raises(DeadlockError) as caught:
+            proven(layout, programs, costs)
+        assert caught.value.stuck == every.stuck
+        return False
+    found = proven(layout, programs, costs)
+    assert found.makespan == every.makespan
+    assert list(map(computes, found.events)) == list(map(computes, every.events))
+    return True
+
+
+def computes(events: tuple[Event, ...]) -> list[Event]:
+    return [event for event in events if event.slot[0].kind.is_compute]
+
+
+def broken(programs: Programs, dice: random.Random) -> Programs:
+    """Return programs of which one rank's has a slot less, or two that have changed places."""
+    rank = dice.choice([rank for rank, program in enumerate(programs) if len(program) > 1])
+    slots = list(programs[rank])
+    place = dice.randrange(len(slots) - 1)
+    if dice.random() < 0.5:
+        del slots[place]
+    else:
+        slots[place], slots[place + 1] = slots[place + 1], slots[place]
+    alike = [other for other in range(len(programs)) if programs[other] is programs[rank]]
+    # One rank alone, or all that run this program: a mistake of the generator.
+    changed = dict.fromkeys(alike if dice.random() < 0.5 else [rank], tuple(slots))
+    return tuple(changed.get(rank, program) for rank, program in enumerate(programs))
+
+
+@pytest.mark.parametrize("file", TOPOLOGIES, ids=lambda file: file.stem)
+def test_a_topology_is_proved_as_by_all_ranks(file: Path) -> None:
+    made = load_and_check(file).spec
+    assert made is not None
+    plan = Plan.of(made)
+    assert same_as_all_ranks(plan.layout, plan.training, plan.units)
+    assert same_as_all_ranks(plan.layout, plan.evaluation, COSTS)
+
+
+@settings(deadline=None)
+@given(layout_specs(supported_only=False))
+def test_random_specs_are_proved_as_by_all_ranks(made: Spec) -> None:
+    plan = Plan.of(made)
+    assert same_as_all_ranks(plan.layout, plan.training, COSTS)
+    assert same_as_all_ranks(plan.layout, plan.evaluation)
+    dice = random.Random(plan.identity)
+    for _ in range(4):
+        same_as_all_ranks(plan.layout, broken(plan.training, dice))
+
+
+def test_programs_of_the_generator_need_no_second_look() -> None:
+    """Of layouts whose ranks differ in whom they meet, too: the classes alone reach their ends."""
+    for file in TOPOLOGIES:
+        made = load_and_check(file).spec
+        assert made is not None
+        plan = Plan.of(made)
+        assert by_class(plan.layout, plan.training).stuck == ()
+    # Language replica 0 gets its rows from ranks of stage 0, replica 1 from ranks of stage 1.
+    modules = {"vision": box(0, dp=16), "language": box(0, tp=2, dp=4, pp=2)}
+    plan = Plan.of(spec(modules, microbatches=8, kind="bubble_filling", encoder_microbatches=2))
+    assert by_class(plan.layout, plan.training).stuck == ()
+    assert same_as_all_ranks(plan.layout, plan.training, COSTS)
+
+
+def test_a_mistake_of_one_rank_of_many_alike_is_found() -> None:
+    layout = layout_of(2, vision=box(0, dp=6), language=box(6, pp=2, dp=6))
+    programs = generate(layout)
+    short = texts(programs)[17].rpartition(" ")[0]
+    assert not same_as_all_ranks(layout, with_program(programs, 17, short))
+
+
+def test_alike_ranks_have_one_role_and_alike_ranks_beside_them() -> None:
+    layout = layout_of(1, vision=box(0), language=box(0, dp=4))
+    assert refined(layout.roles, layout.modules) == (0, 1, 1, 1)
+    layout = layout_of(1, language=box(0, tp=2, dp=3), vision=box(6, dp=3))
+    assert refined(layout.roles, layout.modules) == (0, 0, 0, 0, 0, 0, 1, 1, 1)
+    # Rank 2 is labelled, so rank 3 is beside another one than ranks 1 and 5 are.
+    assert refined("aabaaaccc", layout.modules) == (0, 0, 1, 2, 0, 0, 3, 3, 3)
+
+
+def test_a_class_meets_all_that_its_ranks_meet() -> None:
+    layout = layout_of(1, vision=box(0, dp=2), language=box(2, dp=4, tp=2))
+    meetings = ClassMeetings(layout, (0, 0, 1, 1, 1, 1, 2, 2, 2, 2))
+    assert meetings.ranks == (0, 2, 6)
+    [one, other] = meetings.channels(0, parse_action("vision>SEND_F0"))
+    assert (one.dst, other.dst) == (2, 6)
+    assert [each.src for each in meetings.channels(6, parse_action("vision>RECV_F0"))] == [0]
+    assert meetings.team(2, parse_action("language.0F0")) == (2, 6)
