@@ -14,6 +14,7 @@ import pytest
 from mimo_launch.cli.app import run
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan import estimate_rows, layer_rows, rows
+from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.load import load_spec
@@ -99,7 +100,7 @@ def test_deadlock_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        report_module,
+        plan_module,
         "generate",
         lambda layout: (generate(layout)[0][::-1], *generate(layout)[1:]),
     )
