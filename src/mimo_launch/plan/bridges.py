@@ -21,10 +21,10 @@ from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
-def bridge_row(plan: Plan, module: ModuleLayout, per_node: int | None) -> BridgeRow:
+def bridge_row(plan: Plan, step: DataPlan, module: ModuleLayout, per_node: int | None) -> BridgeRow:
     """Return the bridge from an encoder to language."""
     layout, groups = plan.layout, plan.layout.samples.microbatches // module.group_size
-    rows = _nominal_rows(plan, module)
+    rows = _nominal_rows(plan.layout, step, module)
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
     return BridgeRow(
         encoder=module.name,
@@ -51,17 +51,19 @@ def bridge_row(plan: Plan, module: ModuleLayout, per_node: int | None) -> Bridge
     )
 
 
-def _nominal_rows(plan: Plan, module: ModuleLayout) -> dict[tuple[int, int], int]:
+def _nominal_rows(
+    whole: Layout, nominal: DataPlan, module: ModuleLayout
+) -> dict[tuple[int, int], int]:
     """Return the rows that each pair of ranks exchanges in a nominal step.
 
     All groups of it are equal, and every part of dp in which the cuts of both modules fall together
     repeats the first: one group and the first part have all there is to know.
     """
-    samples = plan.layout.samples
+    samples = whole.samples
     groups = samples.microbatches // module.group_size
     one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
-    layout = replace(plan.layout, samples=one)
-    step = DataPlan(0, plan.nominal.samples[: one.global_batch])
+    layout = replace(whole, samples=one)
+    step = DataPlan(0, nominal.samples[: one.global_batch])
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
     parts = gcd(num_src, num_dst)
     first: Counter[tuple[int, int]] = Counter()

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from mimo_launch.layout.data_plan import SamplePlan
 from mimo_launch.layout.layout import Layout, Role
+from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import TERA, CostModel, StageCost
 from mimo_launch.plan.estimate_memory import COMPUTED, stage_memory
@@ -64,7 +65,7 @@ class Estimator:
     @cached_property
     def sample(self) -> SamplePlan:
         """The sample that stands for every sample of a step."""
-        return self.plan.nominal.samples[0]
+        return nominal_data_plan(self.spec).samples[0]
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:

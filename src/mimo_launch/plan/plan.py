@@ -11,9 +11,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from mimo_launch import __version__
-from mimo_launch.layout.data_plan import DataPlan
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.schedule.actions import Program, format_program
 from mimo_launch.schedule.channels import Channel, channels_of
 from mimo_launch.schedule.course import Costs, Simulation
@@ -89,11 +87,6 @@ class Plan:
         settings = self.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         content = [__version__, settings, sorted(programs)]
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-
-    @cached_property
-    def nominal(self) -> DataPlan:
-        """A step of average samples."""
-        return nominal_data_plan(self.spec)
 
     def rank(self, rank: int) -> RankPlan:
         """Return one rank's part.

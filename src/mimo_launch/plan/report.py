@@ -14,6 +14,7 @@ from mimo_launch.layout.layout import (
     Layout,
     ModuleLayout,
 )
+from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.layout.owners import encoder_samples
 from mimo_launch.plan.bridges import bridge_row, peer_rows
 from mimo_launch.plan.calibration import Calibration
@@ -52,19 +53,20 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
-    spec, layout, simulation, step = plan.spec, plan.layout, plan.course, plan.nominal
+    spec, layout, simulation = plan.spec, plan.layout, plan.course
+    step = nominal_data_plan(spec)
     per_node = spec.nodes.gpus if spec.nodes else None
     timeline = timeline_rows(layout, simulation)
     busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
     return Report(
-        header=_header(plan),
+        header=_header(plan, step),
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
         groups=tuple(_group_rows(layout, per_node)),
         layers=rows_of_layers(spec, layout, step.samples[0]),
         experts=expert_rows(spec, layout, step.samples[0]),
         stages=tuple(_stage_rows(layout, simulation)),
-        bridges=tuple(bridge_row(plan, each, per_node) for each in layout.encoders),
+        bridges=tuple(bridge_row(plan, step, each, per_node) for each in layout.encoders),
         schedule=Schedule(
             makespan=simulation.makespan,
             lower_bound=lower_bound(layout, plan.units),
@@ -83,10 +85,11 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
         DeadlockError: The simulator finds that the programs do not end.
         ValueError: The job has no such rank.
     """
-    spec, layout, step, mine = plan.spec, plan.layout, plan.nominal, plan.rank(rank)
+    spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
+    step = nominal_data_plan(spec)
     per_node = spec.nodes.gpus if spec.nodes else None
     return RankReport(
-        header=_header(plan),
+        header=_header(plan, step),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
         samples=tuple(_sample_rows(layout, step, rank)),
@@ -103,8 +106,8 @@ def num_groups(layout: Layout, module: ModuleLayout) -> int:
     return layout.samples.microbatches // module.group_size
 
 
-def _header(plan: Plan) -> Header:
-    spec, samples, sample = plan.spec, plan.layout.samples, plan.nominal.samples[0]
+def _header(plan: Plan, step: DataPlan) -> Header:
+    spec, samples, sample = plan.spec, plan.layout.samples, step.samples[0]
     return Header(
         name=spec.name,
         world_size=plan.layout.world_size,
@@ -115,7 +118,7 @@ def _header(plan: Plan) -> Header:
         seq=plan.layout.seq,
         ranks_per_node=spec.nodes.gpus if spec.nodes else None,
         nominal_rows={each.name: sample.rows(each.name) for each in plan.layout.encoders},
-        nominal_labels=plan.nominal.num_labels,
+        nominal_labels=step.num_labels,
     )
 
 

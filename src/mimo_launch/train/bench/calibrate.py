@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.clock import Section
 from mimo_launch.comm.objects import gather_objects
+from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.plan.calibration import Calibration
 from mimo_launch.plan.cost_model import CostModel
 from mimo_launch.plan.plan import Plan
@@ -174,7 +175,7 @@ def _overheads(
     """Return what an action and a step take beyond what the other constants explain."""
     by_rank = aligned(measured)
     constants = replace(constants, action_overhead=0.0, step_overhead=0.0)
-    sample = session.plan.nominal.samples[0]
+    sample = nominal_data_plan(session.spec).samples[0]
     work = {m.name: workload(session.layout, m, sample) for m in session.layout.modules}
     model = CostModel(session.spec, session.layout, work, constants)
     beyond = []
