@@ -41,7 +41,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def layers(session: nox.Session) -> None:
-    """Check that each layer imports only lower ones."""
+    """Check that each room imports only lower ones, and that no files import in circles."""
     session.install("-e", ".", *group("layers"))
     session.run("lint-imports")
 

@@ -10,7 +10,7 @@ import pytest
 
 from mimo_launch import __version__
 from mimo_launch.cli import app
-from mimo_launch.cli.console import Color, Console
+from mimo_launch.cli.shared.console import Color, Console
 from mimo_launch.diag.codes import CODES
 
 Cli = Callable[[str], tuple[int, str, str]]
@@ -42,7 +42,7 @@ def test_our_own_fault_is_told_apart(run_cli: Cli, monkeypatch: pytest.MonkeyPat
     def broken(*args: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("mimo_launch.plan.fit.load_and_check", broken)
+    monkeypatch.setattr("mimo_launch.checks.memory.load_and_check", broken)
     code, out, err = run_cli("validate valid.yaml")
     assert (code, out) == (1, "")
     assert err.startswith("internal error: ZeroDivisionError: planted\n")
@@ -66,7 +66,7 @@ def test_interrupt_exits_with_130(run_cli: Cli, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mimo_launch.plan.fit.load_and_check", interrupted)
+    monkeypatch.setattr("mimo_launch.checks.memory.load_and_check", interrupted)
     assert run_cli("validate valid.yaml")[0] == 130
 
 
@@ -81,7 +81,7 @@ def test_an_interrupt_that_became_another_error_is_no_fault_of_ours(
         setattr(error, link, KeyboardInterrupt())
         raise RuntimeError("no such backend") from error
 
-    monkeypatch.setattr("mimo_launch.plan.fit.load_and_check", interrupted)
+    monkeypatch.setattr("mimo_launch.checks.memory.load_and_check", interrupted)
     code, _, err = run_cli("validate valid.yaml")
     assert code == 130
     assert "internal error" not in err

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.cli.app import run
-from mimo_launch.plan.spans import parse_timeline, timeline_json
-from mimo_launch.plan.svg import render_svg
-from mimo_launch.plan.trace import render_trace
+from mimo_launch.drawing.spans import parse_timeline, timeline_json
+from mimo_launch.drawing.svg import render_svg
+from mimo_launch.drawing.trace import render_trace
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "timeline"

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.support.histories import step, write
 
-from mimo_launch.cli import report_figure
-from mimo_launch.train.history import read_history
+from mimo_launch.cli.report import figure
+from mimo_launch.train.metrics_history import read_history
 
 Cli = Callable[[str], tuple[int, str, str]]
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
@@ -55,7 +55,7 @@ def test_html_goes_into_the_first_run_and_fetches_nothing(
     text = (first / "report.html").read_text(encoding="utf-8")
     assert outside(text) == []
     assert "color-scheme: light dark" in text
-    assert report_figure._INK not in text
+    assert figure._INK not in text
     for words in ("loss (dots: evaluation)", "gradient norm", "learning rate", "tokens/s"):
         assert f">{words}</text>" in text
     assert text.count("<tr>") == 3
@@ -87,8 +87,8 @@ def test_the_same_runs_give_the_same_file(run_cli: Cli, runs: Callable[..., Path
 
 def test_smoothing_keeps_the_raw_line_behind(runs: Callable[..., Path]) -> None:
     run = read_history(runs("one"))
-    loss = report_figure._figure([run], 1).axes[0]
-    smooth = report_figure._figure([run], 10).axes[0]
+    loss = figure._figure([run], 1).axes[0]
+    smooth = figure._figure([run], 10).axes[0]
     assert (len(loss.lines), len(smooth.lines)) == (2, 3)
     raw, mean = smooth.lines[:2]
     assert raw.get_alpha() < 0.5
@@ -97,22 +97,22 @@ def test_smoothing_keeps_the_raw_line_behind(runs: Callable[..., Path]) -> None:
 
 def test_frozen_modules_have_no_norm_to_draw(runs: Callable[..., Path]) -> None:
     """`vision` of these records has norm 0; on a logarithmic axis it would be nowhere."""
-    norms = report_figure._figure([read_history(runs("one"))], 1).axes[1]
+    norms = figure._figure([read_history(runs("one"))], 1).axes[1]
     assert [text.get_text() for text in norms.get_legend().get_texts()] == ["language"]
 
 
 def test_several_runs_share_the_dash_of_a_module(runs: Callable[..., Path]) -> None:
     """A run is a colour, a module a dash; a learning rate that all modules share is one line."""
     two = [read_history(runs("one")), read_history(runs("two"))]
-    _, _, rates, speed = report_figure._figure(two, 1).axes
+    _, _, rates, speed = figure._figure(two, 1).axes
     looks = [(line.get_color(), line.get_linestyle()) for line in rates.lines]
-    assert looks == [(color, dash) for color in report_figure.COLORS[:2] for dash in ("-", "--")]
-    assert [line.get_color() for line in speed.lines] == list(report_figure.COLORS[:2])
+    assert looks == [(color, dash) for color in figure.COLORS[:2] for dash in ("-", "--")]
+    assert [line.get_color() for line in speed.lines] == list(figure.COLORS[:2])
     shared = {"lrs": {"vision": 1e-3, "language": 1e-3}}
     for run in two:
         write(run.run, step(1, **shared))
     two = [read_history(run.run) for run in two]
-    assert len(report_figure._figure(two, 1).axes[2].lines) == 2
+    assert len(figure._figure(two, 1).axes[2].lines) == 2
 
 
 def test_numbers_on_the_axes_are_plain(run_cli: Cli, runs: Callable[..., Path]) -> None:

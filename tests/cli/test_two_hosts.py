@@ -13,7 +13,7 @@ from tests.support.faulty_train import Launcher, gone
 from tests.support.two_hosts import ADDRESSES, TwoHosts
 
 from mimo_launch.cli.app import run
-from mimo_launch.launcher import gathering
+from mimo_launch.launcher import host_rendezvous
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 # Groups of tp and of dp, all but one across both hosts.
@@ -136,7 +136,7 @@ def test_hosts_without_a_common_run_folder_do_not_start(start: Start, tmp_path: 
     other.mkdir()
 
     def be_quick() -> None:
-        gathering.FOLDER_SECONDS = 0.5
+        host_rendezvous.FOLDER_SECONDS = 0.5
 
     for code, _, err in finish(start(folders=(tmp_path, other), enter=be_quick)):
         assert code == 1

@@ -9,21 +9,22 @@ from tests.support.damage import damaged
 from tests.support.planted import colocated, disjoint, piped
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import loop
-from mimo_launch.train.data.dataset import BadSample, build_dataset
-from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import BadSamples, EvalFinished, RunFinished, StepFinished
 from mimo_launch.train.loop import train
-from mimo_launch.train.reading import StepReader, TooManyBadSamples
+from mimo_launch.train.prefetch import StepReader, TooManyBadSamples
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
 from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
+from mimo_launch.verify.gathered_tensors import pieces_of
 from mimo_launch.verify.oracle import Oracle
-from mimo_launch.verify.pieces import pieces_of
 from mimo_launch.verify.shrink import shrink
 
 Faults = dict[tuple[str, str, int], Exception]

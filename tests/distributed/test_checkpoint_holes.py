@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.distributed.test_checkpoints import make_spec, run, run_on_rank, write_index
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.checkpoint.folder import all_checkpoints
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.folder import all_checkpoints
-from mimo_launch.train.state import EndOfRun
+from mimo_launch.train.run_state import EndOfRun
 
 LAYOUT = "colocated dp2, tp2"
 HEAD = "weights/language.head.weight"

@@ -12,16 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.layout.layout import world_size
-from mimo_launch.plan.estimate_saved import checkpoint_bytes
-from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint import loading
-from mimo_launch.train.checkpoint import saver as saver_module
-from mimo_launch.train.checkpoint.chunks import weight_chunks
-from mimo_launch.train.checkpoint.folder import (
+from mimo_launch.checkpoint import loading
+from mimo_launch.checkpoint import saver as saver_module
+from mimo_launch.checkpoint.chunks import weight_chunks
+from mimo_launch.checkpoint.folder import (
     DamagedCheckpoint,
     all_checkpoints,
     complete,
@@ -29,7 +23,14 @@ from mimo_launch.train.checkpoint.folder import (
     is_complete,
     read_marker,
 )
-from mimo_launch.train.checkpoint.index import read_index
+from mimo_launch.checkpoint.index import read_index
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checks.all_checks import check
+from mimo_launch.estimate.checkpoint_size import checkpoint_bytes
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import (
     CheckpointPassedOver,
     CheckpointSaved,
@@ -38,9 +39,8 @@ from mimo_launch.train.events import (
     WeightsLoaded,
 )
 from mimo_launch.train.loop import CheckpointNotWritten, Hooks, train
-from mimo_launch.train.numbers import NonFiniteRun
+from mimo_launch.train.non_finite import NonFiniteRun
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
 
 VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
 LANGUAGE = {

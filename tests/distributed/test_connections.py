@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.session import RankSession

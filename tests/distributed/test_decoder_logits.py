@@ -21,7 +21,7 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 

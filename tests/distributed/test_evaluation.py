@@ -11,16 +11,16 @@ import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.evaluate import evaluate
+from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import EvalFinished, StepFinished
-from mimo_launch.train.reading import StepReader
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
 
 
 def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:

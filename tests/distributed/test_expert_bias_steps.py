@@ -3,13 +3,13 @@
 import torch
 from tests.support.planted_experts import BIASED, routed
 
-from mimo_launch.launcher.ranks import run_ranks
-from mimo_launch.parallel.expert_bias import ExpertBias
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layers.expert_bias import ExpertBias
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.generate import generate_forward
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import global_order, steps_of
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 

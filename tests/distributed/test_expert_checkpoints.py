@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import Spec
 
 MOE = {"experts": 4, "top_k": 2, "width": 24, "bias_update_rate": 0.05}

@@ -13,14 +13,14 @@ from tests.support.planted_experts import mixture, routed
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.layout.data_plan import SamplePlan
-from mimo_launch.layout.tokens import IGNORE_LABEL
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.sample_order import global_order, make_data_plan, steps_of
+from mimo_launch.data.synthetic import SyntheticSamples
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
+from mimo_launch.layout.step_data import SamplePlan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import global_order, make_data_plan, steps_of
-from mimo_launch.train.data.synthetic import SyntheticSamples
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
 

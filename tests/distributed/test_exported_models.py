@@ -21,10 +21,10 @@ from tests.support.exports import (
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.export.export_plan import CannotExport
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.export.plan import CannotExport
 
 LEARN = {"train": {"steps": 2, "precision": "fp32"}, "optimizer": {"lr": 1e-2}}
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from tests.support.hugging_face import KINDS, VOCAB, made, save, tiny, weights_on_rank
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
-from mimo_launch.layout.hugging_face.registry import FAMILIES
+from mimo_launch.checkpoint import hugging_face
+from mimo_launch.checkpoint.chunks import Chunk
+from mimo_launch.hugging_face.registry import FAMILIES
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.spec.model import DecoderModel
-from mimo_launch.train.checkpoint import hugging_face
-from mimo_launch.train.checkpoint.chunks import Chunk
 
 
 def tensor_name(chunk: str) -> str:

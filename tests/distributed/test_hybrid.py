@@ -6,7 +6,7 @@ import pytest
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import Spec
 
 SP = {"sequence_parallel": True}

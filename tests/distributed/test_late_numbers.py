@@ -12,13 +12,14 @@ from tests.distributed.test_checkpoints import make_spec
 from tests.distributed.test_session import two_modules, weights_of
 from tests.support.specs import spec
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.comm.world import device_for
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import step as step_module
-from mimo_launch.train.checkpoint.folder import all_checkpoints, read_marker
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -28,10 +29,9 @@ from mimo_launch.train.events import (
     StepFinished,
 )
 from mimo_launch.train.loop import Hooks, train
-from mimo_launch.train.profile import Profile
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
-from mimo_launch.train.state import RunState
+from mimo_launch.train.step_timeline import Profile
 
 Weights = dict[str, torch.Tensor]
 

@@ -10,7 +10,7 @@ from tests.support.exports import bits, exported, load, save_on_rank, tensors, w
 from tests.support.hugging_face import VOCAB, joined, logits_on_rank, made, save, tiny, widen
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 

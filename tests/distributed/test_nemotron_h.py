@@ -10,7 +10,7 @@ from tests.support.hugging_face import joined, logits_on_rank, save, tokens_of
 from tests.support.nemotron_h import LAYOUTS, VOCAB, loaded, made, tiny, widened
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 

@@ -20,7 +20,7 @@ from tests.support.nemotron_h import (
 )
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 

@@ -11,16 +11,16 @@ from tests.support.planted_experts import routed
 from tests.support.planted_hybrid import split_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mimo_launch.comm.pending import HostCopy
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.comm.pending_numbers import HostCopy
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
-from mimo_launch.train.reading import StepReader
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
 from mimo_launch.train.step import StepRunner
 
 

@@ -8,16 +8,16 @@ import pytest
 from tests.support.poison import POISONED_STEP, PoisonedImages, poison_backward, poison_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import build_layout, world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train import loop, reading
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
+from mimo_launch.train import loop, prefetch
 from mimo_launch.train.events import NonFinite, RunFinished, StepFinished
 from mimo_launch.train.loop import train
-from mimo_launch.train.numbers import NonFiniteRun, NoUpdate
+from mimo_launch.train.non_finite import NonFiniteRun, NoUpdate
 from mimo_launch.train.session import RankSession
 
 Arm = Callable[[RankSession], None]
@@ -228,14 +228,14 @@ def test_a_run_whose_every_step_was_bad_does_not_end_well() -> None:
 
 def no_labels() -> None:
     """Make every sample one without a label."""
-    correct = reading.step_inputs
+    correct = prefetch.step_inputs
 
     def without(*args: Any) -> Any:
         inputs = correct(*args)
         samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
         return replace(inputs, plan=replace(inputs.plan, samples=samples))
 
-    reading.step_inputs = without
+    prefetch.step_inputs = without
 
 
 @pytest.mark.usefixtures("late")

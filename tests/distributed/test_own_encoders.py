@@ -6,11 +6,11 @@ import pytest
 from tests.support.proof import failures, verdicts
 from tests.support.specs import Box, box, spec
 
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder, make_data_plan
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.owners import encoder_samples
+from mimo_launch.layout.sample_owners import encoder_samples
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder, make_data_plan
 from mimo_launch.verify.shrink import shrink
 
 

@@ -7,16 +7,16 @@ from typing import Any
 from tests.support.shard_runs import Given, shard_spec
 from tests.support.shards import planted, write_shards
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import global_order
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import global_order
 from mimo_launch.train.events import BadSamples
-from mimo_launch.train.reading import StepReader
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
 
 
 def packed_spec(folder: Path, dp: int) -> Spec:

@@ -20,12 +20,12 @@ from tests.support.planted_hybrid import split_heads
 from tests.support.planted_training import TRAINING_BUGS, settings
 from tests.support.proof import failures, training_verdicts, verdicts
 
-from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder, make_data_plan
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.owners import imbalance
+from mimo_launch.layout.sample_owners import imbalance
+from mimo_launch.layout.step_data import DataPlan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder, make_data_plan
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
 

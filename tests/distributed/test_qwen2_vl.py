@@ -14,7 +14,7 @@ from tests.support.hugging_face import joined, logits_on_rank, save
 from tests.support.qwen2_vl import LAYOUTS, VOCAB, made, tiny, wanted_logits, widen_all
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 

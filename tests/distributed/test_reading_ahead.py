@@ -10,18 +10,18 @@ from tests.distributed.test_bad_data import ids_of, small
 from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.whereabouts import Phase, Whereabouts
+from mimo_launch.runtime.progress import Phase, Whereabouts
 from mimo_launch.spec.model import EvalSpec, Spec
 from mimo_launch.train import loop
-from mimo_launch.train.checkpoint.folder import all_checkpoints, read_marker
-from mimo_launch.train.data.dataset import BadSample
 from mimo_launch.train.events import BadSamples, StepFinished
 from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
-from mimo_launch.train.state import RunState
 
 
 class Watched:

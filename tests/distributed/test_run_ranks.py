@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mimo_launch.launcher.ranks import RankError, Ranks, run_ranks
+from mimo_launch.launcher.run_on_ranks import RankError, Ranks, run_ranks
 
 
 def add_ranks(offset: int) -> int:
@@ -104,7 +104,7 @@ def test_ranks_leave_with_their_parent() -> None:
     program = (
         "import os, torch\n"
         "from tests.distributed.test_run_ranks import process_of_rank\n"
-        "from mimo_launch.launcher.ranks import Ranks\n"
+        "from mimo_launch.launcher.run_on_ranks import Ranks\n"
         "print(*(pid for pid, _ in Ranks(2).run(process_of_rank, 0)), flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

@@ -10,13 +10,13 @@ import torch
 from tests.support.planted_experts import mixture
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
-from mimo_launch.layout.tokens import IGNORE_LABEL
-from mimo_launch.parallel.local import local_tensor
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
+from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loader import DatasetInputs, step_inputs
 from mimo_launch.train.loop import train

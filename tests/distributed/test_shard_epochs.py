@@ -12,10 +12,10 @@ from tests.support.shard_runs import GLOBAL, read_parts, shard_spec
 from tests.support.shards import planted, write_shards
 from tests.support.specs import box
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loop import train
 from mimo_launch.train.session import RankSession

@@ -9,7 +9,7 @@ from tests.support.hugging_face import save, started
 from tests.support.llava import features_on_rank, made_llava, made_tower, tiny_llava, tiny_tower
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import RankError, run_ranks
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import WeightsLoaded
 

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 import yaml
 
-from mimo_launch.launcher.ranks import run_ranks
-from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checks.all_checks import check_text
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.spec.source import read_text
-from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.spec.yaml_source import read_text
 from mimo_launch.train.events import Event, StepFinished, WeightsLoaded
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.proof import failures
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.modules import build, sharding
+from mimo_launch.models import build, fsdp
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.session import RankSession
@@ -51,7 +51,7 @@ SPECS = {
 
 
 def use_units_of(parameters: int) -> None:
-    sharding.MIN_PARAMETERS_PER_UNIT = parameters
+    fsdp.MIN_PARAMETERS_PER_UNIT = parameters
 
 
 @pytest.mark.parametrize("parameters", [1, 2000])
@@ -73,10 +73,10 @@ def test_the_sizes_above_make_units_of_one_block_and_of_several() -> None:
 
 
 def units_of(network: Any, parameters: int) -> list[list[Any]]:
-    before = sharding.MIN_PARAMETERS_PER_UNIT
+    before = fsdp.MIN_PARAMETERS_PER_UNIT
     use_units_of(parameters)
     try:
-        return sharding._units(list(network.layers.values()))
+        return fsdp._units(list(network.layers.values()))
     finally:
         use_units_of(before)
 
@@ -90,6 +90,6 @@ def no_hook(made: Spec) -> None:
     with RankSession(Plan.of(made)) as session:
         for module in session.modules.values():
             for network in module.stages.values():
-                for unit in sharding.fsdp_modules(network):
+                for unit in fsdp.fsdp_modules(network):
                     group: Any = unit._get_fsdp_state()._fsdp_param_group
                     assert group._all_reduce_hook is None

@@ -22,11 +22,11 @@ from tests.support.planted_hybrid import split_heads
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.ranks import Ranks
-from mimo_launch.parallel.attention import Attention
-from mimo_launch.parallel.class_tokens import class_token_mask
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.masks import image_mask
+from mimo_launch.launcher.run_on_ranks import Ranks
+from mimo_launch.layers.attention import Attention
+from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.class_tokens import class_token_mask
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.model import Spec
 
 CPU = torch.device("cpu")

@@ -11,16 +11,16 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 from torch import Tensor
 
-from mimo_launch.grids.world import DeviceKind, device_for
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.comm.world import DeviceKind, device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layers.experts import Experts
+from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layout.layout import world_size
-from mimo_launch.modules import sharding
-from mimo_launch.parallel.experts import Experts
-from mimo_launch.parallel.local import local_tensor
-from mimo_launch.parallel.segments import SegmentedModule
+from mimo_launch.models import fsdp
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 
@@ -68,13 +68,13 @@ def gradients_of(
     spec: Spec, in_products: bool, device: DeviceKind = "cpu"
 ) -> tuple[int, dict[str, Tensor]]:
     """Return how many layers add gradients by themselves, and those of this rank's shards."""
-    before = sharding.accumulate_in_products
+    before = fsdp.accumulate_in_products
     if not in_products:
-        sharding.accumulate_in_products = lambda unit: None
+        fsdp.accumulate_in_products = lambda unit: None
     try:
         return _gradients(spec, device_for(device, dist.get_rank()))
     finally:
-        sharding.accumulate_in_products = before
+        fsdp.accumulate_in_products = before
 
 
 def _gradients(spec: Spec, device: torch.device) -> tuple[int, dict[str, Tensor]]:
@@ -130,13 +130,13 @@ def judge(exact: list[Any], mine: list[Any], theirs: list[Any]) -> None:
 
 def types_between_backwards(spec: Spec, plant: bool) -> set[torch.dtype]:
     """Return the types in which gradients of experts wait for the backwards that follow."""
-    before = sharding.MixedPrecisionPolicy
+    before = fsdp.MixedPrecisionPolicy
 
     def policy(**given: Any) -> Any:
         return before(**{**given, "reduce_dtype": given["param_dtype"]})
 
     if plant:
-        sharding.MixedPrecisionPolicy = policy  # type: ignore[assignment, misc]
+        fsdp.MixedPrecisionPolicy = policy  # type: ignore[assignment, misc]
     seen: set[torch.dtype] = set()
     inputs = step_inputs(build_dataset(spec), "train", tuple(range(spec.batch.global_)), 0)
     try:
@@ -157,7 +157,7 @@ def types_between_backwards(spec: Spec, plant: bool) -> set[torch.dtype]:
             session.executor.stages.backward = backward  # type: ignore[method-assign]
             session.gradients(inputs)
     finally:
-        sharding.MixedPrecisionPolicy = before  # type: ignore[misc]
+        fsdp.MixedPrecisionPolicy = before  # type: ignore[misc]
     return seen
 
 

@@ -7,7 +7,7 @@ import torch
 from tests.support.hugging_face import save
 from tests.support.whisper import FRAMES, LAYOUTS, deviations, made, tiny, tokens_on_rank
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mimo_launch.checks.memory import load_and_check
 from mimo_launch.diag.codes import CODES
 from mimo_launch.diag.pages import all_pages
-from mimo_launch.plan.fit import load_and_check
 from mimo_launch.spec.reference import reference
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from mimo_launch.checks.all_checks import check_text
 from mimo_launch.cli.app import run
-from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.drawing.report import build_report
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_report
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mimo_launch.checks.all_checks import check_text, load_and_check
 from mimo_launch.diag.codes import CODES
-from mimo_launch.layout.checks.entry import check_text, load_and_check
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "topologies").rglob("*.yaml"))

@@ -17,13 +17,13 @@ from typing import Any
 import torch.distributed as dist
 from tests.support.faulty_train import FAULTS
 
+from mimo_launch.checkpoint import saver
 from mimo_launch.cli.app import main
-from mimo_launch.modules import language
-from mimo_launch.parallel.local import local_tensor
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.digits import DigitStrips
+from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.models import language_model
 from mimo_launch.runtime.executor import Executor
-from mimo_launch.train.checkpoint import saver
-from mimo_launch.train.data.dataset import BadSample
-from mimo_launch.train.data.digits import DigitStrips
 from mimo_launch.train.session import RankSession
 
 FAULT: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def plant_bad_samples() -> None:
 
 def plant_nan() -> None:
     """From a step on, one rank's loss, or a number of its gradient, is not finite."""
-    run_program, cross_entropy = Executor.run, language.vocab_cross_entropy
+    run_program, cross_entropy = Executor.run, language_model.vocab_cross_entropy
     now = 0
 
     def is_bad() -> bool:
@@ -112,7 +112,7 @@ def plant_nan() -> None:
             return cross_entropy(*args) * float("nan")
         return cross_entropy(*args)
 
-    Executor.run, language.vocab_cross_entropy = run, loss  # type: ignore[method-assign]
+    Executor.run, language_model.vocab_cross_entropy = run, loss  # type: ignore[method-assign]
 
 
 def plant_in_groups() -> None:

@@ -19,9 +19,9 @@ import numpy as np
 from tests.support.shards import image_bytes, tokenizer_folder
 from tests.support.specs import box, spec
 
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.webdataset.index_columns import ColumnWriter, write_bad
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.webdataset.columns import ColumnWriter, write_bad
 
 PER_SHARD = 10_000
 

@@ -108,9 +108,9 @@ def test_a_hang(kind: str, number: int, tmp_path: Path, undisturbed: Any) -> Non
 
 def step_ids(folder: Path, layout: str, step: int) -> list[int]:
     """Ids of the samples of a step."""
+    from mimo_launch.data.build import build_dataset
+    from mimo_launch.data.sample_order import GlobalOrder
     from mimo_launch.spec.load import load_spec
-    from mimo_launch.train.data.dataset import build_dataset
-    from mimo_launch.train.data.order import GlobalOrder
 
     spec = load_spec(write_spec(folder, layout)).spec
     assert spec is not None

@@ -11,7 +11,7 @@ from tests.faults.test_faults import EACH, SEED
 from tests.support.faulty_train import Launcher, gone
 from tests.support.two_hosts import ADDRESSES, TwoHosts
 
-from mimo_launch.train.checkpoint.folder import all_checkpoints, is_complete
+from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
 
 pytestmark = pytest.mark.faults
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"

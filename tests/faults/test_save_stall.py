@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.checkpoint.chunks import state_chunks
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.chunks import state_chunks
 from mimo_launch.train.events import CheckpointSaved
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
 
 pytestmark = pytest.mark.faults
 SAVES = 6

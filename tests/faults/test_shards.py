@@ -13,7 +13,7 @@ import pytest
 from tests.support.shard_runs import read_parts, shard_spec
 from tests.support.shards import planted, tokenizer_folder, write_shards
 
-from mimo_launch.train.data.dataset import build_dataset
+from mimo_launch.data.build import build_dataset
 
 pytestmark = pytest.mark.faults
 

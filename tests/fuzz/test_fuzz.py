@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.support.mutations import mutated
 
-from mimo_launch.layout.checks.entry import check_text
+from mimo_launch.checks.all_checks import check_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec, WebdatasetData
@@ -87,9 +87,9 @@ def try_batch(numbers: range, folder: Path, pipe: Any) -> None:
 
 def outcomes(folder: Path) -> list[Outcome]:
     """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
-    import mimo_launch.cli.plan_tables
-    import mimo_launch.plan.as_json
-    import mimo_launch.plan.fit  # noqa: F401
+    import mimo_launch.checks.memory
+    import mimo_launch.cli.plan.tables
+    import mimo_launch.drawing.json_text  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     found: list[Outcome] = []
@@ -172,7 +172,7 @@ def small_ones(tried: list[Outcome]) -> Iterator[tuple[int, Spec]]:
 
 @pytest.mark.fuzz
 def test_accepted_specs_train_two_steps(tried: list[Outcome]) -> None:
-    from mimo_launch.launcher.ranks import RankError, run_ranks
+    from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 
     faults, trained = [], 0
     for number, spec in islice(small_ones(tried), NUM_TRAINED):

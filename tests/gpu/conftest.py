@@ -16,7 +16,7 @@ from tests.support.gpu_ranks import (
 )
 
 from mimo_launch.launcher.preload import import_for_workers
-from mimo_launch.launcher.ranks import Ranks
+from mimo_launch.launcher.run_on_ranks import Ranks
 
 count_jobs()
 

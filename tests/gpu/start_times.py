@@ -19,7 +19,7 @@ def first_all_reduce(rank: int, world_size: int, device: str, store: str) -> Non
     import torch
     import torch.distributed as dist
 
-    from mimo_launch.grids.world import device_for, join_world
+    from mimo_launch.comm.world import device_for, join_world
 
     place = device_for(device, rank)
     join_world(

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from tests.support.gpu_ranks import SIZES
 from tests.support.specs import box, spec
 
-from mimo_launch.comm.clock import Section, StepClock
-from mimo_launch.grids.world import device_for
-from mimo_launch.plan.calibration import Calibration
+from mimo_launch.bench.calibrate import calibrate
+from mimo_launch.bench.measure import bench
+from mimo_launch.bench.options import BenchOptions
+from mimo_launch.bench.time_shares import Shares
+from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.comm.world import device_for
+from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.bench.calibrate import calibrate
-from mimo_launch.train.bench.measure import bench
-from mimo_launch.train.bench.options import BenchOptions
-from mimo_launch.train.bench.shares import Shares
 from mimo_launch.train.session import RankSession
 
 pytestmark = pytest.mark.gpu

@@ -17,15 +17,15 @@ import torch.distributed as dist
 from tests.support.gpu_ranks import NUM_DEVICES, TIMEOUT_SECONDS
 from tests.support.specs import box, spec
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import RankDevice, Ranks, run_ranks
-from mimo_launch.parallel.local import local_tensor
+from mimo_launch.comm.world import device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks, run_ranks
+from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.edges import StageEdges
-from mimo_launch.runtime.whereabouts import Whereabouts
+from mimo_launch.runtime.progress import Whereabouts
+from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 

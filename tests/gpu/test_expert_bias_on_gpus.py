@@ -10,13 +10,13 @@ from tests.support.gpu_ranks import TIMEOUT_SECONDS
 from tests.support.planted_experts import BIASED, routed
 from tests.support.proof import failures
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import RankDevice, Ranks
-from mimo_launch.parallel.expert_bias import ExpertBias
+from mimo_launch.comm.world import device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks
+from mimo_launch.layers.expert_bias import ExpertBias
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import global_order, steps_of
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.run import verify_on

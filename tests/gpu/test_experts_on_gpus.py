@@ -9,12 +9,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.parallel.experts import _is_grouped, grouped_linear
-from mimo_launch.parallel.local import local_tensor
+from mimo_launch.comm.world import device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.layers.experts import _is_grouped, grouped_linear
+from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from tests.support.gpu_ranks import DEVICE
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import Ranks
-from mimo_launch.layout.checks.packages import is_installed
-from mimo_launch.parallel import ssd, ssd_kernels
+from mimo_launch.checks.packages import is_installed
+from mimo_launch.launcher.run_on_ranks import Ranks
+from mimo_launch.layers import ssd, ssd_kernels
 
 pytestmark = pytest.mark.gpu
 

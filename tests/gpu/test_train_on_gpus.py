@@ -13,7 +13,7 @@ import torch
 import yaml
 from tests.support.gpu_ranks import NUM_DEVICES, SIZES
 
-from mimo_launch.grids.world import set_allocator
+from mimo_launch.comm.world import set_allocator
 from mimo_launch.launcher.gpus import gpu_settings
 
 pytestmark = pytest.mark.gpu
@@ -131,7 +131,7 @@ def allocator_settings(settings: dict[str, str]) -> dict[str, Any]:
 def test_settings_made_after_the_fork_reach_the_allocator(device: str, tmp_path: Path) -> None:
     if device != "cuda":
         pytest.skip("looks at the allocator of CUDA")
-    from mimo_launch.launcher.ranks import run_ranks
+    from mimo_launch.launcher.run_on_ranks import run_ranks
 
     [found] = run_ranks(allocator_settings, gpu_settings(tmp_path), world_size=1, device="cuda")
     assert found["expandable_segments"] is True

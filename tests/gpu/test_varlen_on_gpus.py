@@ -16,8 +16,8 @@ from tests.support.gpu_ranks import DEVICE
 from tests.support.lists import LISTS, MASKS, loop_over_sequences
 from torch import Tensor
 
-from mimo_launch.parallel.context import SINGLE
-from mimo_launch.parallel.varlen import inside_documents, takes_lists
+from mimo_launch.layers.parallel_context import SINGLE
+from mimo_launch.layers.varlen_attention import inside_documents, takes_lists
 
 pytestmark = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

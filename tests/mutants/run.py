@@ -39,12 +39,15 @@ IMPORTED = (pydantic, rich, yaml, torch)
 AREAS = {
     "layout": ["layout/*.py"],
     "schedule": ["schedule/*.py"],
-    "comm": ["comm/*.py", "grids/*.py"],
-    "layers": ["parallel/*.py", "modules/*.py"],
+    "comm": ["comm/*.py"],
+    "layers": ["layers/*.py", "models/*.py"],
     "runtime": ["runtime/*.py"],
     "optimizer": ["optimizer/*.py"],
-    "checkpoint": ["train/checkpoint/*.py"],
-    "data order": ["train/loader.py", *(f"train/data/{n}.py" for n in ("order", "pack*", "draws"))],
+    "checkpoint": ["checkpoint/*.py"],
+    "data order": [
+        "train/loader.py",
+        *(f"data/{n}.py" for n in ("sample_order", "pack*", "random_draws")),
+    ],
 }
 FOLDER = Path(".mutants")
 # How much longer than recorded tests may take, and how long everything else.

@@ -3,7 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from mimo_launch.train.data.dataset import Dataset, build_dataset
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
 
 
 class Damaged:

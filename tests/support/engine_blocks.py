@@ -13,12 +13,8 @@ import torch.distributed as dist
 from tests.support.lists import attention_by
 from torch import Tensor, nn
 
-from mimo_launch.grids.grid_set import Group
-from mimo_launch.layout.layout import Stage
-from mimo_launch.modules.block import BlockShape, blocks
-from mimo_launch.parallel.context import SINGLE, ParallelContext
-from mimo_launch.parallel.init import init_parameters
-from mimo_launch.parallel.masks import (
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.layers.attention_masks import (
     CausalMask,
     Documents,
     ImageMask,
@@ -27,7 +23,12 @@ from mimo_launch.parallel.masks import (
     turned_by_place,
     zigzag_positions,
 )
-from mimo_launch.parallel.segments import declared_parameters
+from mimo_launch.layers.initial_weights import init_parameters
+from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
+from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.transformer_block import BlockShape
 
 DECODER = BlockShape(
     width=512, heads=8, kv_heads=8, head_size=64, mlp=1408, layers=4,

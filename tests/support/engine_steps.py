@@ -9,17 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import Ranks
-from mimo_launch.parallel.local import local_segments
+from mimo_launch.checkpoint.chunks import FP8
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.comm.world import device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import Ranks
+from mimo_launch.layers.fsdp_shards import local_segments
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.chunks import FP8
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
 
 ENGINE = "transformer_engine"
 BACKENDS = ("torch", ENGINE)

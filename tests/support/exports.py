@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from tests.support.hugging_face import started
 from torch import Tensor
 
-from mimo_launch.launcher.ranks import run_ranks
+from mimo_launch.checkpoint.finding import open_checkpoint
+from mimo_launch.checkpoint.saver import CheckpointSaver
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.export.export import Progress, write_export
+from mimo_launch.export.export_plan import Exporter
+from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.finding import open_checkpoint
-from mimo_launch.train.checkpoint.saver import CheckpointSaver
 from mimo_launch.train.events import CheckpointFailed
-from mimo_launch.train.export.export import Progress, write_export
-from mimo_launch.train.export.plan import Exporter
 from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
-from mimo_launch.train.state import RunState
 
 SAVES = {"checkpoint": {"every": 1, "asynchronous": False}}
 

@@ -134,9 +134,9 @@ EVERY_RANK = -1
 
 def install(fault: str, rank: int, step: int) -> None:
     """Patch the product."""
-    from mimo_launch.grids.grid_set import GridSet
+    from mimo_launch.comm.process_groups import GridSet
+    from mimo_launch.data.digits import DigitStrips
     from mimo_launch.runtime.executor import Executor
-    from mimo_launch.train.data.digits import DigitStrips
 
     calls = 0
 

@@ -1,6 +1,6 @@
 """Specs on few ranks: what is left of a layout when a machine has fewer GPUs than it has ranks."""
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.regrid import regrid

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from mimo_launch.checks.backends import ENGINE
+from mimo_launch.checks.packages import is_installed
 from mimo_launch.launcher.gpus import num_gpus
-from mimo_launch.launcher.ranks import Ranks
-from mimo_launch.layout.checks.backends import ENGINE
-from mimo_launch.layout.checks.packages import is_installed
+from mimo_launch.launcher.run_on_ranks import Ranks
 
 DEVICE: Any = os.environ.get("GPU_TESTS_DEVICE", "cuda")
 with warnings.catch_warnings():

@@ -11,18 +11,18 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 from torch import Tensor, nn
 
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.modules.language import LanguageStage
-from mimo_launch.parallel.masks import zigzag_positions
+from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.layers.attention_masks import zigzag_positions
+from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.chunks import Chunk, weight_chunks
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import GlobalOrder
 from mimo_launch.train.events import Event, WeightsLoaded
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.start import start_run
 
 VOCAB = 37
 SIZES = {

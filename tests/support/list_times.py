@@ -11,7 +11,7 @@ from tests.support.engine_blocks import Case, context_of, mask_of
 from tests.support.lists import attention_by
 from torch import Tensor
 
-from mimo_launch.parallel.attention import Attention
+from mimo_launch.layers.attention import Attention
 
 GIB = 2**30
 WARM_UP, TIMES = 2, 5

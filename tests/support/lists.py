@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.parallel import attention, varlen
-from mimo_launch.parallel.pointwise import widened
+from mimo_launch.layers import attention, varlen_attention
+from mimo_launch.layers.pointwise import widened
 
 MASKS, LISTS = "masks", "lists"
 # A planted bug: the first query sees the first key alone, whatever keys come before the part.
@@ -68,7 +68,7 @@ def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
 
 def by_lists(*, lower_right: bool = True) -> None:
     """Have attention of this process go over lists from now on, with the loop for a kernel."""
-    varlen.varlen_attn = loop_over_sequences(lower_right=lower_right)
+    varlen_attention.varlen_attn = loop_over_sequences(lower_right=lower_right)
     attention.takes_lists = lambda q: True
 
 
@@ -108,8 +108,8 @@ def attention_by(way: str, device: torch.device) -> Iterator[None]:
 @contextmanager
 def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterator[list[int]]:
     """Note the number of queries of each call; on processors the loop is the kernel."""
-    kernel: Callable[..., Any] = varlen.varlen_attn
-    takes: Callable[[Tensor], bool] = varlen.takes_lists
+    kernel: Callable[..., Any] = varlen_attention.varlen_attn
+    takes: Callable[[Tensor], bool] = varlen_attention.takes_lists
     if device.type == "cpu":
         kernel, takes = loop_over_sequences(lower_right=lower_right), lambda q: True
     calls: list[int] = []
@@ -119,7 +119,7 @@ def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterat
         return kernel(q, *args, **options)
 
     with (
-        patch.object(varlen, "varlen_attn", noted),
+        patch.object(varlen_attention, "varlen_attn", noted),
         patch.object(attention, "takes_lists", takes),
     ):
         yield calls

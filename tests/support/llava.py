@@ -9,9 +9,9 @@ from tests.support.hugging_face import ids_of, started
 from tests.support.specs import box, spec
 from torch import Tensor, nn
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.loader import step_inputs
 
 VOCAB, GRID, PATCH = 41, 4, 2

@@ -2,10 +2,10 @@
 
 from tests.support.specs import box, spec
 
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.estimate.memory import StageMemory, stage_memory
+from mimo_launch.estimate.workload import workload
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.plan.estimate_memory import StageMemory, stage_memory
-from mimo_launch.plan.workload import workload
 from mimo_launch.spec.model import Spec
 
 TOKENS, WIDTH, INNER = 512, 256, 1024

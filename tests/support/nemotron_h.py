@@ -10,7 +10,7 @@ from tests.support.hugging_face import widen
 from tests.support.specs import box, spec
 from torch import Tensor
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import Spec
 
 VOCAB = 37

@@ -7,12 +7,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mimo_launch.modules.encoder import EncoderStage
-from mimo_launch.modules.inputs import EncoderInput
-from mimo_launch.modules.rows import projector
-from mimo_launch.parallel.attention import Attention
-from mimo_launch.parallel.layers import ColumnLinear, Norm, RowLinear
-from mimo_launch.parallel.segments import SegmentedModule, replicated
+from mimo_launch.custom import (
+    Attention,
+    ColumnLinear,
+    EncoderInput,
+    EncoderStage,
+    Norm,
+    RowLinear,
+    SegmentedModule,
+    projector,
+    replicated,
+)
 
 
 class MixerLayer(nn.Module):

@@ -15,11 +15,12 @@ from tests.support.planted_hybrid import HYBRID_BUGS
 from tests.support.specs import box, spec
 from torch.distributed.fsdp import FSDPModule
 
-from mimo_launch.comm import autograd
+from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.modules import sharding
-from mimo_launch.parallel import layers, masks
-from mimo_launch.runtime import compute, executor, inputs
+from mimo_launch.layers import attention_masks, linear
+from mimo_launch.models import fsdp
+from mimo_launch.runtime import compute, executor
+from mimo_launch.runtime import model_inputs as inputs
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import session
 
@@ -51,9 +52,7 @@ def disjoint(**settings: Any) -> Spec:
 def extra_mean() -> None:
     """Gradients are averaged over the replicas although the loss already is."""
     correct = FSDPModule.set_gradient_divide_factor
-    sharding.FSDPModule.set_gradient_divide_factor = lambda unit, factor: correct(
-        unit, 2.0 * factor
-    )
+    fsdp.FSDPModule.set_gradient_divide_factor = lambda unit, factor: correct(unit, 2.0 * factor)
 
 
 def local_label_count() -> None:
@@ -103,7 +102,7 @@ def norm_over_one_grid() -> None:
 
 def replicated_counted_twice() -> None:
     """Weights that every tp rank holds enter the norm once per tp rank."""
-    from mimo_launch.parallel.context import ParallelContext
+    from mimo_launch.layers.parallel_context import ParallelContext
 
     ParallelContext.counts = property(lambda self: True)
 
@@ -133,7 +132,7 @@ def split_rows_zero_filled() -> None:
         full[start : start + grad.shape[0]] = grad
         return full, None, None
 
-    autograd._SplitRows.backward = staticmethod(zero_fill)
+    autograd_collectives._SplitRows.backward = staticmethod(zero_fill)
 
 
 def gather_rows_summed() -> None:
@@ -141,9 +140,9 @@ def gather_rows_summed() -> None:
 
     def summed(ctx: Any, grad: torch.Tensor) -> Any:
         total = all_reduce(grad, ctx.group)
-        return autograd._own_share(total, ctx.sizes, ctx.group), None, None
+        return autograd_collectives._own_share(total, ctx.sizes, ctx.group), None, None
 
-    autograd._GatherRows.backward = staticmethod(summed)
+    autograd_collectives._GatherRows.backward = staticmethod(summed)
 
 
 def partial_sums_dropped() -> None:
@@ -153,7 +152,7 @@ def partial_sums_dropped() -> None:
 
 def partial_sums_only_under_sequence_parallelism() -> None:
     """QK norms are taken for complete because there is no sequence parallelism."""
-    from mimo_launch.parallel.context import ParallelContext
+    from mimo_launch.layers.parallel_context import ParallelContext
 
     ParallelContext.inner_grad = ParallelContext.token_grad
 
@@ -176,14 +175,14 @@ def exit_sums_gradients() -> None:
     def summed(ctx: Any, grad: torch.Tensor) -> Any:
         return all_reduce(grad, ctx.group), None
 
-    forward = autograd._ExitTp.forward
+    forward = autograd_collectives._ExitTp.forward
 
     def keep_group(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
         return forward(ctx, x, group)
 
-    autograd._ExitTp.forward = staticmethod(keep_group)
-    autograd._ExitTp.backward = staticmethod(summed)
+    autograd_collectives._ExitTp.forward = staticmethod(keep_group)
+    autograd_collectives._ExitTp.backward = staticmethod(summed)
 
 
 def bias_added_before_the_sum() -> None:
@@ -192,7 +191,7 @@ def bias_added_before_the_sum() -> None:
     def adding(self: Any, x: torch.Tensor) -> torch.Tensor:
         return self.context.leave(torch.nn.functional.linear(x, self.weight, self.bias))
 
-    layers.RowLinear.forward = adding
+    linear.RowLinear.forward = adding
 
 
 def one_backward_too_few() -> None:
@@ -246,9 +245,9 @@ def wide_group(**settings: Any) -> Spec:
 
 def cp_sum_missing() -> None:
     """Gradients of keys and values that other cp ranks attended to are lost."""
-    from mimo_launch.parallel import attention
+    from mimo_launch.layers import attention
 
-    class OwnShareOnly(autograd._GatherTokens):
+    class OwnShareOnly(autograd_collectives._GatherTokens):
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> Any:
             size = grad.shape[0] // ctx.group.size
@@ -270,7 +269,7 @@ def contiguous_chunks() -> None:
 
 def encoder_stage_skipped() -> None:
     """Stages of an encoder after the first pass their input on without running their layers."""
-    from mimo_launch.modules.vision import VisionStage
+    from mimo_launch.models.vision_encoder import VisionStage
 
     correct = VisionStage.forward
 
@@ -388,14 +387,16 @@ def three_axes(**settings: Any) -> Spec:
 
 def axes_lost_behind_the_first_stage() -> None:
     """Stages of language after the first take the places in the sequence for position ids."""
-    from mimo_launch.modules.language import LanguageStage
+    from mimo_launch.models.language_model import LanguageStage
 
     correct = LanguageStage.forward
 
     def losing(self: Any, hidden: Any, batch: Any) -> Any:
         if hidden is not None:
             cp, seq = self.context.cp, batch.positions.shape[2] * self.context.cp.size
-            places = masks.zigzag_positions(seq, cp.index, cp.size, batch.positions.device)
+            places = attention_masks.zigzag_positions(
+                seq, cp.index, cp.size, batch.positions.device
+            )
             batch = replace(batch, positions=places)
         return correct(self, hidden, batch)
 
@@ -438,7 +439,7 @@ def class_tokens(**settings: Any) -> Spec:
 
 def class_tokens_become_rows() -> None:
     """Class tokens stand in front of the patches of a shard, where rows are taken from."""
-    from mimo_launch.modules.vision import VisionStage
+    from mimo_launch.models.vision_encoder import VisionStage
 
     correct = VisionStage._embed
 
@@ -451,7 +452,7 @@ def class_tokens_become_rows() -> None:
 
 def images_share_a_class_token() -> None:
     """All images attend to the class token of the first one."""
-    from mimo_launch.parallel import class_tokens as module
+    from mimo_launch.layers import class_tokens as module
 
     correct = module._places
 
@@ -465,7 +466,7 @@ def images_share_a_class_token() -> None:
 
 def position_of_the_class_token_forgotten() -> None:
     """Patches read learned positions from row 0 on, which is that of the class token."""
-    from mimo_launch.modules.embedding import LearnedPositions
+    from mimo_launch.models.patch_embedding import LearnedPositions
 
     correct = LearnedPositions.forward
 
@@ -478,7 +479,7 @@ def position_of_the_class_token_forgotten() -> None:
 
 def positions_of_another_image() -> None:
     """Learned positions are interpolated for the height and width of the largest image."""
-    from mimo_launch.modules.embedding import LearnedPositions
+    from mimo_launch.models.patch_embedding import LearnedPositions
 
     correct = LearnedPositions.forward
 
@@ -530,7 +531,7 @@ def neighbours_heard() -> None:
 
 def stacked_across_clips() -> None:
     """Rows begin one token late: the end of a clip is stacked with the beginning of the next."""
-    from mimo_launch.modules.audio import AudioStage
+    from mimo_launch.models.audio_encoder import AudioStage
 
     correct = AudioStage.__init__
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.comm import dispatch
-from mimo_launch.comm.finite import WatchedReduceScatter
-from mimo_launch.grids.grid_set import GridSet, Group
-from mimo_launch.modules import moe, sharding
-from mimo_launch.optimizer import build
-from mimo_launch.parallel import expert_bias, router
-from mimo_launch.parallel.context import ParallelContext
+from mimo_launch.comm import token_exchange
+from mimo_launch.comm.non_finite import WatchedReduceScatter
+from mimo_launch.comm.process_groups import GridSet, Group
+from mimo_launch.layers import expert_bias, router
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.models import fsdp, mixture_of_experts
+from mimo_launch.optimizer import module_optimizers
 from mimo_launch.runtime import compute
 from mimo_launch.spec.model import Spec
 
@@ -59,7 +59,7 @@ def balance_of_a_microbatch() -> None:
 
 def shared_expert_counted_per_tp_rank() -> None:
     """Answers of experts are added to each tp rank's part of the shared one, before its sum."""
-    correct = moe.MoeMlp.forward
+    correct = mixture_of_experts.MoeMlp.forward
 
     def forward(self: Any, x: Any, mask: Any) -> torch.Tensor:
         shared, self.shared = self.shared, None
@@ -67,7 +67,7 @@ def shared_expert_counted_per_tp_rank() -> None:
         self.shared = shared
         return routed * self.context.tp.size + shared(x)
 
-    moe.MoeMlp.forward = forward
+    mixture_of_experts.MoeMlp.forward = forward
 
 
 def padding_counted() -> None:
@@ -88,7 +88,7 @@ def summed_over_dense_replicas() -> None:
 
 def not_summed_over_replicas() -> None:
     """Replicas of an expert keep the gradients of their own tokens."""
-    correct = sharding.watch
+    correct = fsdp.watch
 
     class OwnShare(WatchedReduceScatter):
         def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **_: Any):
@@ -96,10 +96,10 @@ def not_summed_over_replicas() -> None:
 
     def watching(unit: Any, flag: Any) -> None:
         correct(unit, flag)
-        if isinstance(unit, sharding.Experts):
+        if isinstance(unit, fsdp.Experts):
             unit.set_custom_reduce_scatter(OwnShare(flag))
 
-    sharding.watch = watching
+    fsdp.watch = watching
 
 
 def router_taken_for_complete() -> None:
@@ -117,7 +117,7 @@ def parts_of_gradients_not_summed() -> None:
         start = sum(ctx.sizes[: ctx.group.index])
         return grad[start : start + ctx.sizes[ctx.group.index]].clone(), None, None, None
 
-    dispatch._GatherUneven.backward = staticmethod(own)
+    token_exchange._GatherUneven.backward = staticmethod(own)
 
 
 def tokens_sent_per_tp_rank() -> None:
@@ -126,9 +126,12 @@ def tokens_sent_per_tp_rank() -> None:
     def all_tokens(self: Any, shares: Any) -> Any:
         samples, positions = shares.shape
         places = torch.arange(samples * positions)
-        return moe.TokenShares(samples, places // positions, shares.flatten())
+        return mixture_of_experts.TokenShares(samples, places // positions, shares.flatten())
 
-    moe.MoeMlp._own, moe.MoeMlp._tokens = lambda self, x: (x, None), all_tokens
+    mixture_of_experts.MoeMlp._own, mixture_of_experts.MoeMlp._tokens = (
+        lambda self, x: (x, None),
+        all_tokens,
+    )
 
 
 def loads_of_one_replica() -> None:
@@ -148,7 +151,7 @@ def _without_sum_over(own: Callable[[ParallelContext], Group]) -> None:
         expert_bias.all_reduce = lambda x, group: x if group is own(context) else correct(x, group)
         right(biases, context, skip)
 
-    right, build.move_biases = build.move_biases, move
+    right, module_optimizers.move_biases = module_optimizers.move_biases, move
 
 
 def chosen_without_bias() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.parallel import mamba
+from mimo_launch.layers import mamba
 from mimo_launch.spec.model import Spec
 
 
@@ -105,7 +105,7 @@ def state_over_documents() -> None:
 
 def shared_groups_taken_for_own() -> None:
     """Gradients of a B and C that ranks share are not added up."""
-    from mimo_launch.parallel.context import ParallelContext
+    from mimo_launch.layers.parallel_context import ParallelContext
 
     correct = ParallelContext.one_of
 

@@ -10,9 +10,9 @@ from typing import Any
 from tests.support.planted_experts import mixture
 from tests.support.specs import box, spec
 
-from mimo_launch.optimizer import build
-from mimo_launch.optimizer.build import Updates
-from mimo_launch.parallel import router
+from mimo_launch.layers import router
+from mimo_launch.optimizer import module_optimizers
+from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.spec.model import Spec
 
@@ -50,23 +50,23 @@ def rate_of_the_step_before() -> None:
 
 def setting_ignored(name: str) -> None:
     """AdamW keeps torch's default of a setting."""
-    correct = build._LocalAdamW
+    correct = module_optimizers._LocalAdamW
 
     def without(groups: Any, **rest: Any) -> Any:
         rest.pop(name)
         return correct(groups, **rest)
 
-    build._LocalAdamW = without
+    module_optimizers._LocalAdamW = without
 
 
 def zero_taken_for_unset(name: str) -> None:
     """A setting of a module that is 0 falls back to the common one."""
-    correct = build._module_update
+    correct = module_optimizers._module_update
 
     def falling_back(common: Any, own: Any, module: Any) -> Any:
         return correct(common, own.model_copy(update={name: getattr(own, name) or None}), module)
 
-    build._module_update = falling_back
+    module_optimizers._module_update = falling_back
 
 
 def router_not_decayed() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mimo_launch.parallel.local import local_tensor
+from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.train.session import RankSession
 
 POISONED_STEP = 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mimo_launch.launcher.ranks import Ranks
+from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.compare import ModuleVerdict

@@ -12,10 +12,10 @@ from tests.support.hugging_face import ids_of, tokens_of, widen
 from tests.support.specs import Box, box, spec
 from torch import Tensor
 
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.layout.tokens import placeholder_id
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 
 VOCAB, SIDE, MERGE, FRAMES = 40, 2, 2, 2
 TEXT = {

@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.layout.routing import components, route
+from mimo_launch.layout.step_data import DataPlan
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.bound import lower_bound
 from mimo_launch.schedule.channels import partners
 from mimo_launch.schedule.generate import Programs, generate, generate_forward
+from mimo_launch.schedule.lower_bound import lower_bound
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulate import Costs, Simulation, simulate
 from mimo_launch.spec.model import Spec

@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mimo_launch.layout.tokens import longest_sample
+from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.spec.model import Spec
 
 AXES = ("tp", "cp", "dp", "pp")

@@ -2,7 +2,7 @@
 
 from tests.support.specs import box, spec
 
-from mimo_launch.plan.spans import Span, Timeline, Unit
+from mimo_launch.drawing.spans import Span, Timeline, Unit
 from mimo_launch.schedule.actions import parse_action
 
 # Every axis at once.

@@ -9,11 +9,11 @@ from tests.support.hugging_face import ids_of, started
 from tests.support.specs import Box, box, spec
 from torch import Tensor, nn
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.owners import encoder_samples
+from mimo_launch.layout.sample_owners import encoder_samples
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.loader import step_inputs
 

@@ -14,7 +14,7 @@ from tests.support.proof import failures
 from tests.support.specs import box, spec
 from tests.support.sweeps import of_this_run
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.cli.bench_compare import NotAResult, compared, compared_lines, load_earlier
-from mimo_launch.cli.bench_screen import BenchScreen
-from mimo_launch.cli.console import Console
+from mimo_launch.cli.bench.compare import NotAResult, compared, compared_lines, load_earlier
+from mimo_launch.cli.bench.screen import BenchScreen
+from mimo_launch.cli.shared.console import Console
 from mimo_launch.train.events import BenchFinished
 
 RECORD: dict[str, Any] = {

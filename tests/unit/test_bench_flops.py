@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tests.support.specs import box, spec
 
+from mimo_launch.bench.flops import step_flops
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import make_data_plan
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
 from mimo_launch.spec.load import load_spec
-from mimo_launch.train.bench.flops import step_flops
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import make_data_plan
 
 R1 = Path(__file__).parents[2] / "topologies" / "bench" / "r1_dp2_pp2.yaml"
 

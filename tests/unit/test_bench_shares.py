@@ -7,15 +7,15 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
-from mimo_launch.comm.clock import Meeting, Noted, Section
+from mimo_launch.bench.result import spread
+from mimo_launch.bench.summary import Measured, aligned
+from mimo_launch.bench.time_shares import bubbles_of, shares_of, step_seconds, steps_of
+from mimo_launch.comm.step_clock import Meeting, Noted, Section
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import parse_program
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.bench.result import spread
-from mimo_launch.train.bench.shares import bubbles_of, shares_of, step_seconds, steps_of
-from mimo_launch.train.bench.summary import Measured, aligned
 
 CASES = settings(max_examples=25, deadline=None)
 PAIR = spec({"vision": box(0), "language": box(1)})

@@ -6,10 +6,10 @@ from math import inf, nan
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.layout.data_plan import DataPlan, SamplePlan
 from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.step_data import DataPlan, SamplePlan
 from mimo_launch.train.events import NonFinite
-from mimo_launch.train.numbers import Evidence, NonFiniteRun, NoUpdate, NumberWatch, blame
+from mimo_launch.train.non_finite import Evidence, NonFiniteRun, NoUpdate, NumberWatch, blame
 
 # Vision dp 2 on ranks 0-1, audio on 2, language dp 2 pp 2 on 3-6: sample 0-3 and 4-7 per replica.
 MADE = spec(

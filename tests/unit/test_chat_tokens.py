@@ -17,12 +17,12 @@ from tests.support.shards import (
 )
 from tests.support.specs import box, spec
 
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.jinja import TemplateRefused
+from mimo_launch.data.webdataset.media_rows import intakes_of
+from mimo_launch.data.webdataset.records import read_record
+from mimo_launch.data.webdataset.sample_encoder import Writer, Written
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import BadSample
-from mimo_launch.train.data.webdataset.jinja import TemplateRefused
-from mimo_launch.train.data.webdataset.records import read_record
-from mimo_launch.train.data.webdataset.spans import intakes_of
-from mimo_launch.train.data.webdataset.writer import Writer, Written
 
 TEMPLATES = {
     "chatml": CHATML,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.layout.checks.entry import check, check_text, check_world, load_and_check
+from mimo_launch.checks.all_checks import check, check_text, check_world, load_and_check
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
 from mimo_launch.spec.model import Spec
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 
 ROWS = {"kind": "audio", "frames": 24, "stack": 2}
 

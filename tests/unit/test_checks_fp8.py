@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.launcher import gpus
-from mimo_launch.layout.checks.entry import check
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.shards import held_patches, local_rows
+from mimo_launch.layout.row_owners import held_patches, local_rows
 from mimo_launch.spec.model import Spec
 
 ENGINE = {"backend": "transformer_engine", "fp8": {}}

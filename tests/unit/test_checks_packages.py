@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.cli.report import REQUIREMENT
-from mimo_launch.layout.checks import backends, packages, shards
-from mimo_launch.layout.checks.entry import check, check_text, load_and_check
+from mimo_launch.checks import backends, packages, shards
+from mimo_launch.checks.all_checks import check, check_text, load_and_check
+from mimo_launch.cli.report.command import REQUIREMENT
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "tests" / "fixtures" / "tiny_train.yaml").read_text(encoding="utf-8")

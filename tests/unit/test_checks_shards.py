@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_shard
 
+from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.shards import PACKAGES
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.sample_sizes import largest_image, longest_sample
+from mimo_launch.data.shard_patterns import shard_files
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.layout.checks.entry import check_text
-from mimo_launch.layout.checks.shards import PACKAGES
+from mimo_launch.hugging_face.tokenizer import num_tokens, token_id
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.layout.shard_files import shard_files
-from mimo_launch.layout.tokenizers import num_tokens, token_id
-from mimo_launch.layout.tokens import largest_image, longest_sample
 
 TEXT = """
 version: 1
@@ -178,7 +178,7 @@ def test_validate_stays_fast_and_light(text: str, tmp_path: Path) -> None:
     """No torch, no decoder, no tokenizer library; half a second with Python's own start."""
     (tmp_path / "spec.yaml").write_text(text)
     code = (
-        "import sys; from mimo_launch.layout.checks.entry import load_and_check as c;"
+        "import sys; from mimo_launch.checks.all_checks import load_and_check as c;"
         f"assert c({str(tmp_path / 'spec.yaml')!r}).diagnostics == ();"
         "bad = {'torch', 'PIL', 'tokenizers', 'webdataset', 'numpy'} & set(sys.modules);"
         "assert not bad, bad"

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
+from mimo_launch.layers.class_tokens import class_token_mask
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.shards import held_patches, local_class_tokens
-from mimo_launch.parallel.class_tokens import class_token_mask
+from mimo_launch.layout.row_owners import held_patches, local_class_tokens
 
 CPU = torch.device("cpu")
 

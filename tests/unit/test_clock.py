@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from mimo_launch.comm.clock import Section, StepClock
+from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.schedule.actions import parse_program
 
 SLOT = parse_program("vision.0F0")[0]

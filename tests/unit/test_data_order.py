@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mimo_launch.layout.data_plan import SamplePlan
-from mimo_launch.train.data.draws import Draws, Purpose, pick, split_key, threshold
-from mimo_launch.train.data.make_digits import from_uci, write_npz
-from mimo_launch.train.data.order import GlobalOrder, heldout_batches, make_data_plan
+from mimo_launch.data.make_digits import from_uci, write_npz
+from mimo_launch.data.random_draws import Draws, Purpose, pick, split_key, threshold
+from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_data_plan
+from mimo_launch.layout.step_data import SamplePlan
 
 
 @pytest.mark.parametrize(("num", "batch"), [(20, 5), (20, 8), (7, 32), (1, 3), (1000, 32)])

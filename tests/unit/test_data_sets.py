@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mimo_launch.layout import tokens as tok
+from mimo_launch.data import sample_sizes
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.digits import DigitStrips, image_split, load_digits
+from mimo_launch.data.synthetic import SyntheticSamples
+from mimo_launch.kinds import vocabulary as tok
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import Dataset, build_dataset
-from mimo_launch.train.data.digits import DigitStrips, image_split, load_digits
-from mimo_launch.train.data.synthetic import SyntheticSamples
 
 DIGITS = {"kind": "digits"}
 SYNTHETIC = {"kind": "synthetic"}
@@ -148,7 +150,9 @@ def test_without_an_encoder_every_strip_is_spelled():
 )
 def test_plan_agrees_with_tokens_and_images(data, patches, split):
     spec = make_spec(data, patches)
-    spec = make_spec(data, patches, seq=tok.longest_sample(spec) + (0 if patches == (4,) else 9))
+    spec = make_spec(
+        data, patches, seq=sample_sizes.longest_sample(spec) + (0 if patches == (4,) else 9)
+    )
     dataset = build_dataset(spec)
     for index in range(200):
         plan = dataset.plan(split, index)
@@ -170,7 +174,7 @@ def test_plan_agrees_with_tokens_and_images(data, patches, split):
             rows = [p for s in spans for p in range(s.position, s.position + s.rows)]
             assert here.tolist() == rows
             assert len(spans) <= data.get("max_images", 1)
-            assert all(s.rows <= tok.largest_image(spec, name).rows for s in spans)
+            assert all(s.rows <= sample_sizes.largest_image(spec, name).rows for s in spans)
             shapes = [image.shape for image in dataset.images(split, index, name)]
             assert shapes == [(1, s.height * patch, s.width * patch) for s in spans]
 
@@ -201,13 +205,13 @@ def test_pixel_shuffle_divides_rows_and_keeps_whole_squares(data):
         if data is DIGITS:
             assert plan.rows("eye1") == 4 * plan.rows("eye0")
     spec = with_shuffle(plain, eye0=2)
-    assert tok.longest_sample(spec) < tok.longest_sample(plain)
+    assert sample_sizes.longest_sample(spec) < sample_sizes.longest_sample(plain)
 
 
 def test_images_of_a_given_size_and_number_fill_the_sequence():
     data = {**SYNTHETIC, "image": [4, 6], "min_images": 2, "max_images": 3, "text_only": 0.0}
     spec = with_shuffle(make_spec({**data, "min_text": 10}, (4,)), eye0=2)
-    assert tok.longest_sample(spec) == 3 * 6 + 10
+    assert sample_sizes.longest_sample(spec) == 3 * 6 + 10
     dataset = build_dataset(with_shuffle(make_spec({**data, "min_text": 10}, seq=28), eye0=2))
     numbers = set()
     for index in range(60):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.layout.images import processor_folder, recipe_of
+from mimo_launch.hugging_face.image_processor import processor_folder, recipe_of
 from mimo_launch.spec.model import Spec
 
 

@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from mimo_launch.modules.block import BlockShape  # noqa: E402
-from mimo_launch.modules.te_block import TeBlock, canonical_segments  # noqa: E402
-from mimo_launch.parallel.context import ParallelContext  # noqa: E402
-from mimo_launch.parallel.masks import image_mask, turned_by_place  # noqa: E402
-from mimo_launch.parallel.te_layers import TeLayers  # noqa: E402
+from mimo_launch.layers.attention_masks import image_mask, turned_by_place  # noqa: E402
+from mimo_launch.layers.parallel_context import ParallelContext  # noqa: E402
+from mimo_launch.layers.te_layers import TeLayers  # noqa: E402
+from mimo_launch.models.te_block import TeBlock, canonical_segments  # noqa: E402
+from mimo_launch.models.transformer_block import BlockShape  # noqa: E402
 
 VIT = BlockShape(
     width=32, heads=4, kv_heads=4, head_size=8, mlp=64, layers=2,

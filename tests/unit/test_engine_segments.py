@@ -13,15 +13,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from mimo_launch.grids.grid_set import Group  # noqa: E402
-from mimo_launch.modules.block import BlockShape  # noqa: E402
-from mimo_launch.modules.te_block import adopted_segments, canonical_segments  # noqa: E402
-from mimo_launch.parallel.context import ParallelContext  # noqa: E402
-from mimo_launch.parallel.te_layers import (  # noqa: E402
-    BackendError,
-    load_transformer_engine,
-    te_layers,
-)
+from mimo_launch.comm.process_groups import Group  # noqa: E402
+from mimo_launch.layers.parallel_context import ParallelContext  # noqa: E402
+from mimo_launch.layers.te_layers import BackendError, load_transformer_engine, te_layers  # noqa: E402
+from mimo_launch.models.te_block import adopted_segments, canonical_segments  # noqa: E402
+from mimo_launch.models.transformer_block import BlockShape  # noqa: E402
 
 DECODER = BlockShape(
     width=32, heads=8, kv_heads=4, head_size=8, mlp=48, layers=2,

@@ -6,17 +6,17 @@ from tests.support.specs import box, hybrid, spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimo_launch.layout.data_plan import SamplePlan
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.estimate.flops import Flops, backward_flops, forward_flops
+from mimo_launch.estimate.workload import Workload, workload
+from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.modules.build import build_network
-from mimo_launch.modules.inputs import EncoderInput
-from mimo_launch.modules.language import LanguageInput
-from mimo_launch.modules.patches import Patches
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.masks import image_mask
-from mimo_launch.plan.estimate_flops import Flops, backward_flops, forward_flops
-from mimo_launch.plan.workload import Workload, workload
+from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.models.build import build_network
+from mimo_launch.models.encoder_inputs import EncoderInput
+from mimo_launch.models.image_patches import Patches
+from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.spec.model import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}

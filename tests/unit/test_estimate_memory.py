@@ -6,14 +6,14 @@ import pytest
 from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
 from tests.support.specs import box, spec
 
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.drawing.report import build_report
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rows import MemoryRow
+from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.layout.tokens import padded_vocab_size
-from mimo_launch.plan.calibration import Calibration
-from mimo_launch.plan.estimate_rows import MemoryRow
-from mimo_launch.plan.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_report
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.grids.grid_set import Group
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.estimate import parameters
+from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import ModuleLayout, build_layout
-from mimo_launch.modules import build, sharding
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.plan import estimate_params
-from mimo_launch.plan.estimate_params import stage_weights
+from mimo_launch.models import build, fsdp
 from mimo_launch.spec.model import Spec
 
 DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
@@ -142,7 +142,7 @@ def test_blocks_become_units_at_the_same_size() -> None:
         (stage,) = module.stages
         with torch.device("meta"):
             network: Any = build.build_network(made, stage, context)
-        runs = sharding._units(list(network.layers.values()))
+        runs = fsdp._units(list(network.layers.values()))
         *units, _ = stage_weights(made, stage, 0).units()
         want = [sum(p.numel() for block in run for p in block.parameters()) for run in runs]
         assert [sum(weight.numel for weight in unit) for unit in units] == want
@@ -154,5 +154,5 @@ def test_blocks_become_units_at_the_same_size() -> None:
 
 
 def test_shards_are_padded_to_equal_rows() -> None:
-    weight = estimate_params.Weight((10, 3), trains=True)
+    weight = parameters.Weight((10, 3), trains=True)
     assert [weight.shard(ranks) for ranks in (1, 4, 16)] == [30, 9, 3]

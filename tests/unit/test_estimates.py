@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.plan.calibration import Calibration
-from mimo_launch.plan.estimate_rows import Estimates
-from mimo_launch.plan.estimates import Estimator
+from mimo_launch.drawing.report import build_rank_report, build_report
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rows import Estimates
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_rank_report, build_report
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.model import Spec

@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 from tests.unit.test_run_folder import tiny
 
+from mimo_launch.checkpoint import finding
+from mimo_launch.checkpoint.finding import NoCheckpoint, open_checkpoint
+from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
+from mimo_launch.checkpoint.index import TENSORS
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.train.checkpoint import finding
-from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
-from mimo_launch.train.checkpoint.folder import (
-    CHECKPOINTS,
-    FORMAT,
-    PARTIAL,
-    complete,
-    folder_name,
-)
-from mimo_launch.train.checkpoint.index import TENSORS
 
 
 def save(run: Path, step: int) -> Path:

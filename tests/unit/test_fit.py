@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.layout.checks.entry import check_text
-from mimo_launch.plan.calibration import Calibration
-from mimo_launch.plan.fit import TOLERANCE, load_and_check, memory_findings
+from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.memory import TOLERANCE, load_and_check, memory_findings
+from mimo_launch.drawing.report import build_report
+from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_report
 from mimo_launch.spec.load import load_spec
 
 SPEC = """

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from mimo_launch.grids.grid_set import Group  # noqa: E402
-from mimo_launch.parallel.te_fp8 import Fp8  # noqa: E402
+from mimo_launch.comm.process_groups import Group  # noqa: E402
+from mimo_launch.layers.te_fp8 import Fp8  # noqa: E402
 from mimo_launch.spec.model import Fp8Spec  # noqa: E402
 
 LARGEST, LENGTH = 448.0, 4

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mimo_launch.layout.layout import Stage
-from mimo_launch.modules.audio import AudioStage
-from mimo_launch.modules.frames import cut_clip
-from mimo_launch.modules.inputs import pack, reader
-from mimo_launch.modules.patches import Patches
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.plan.workload import patch_work
+from mimo_launch.estimate.workload import patch_work
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.audio_encoder import AudioStage
+from mimo_launch.models.audio_frames import cut_clip
+from mimo_launch.models.encoder_inputs import pack, reader
+from mimo_launch.models.image_patches import Patches
 from mimo_launch.spec.model import AudioModel
 
 MODEL = AudioModel(kind="audio", layers=1, hidden=8, heads=1, mels=3, frames=40)

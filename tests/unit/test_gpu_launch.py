@@ -14,16 +14,16 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 
 from mimo_launch.launcher import gpus
-from mimo_launch.launcher.board import Board
-from mimo_launch.launcher.errors import OutOfGpuMemory, cause_of, watchdog_words
-from mimo_launch.launcher.exits import Exit
 from mimo_launch.launcher.failure import Host, diagnose, from_json, to_json
-from mimo_launch.launcher.judge import Kind, RankState, judge
-from mimo_launch.launcher.recorder import Recorder, recorded_ranks
-from mimo_launch.launcher.report import report_lines
+from mimo_launch.launcher.failure_report import report_lines
+from mimo_launch.launcher.flight_recorder import Recorder, recorded_ranks
+from mimo_launch.launcher.process_exits import Exit
+from mimo_launch.launcher.progress_board import Board
 from mimo_launch.launcher.stacks import Frame
-from mimo_launch.launcher.watch import Local, Watch
-from mimo_launch.runtime.whereabouts import Cause, Phase
+from mimo_launch.launcher.verdict import Kind, RankState, judge
+from mimo_launch.launcher.watchdog import Local, Watch
+from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, watchdog_words
+from mimo_launch.runtime.progress import Cause, Phase
 
 LATE = (
     "[rank1]:[E1121 12:00:00.1 ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective "
@@ -86,7 +86,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from mimo_launch.cli.start import Start
+from mimo_launch.cli.launch.request import Start
 from mimo_launch.launcher import gpus
 
 gpus._look = lambda writer: writer.send(gpus.Gpus(2 * ("torch._dynamo" in sys.modules)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mimo_launch.parallel import experts
+from mimo_launch.layers import experts
 
 
 @pytest.mark.parametrize("counts", [(7, 0, 9, 4), (0, 0, 20, 0)])

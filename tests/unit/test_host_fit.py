@@ -4,10 +4,10 @@ from pathlib import Path
 
 from tests.support.specs import box, spec
 
-from mimo_launch.launcher.memory import host_memory
-from mimo_launch.plan.host_fit import memory_lacking
+from mimo_launch.checks.host_memory import memory_lacking
+from mimo_launch.drawing.report import build_report
+from mimo_launch.launcher.host_memory import host_memory
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_report
 
 MB = 10**6
 

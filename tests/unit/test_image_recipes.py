@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mimo_launch.layout.image_recipe import ImageRecipe, ImageTooThin, ShortEdge, Smart
-from mimo_launch.layout.images import ProcessorError, read_recipe
-from mimo_launch.train.data.webdataset.decode import decode_image
-from mimo_launch.train.data.webdataset.pixels import process
+from mimo_launch.data.webdataset.decode import decode_image
+from mimo_launch.data.webdataset.image_processing import process
+from mimo_launch.hugging_face.image_processor import ProcessorError, read_recipe
+from mimo_launch.hugging_face.image_recipe import ImageRecipe, ImageTooThin, ShortEdge, Smart
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip": ("siglip", "SiglipImageProcessorPil", {"size": {"height": 30, "width": 30}}),

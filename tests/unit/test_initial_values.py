@@ -2,8 +2,8 @@
 
 import torch
 
-from mimo_launch.parallel.init import initial_values
-from mimo_launch.parallel.segments import Segment, replicated, sharded
+from mimo_launch.layers.initial_weights import initial_values
+from mimo_launch.layers.parameter_segments import Segment, replicated, sharded
 
 
 def whole(rows: int, columns: int) -> Segment:

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from mimo_launch.checks.all_checks import load_and_check
 from mimo_launch.cli.app import run
-from mimo_launch.cli.origin import Origin, node_place, origin_of
-from mimo_launch.launcher.joining import (
+from mimo_launch.cli.launch.origin import Origin, node_place, origin_of
+from mimo_launch.launcher.slurm import NodelistError, Task, expand, slurm_task
+from mimo_launch.launcher.torchrun import (
     Joined,
     NodePlace,
     WrongEnvironment,
@@ -15,9 +17,7 @@ from mimo_launch.launcher.joining import (
     slurm_place,
     torchrun_rank,
 )
-from mimo_launch.launcher.logs import parse_ranks
-from mimo_launch.launcher.slurm import NodelistError, Task, expand, slurm_task
-from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.launcher.worker_logs import parse_ranks
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 

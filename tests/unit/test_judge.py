@@ -13,18 +13,18 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from mimo_launch.launcher import memory
-from mimo_launch.launcher.board import Board, Seat
-from mimo_launch.launcher.errors import cause_of, read_error, write_error
-from mimo_launch.launcher.exits import Exit, ExitWatch
+from mimo_launch.launcher import host_memory
+from mimo_launch.launcher.event_pump import Pump
 from mimo_launch.launcher.failure import from_json, to_json
-from mimo_launch.launcher.judge import Kind, RankState, judge
-from mimo_launch.launcher.link import Link
-from mimo_launch.launcher.pump import Pump
+from mimo_launch.launcher.host_messages import Link
+from mimo_launch.launcher.process_exits import Exit, ExitWatch
+from mimo_launch.launcher.progress_board import Board, Seat
 from mimo_launch.launcher.signals import JoinedStop, StopRequest
 from mimo_launch.launcher.stacks import Frame, parse_stack, process_state
-from mimo_launch.launcher.watch import Local, Watch
-from mimo_launch.runtime.whereabouts import Cause, Phase
+from mimo_launch.launcher.verdict import Kind, RankState, judge
+from mimo_launch.launcher.watchdog import Local, Watch
+from mimo_launch.launcher.worker_errors import cause_of, read_error, write_error
+from mimo_launch.runtime.progress import Cause, Phase
 
 WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
 BUSY = (Frame("/home/me/data.py", 3, "read"), *WAITING)
@@ -112,7 +112,7 @@ def test_time_in_which_the_launcher_did_not_run_does_not_count(
 ) -> None:
     """As after Ctrl-Z and fg; a worker that then stays still is an alarm all the same."""
     now = [1000.0]
-    monkeypatch.setattr("mimo_launch.launcher.watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
     process = subprocess.Popen(["sleep", "30"])
     board = Board(1)
     worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
@@ -136,7 +136,7 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
 ) -> None:
     """Unless they are those of a save."""
     now = [1000.0]
-    monkeypatch.setattr("mimo_launch.launcher.watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
     process = subprocess.Popen(["sleep", "30"])
     board = Board(1)
     where = Seat(board.shared, 0).where
@@ -411,5 +411,5 @@ def test_kills_for_want_of_memory_are_counted(
     two, one = tmp_path / "memory.events", tmp_path / "memory.oom_control"
     two.write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
     one.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    monkeypatch.setattr(memory, "_files", lambda *names: [two, one, tmp_path / "missing"])
-    assert memory.oom_kills() == 6
+    monkeypatch.setattr(host_memory, "_files", lambda *names: [two, one, tmp_path / "missing"])
+    assert host_memory.oom_kills() == 6

@@ -1,4 +1,4 @@
-"""What a block really keeps and needs, beside the tables of `plan.kept`."""
+"""What a block really keeps and needs, beside the tables of `kinds.saved_activations`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,18 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mimo_launch.modules.block import Block, BlockShape
-from mimo_launch.parallel.context import ParallelContext, _compiled
-from mimo_launch.parallel.linear import GradAccumulator
-from mimo_launch.parallel.masks import (
+from mimo_launch.kinds.saved_activations import DECODER_FORWARD, VIT_FORWARD
+from mimo_launch.layers.attention_masks import (
     CausalMask,
     ImageMask,
     causal_mask,
     image_mask,
     turned_by_place,
 )
-from mimo_launch.plan.kept import DECODER_FORWARD, VIT_FORWARD
-from mimo_launch.spec.kinds import Activation
+from mimo_launch.layers.parallel_context import ParallelContext, _compiled
+from mimo_launch.layers.weight_gradients import GradAccumulator
+from mimo_launch.models.transformer_block import Block, BlockShape
+from mimo_launch.spec.encoders import Activation
 
 
 def block_of(

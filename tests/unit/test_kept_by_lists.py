@@ -1,4 +1,5 @@
-"""What a block keeps where attention goes over lists, beside the tables of `plan.kept`."""
+"""What a block keeps where attention goes over lists, beside the tables of
+`kinds.saved_activations`."""
 
 from typing import Any
 from unittest.mock import patch
@@ -9,8 +10,8 @@ from tests.support.memory import TOKENS, model, per_block
 from tests.unit.test_kept import block_of, kept_by_block
 from torch import Tensor
 
-from mimo_launch.parallel import attention, varlen
-from mimo_launch.parallel.masks import (
+from mimo_launch.layers import attention, varlen_attention
+from mimo_launch.layers.attention_masks import (
     CausalMask,
     Documents,
     ImageMask,
@@ -46,7 +47,7 @@ def kept(name: str, *, by_lists: bool) -> int:
     block = block_of(name, DTYPE, compiled=False, frozen=False)
     kernel = lambda q, k, v, *bounds, **options: FlashAttention.apply(q, k, v)  # noqa: E731
     with (
-        patch.object(varlen, "varlen_attn", kernel),
+        patch.object(varlen_attention, "varlen_attn", kernel),
         patch.object(attention, "takes_lists", lambda q: by_lists),
     ):
         return kept_by_block(block, mask_of(name), DTYPE)

@@ -1,4 +1,4 @@
-"""What layers of a hybrid model really keep, beside the tables of `plan.kept`."""
+"""What layers of a hybrid model really keep, beside the tables of `kinds.saved_activations`."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ import torch
 from tests.support.specs import box, spec
 from tests.unit.test_kept import compiles_without_kernels  # noqa: F401 - a fixture
 
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.estimate.memory import stage_memory
+from mimo_launch.estimate.workload import workload
+from mimo_launch.layers import mamba
+from mimo_launch.layers.attention_masks import causal_mask
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.weight_gradients import GradAccumulator
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.modules.build import PRECISIONS
-from mimo_launch.modules.hybrid import HybridLayer
-from mimo_launch.parallel import mamba
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.linear import GradAccumulator
-from mimo_launch.parallel.masks import causal_mask
-from mimo_launch.plan.estimate_memory import stage_memory
-from mimo_launch.plan.workload import workload
+from mimo_launch.models.build import PRECISIONS
+from mimo_launch.models.hybrid_layers import HybridLayer
 from mimo_launch.spec.model import HybridModel, Spec
 
 TOKENS, WIDTH = 512, 256

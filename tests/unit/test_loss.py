@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.loss import vocab_cross_entropy
+from mimo_launch.layers.cross_entropy import vocab_cross_entropy
+from mimo_launch.layers.parallel_context import ParallelContext
 
 TOKENS, VOCAB = 256, 64
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mimo_launch.optimizer.lr import learning_rate
+from mimo_launch.optimizer.learning_rate import learning_rate
 from mimo_launch.spec.model import LrSchedule
 
 KINDS = ("constant", "cosine", "wsd")

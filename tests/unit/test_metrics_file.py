@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.layout.owners import Imbalance
+from mimo_launch.layout.sample_owners import Imbalance
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -20,7 +20,7 @@ from mimo_launch.train.events import (
     WriteFailed,
     as_record,
 )
-from mimo_launch.train.metrics import MetricsFile
+from mimo_launch.train.metrics_file import MetricsFile
 
 
 def started(first_step: int) -> RunStarted:

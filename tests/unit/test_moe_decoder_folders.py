@@ -8,10 +8,10 @@ import pytest
 from tests.support.headers import NO_TENSORS
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.layout.hugging_face.architectures import Modules, alone, obstacles
-from mimo_launch.layout.hugging_face.registry import part_of
+from mimo_launch.hugging_face.architectures import Modules, alone, obstacles
+from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.load import model_from_data
 
 SIZES = {

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.layout.tokens import longest_sample
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 
 ENCODERS = {
     "vision": box(0, dp=2, model={"patch": 4}),

@@ -9,29 +9,34 @@ import torch
 from tests.support.specs import box, spec
 from torch import nn
 
-from mimo_launch.launcher.own import fault_of_own_classes
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.drawing.report import build_report
+from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.launcher.custom_classes import fault_of_own_classes
+from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.initial_weights import init_parameters
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layers.plain_parameters import adopt_parameters
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.modules.encoder import OwnClassError
-from mimo_launch.modules.inputs import EncoderInput, reader
-from mimo_launch.modules.own import build_own_stage, check_own_classes, plain_values, whole_stage
-from mimo_launch.modules.patches import Patches
-from mimo_launch.parallel.adopt import adopt_parameters
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.init import init_parameters
-from mimo_launch.parallel.masks import image_mask
-from mimo_launch.parallel.segments import declared_parameters
-from mimo_launch.plan.estimate_params import stage_weights
+from mimo_launch.models.custom_encoder import OwnClassError
+from mimo_launch.models.custom_stages import (
+    build_own_stage,
+    check_own_classes,
+    plain_values,
+    whole_stage,
+)
+from mimo_launch.models.encoder_inputs import EncoderInput, reader
+from mimo_launch.models.image_patches import Patches
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_report
 from mimo_launch.spec.model import Spec
 
 MIXER, WIDE = "tests.support.own_encoders:Mixer", "tests.support.own_encoders:Wide"
 HEAD = """
 import torch
 from torch import nn
-from mimo_launch.modules.encoder import EncoderStage
+from mimo_launch.custom import EncoderStage
 """
 
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.layout.balance import balanced
-from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.owners import (
+from mimo_launch.layout.sample_owners import (
     encoder_samples,
     imbalance,
     replica_links,
     replica_sources,
     replicas_that_share,
 )
-from mimo_launch.layout.reads import reads_of
+from mimo_launch.layout.sample_readers import reads_of
+from mimo_launch.layout.step_data import DataPlan, ImageSpan, SamplePlan
 
 
 def step_of(rows: list[int], encoder: str = "vision") -> DataPlan:

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
-from mimo_launch.layout.data_plan import SamplePlan, packed
-from mimo_launch.layout.reads import Reads
-from mimo_launch.layout.tokens import IGNORE_LABEL, PAD
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import (
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.packed_samples import joined_documents
+from mimo_launch.data.packing import best_fit
+from mimo_launch.data.sample_order import (
     GlobalOrder,
     Order,
     PackedOrder,
@@ -26,8 +24,10 @@ from mimo_launch.train.data.order import (
     records_of,
     steps_of,
 )
-from mimo_launch.train.data.packing import best_fit
-from mimo_launch.train.data.packs import joined_documents
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
+from mimo_launch.layout.sample_readers import Reads
+from mimo_launch.layout.step_data import SamplePlan, packed
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 
 

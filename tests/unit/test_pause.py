@@ -1,6 +1,6 @@
 """How long a run that fails again and again waits before it starts again."""
 
-from mimo_launch.cli.attempts import LONGEST_PAUSE, Pause
+from mimo_launch.cli.launch.attempts import LONGEST_PAUSE, Pause
 
 
 def test_pauses_double_up_to_a_minute_until_the_run_gets_on() -> None:

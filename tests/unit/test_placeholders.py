@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.layout.checks.entry import check
-from mimo_launch.layout.tokens import placeholder_id, vocab_size
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
 from mimo_launch.verify.shrink import shrink
 
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import example, given, settings
 from tests.support.specs import box, hybrid, layout_specs, spec
 
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.drawing.bridge_rows import fan
+from mimo_launch.drawing.json_text import report_json
+from mimo_launch.drawing.report import build_rank_report, build_report
+from mimo_launch.drawing.rows import Report
+from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.nominal import nominal_data_plan
-from mimo_launch.layout.routing import route
-from mimo_launch.layout.tokens import padded_vocab_size
 from mimo_launch.plan import plan as plan_module
-from mimo_launch.plan.as_json import report_json
-from mimo_launch.plan.bridges import fan
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_rank_report, build_report
-from mimo_launch.plan.rows import Report
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.proof import DeadlockError

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from tests.support.specs import layout_specs
 from tests.support.timelines import DEEP, SHARED
 
-from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.report import build_report
-from mimo_launch.plan.spans import (
+from mimo_launch.drawing.report import build_report
+from mimo_launch.drawing.spans import (
     Span,
     Timeline,
     Unit,
@@ -17,7 +16,8 @@ from mimo_launch.plan.spans import (
     planned,
     timeline_json,
 )
-from mimo_launch.plan.svg_rows import mean_bubble
+from mimo_launch.drawing.svg_layout import mean_bubble
+from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.spec.model import Spec
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED, made_of
 
+from mimo_launch.drawing.spans import Timeline, Unit, planned
+from mimo_launch.drawing.svg import render_svg
+from mimo_launch.drawing.svg_layout import rows_of, sizes_of, ticks_of
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.spans import Timeline, Unit, planned
-from mimo_launch.plan.svg import render_svg
-from mimo_launch.plan.svg_rows import rows_of, sizes_of, ticks_of
 from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=25, deadline=None)

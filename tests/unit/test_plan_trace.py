@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED, made_of
 
+from mimo_launch.drawing.spans import Span, Timeline, Unit, planned
+from mimo_launch.drawing.trace import edge_of, ranks_shown, render_trace
 from mimo_launch.plan.plan import Plan
-from mimo_launch.plan.spans import Span, Timeline, Unit, planned
-from mimo_launch.plan.trace import edge_of, ranks_shown, render_trace
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.spec.model import Spec
 

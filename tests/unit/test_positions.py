@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from tests.support.specs import box, spec  # noqa: E402
 
-from mimo_launch.layout.data_plan import ImageSpan  # noqa: E402
+from mimo_launch.data.build import build_dataset  # noqa: E402
+from mimo_launch.kinds.vocabulary import placeholder_id  # noqa: E402
 from mimo_launch.layout.layout import build_layout  # noqa: E402
-from mimo_launch.layout.tokens import placeholder_id  # noqa: E402
-from mimo_launch.runtime.inputs import axis_positions, read_positions  # noqa: E402
+from mimo_launch.layout.step_data import ImageSpan  # noqa: E402
+from mimo_launch.runtime.model_inputs import axis_positions, read_positions  # noqa: E402
 from mimo_launch.spec.model import Spec  # noqa: E402
-from mimo_launch.train.data.dataset import build_dataset  # noqa: E402
 from mimo_launch.train.loader import DatasetInputs, step_inputs  # noqa: E402
 
 SEQ, SAMPLES = 80, 24

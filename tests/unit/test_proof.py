@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from tests.support.programs import layout_of, texts, with_program
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.layout.checks.entry import load_and_check
+from mimo_launch.checks.all_checks import load_and_check
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
-from mimo_launch.schedule.alike import ClassMeetings, refined
-from mimo_launch.schedule.course import Costs, Event
 from mimo_launch.schedule.generate import Programs, generate
 from mimo_launch.schedule.proof import DeadlockError, by_class, proven
+from mimo_launch.schedule.rank_classes import ClassMeetings, refined
 from mimo_launch.schedule.simulate import simulate
+from mimo_launch.schedule.simulation_result import Costs, Event
 from mimo_launch.spec.model import Spec
 
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "topologies").rglob("*.yaml"))

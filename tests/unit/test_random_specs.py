@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.support.features import features
 from tests.support.specs import KINDS, SPARSE, layout_specs
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import Spec
 
 NAMED = {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mimo_launch.cli.lines import step_line
+from mimo_launch.cli.shared.lines import step_line
 from mimo_launch.train.events import Reading, StepFinished, as_record
 from mimo_launch.train.listeners.scalars import scalars
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from mimo_launch.layout.hugging_face.architectures import Modules, alone
-from mimo_launch.parallel.masks import scaled
+from mimo_launch.hugging_face.architectures import Modules, alone
+from mimo_launch.layers.attention_masks import scaled
 from mimo_launch.spec.model import DecoderModel, RopeScaling
-from mimo_launch.verify.rotary import frequencies
+from mimo_launch.verify.oracle_rotary import frequencies
 
 LLAMA = RopeScaling(factor=8.0)
 

@@ -1,7 +1,8 @@
 """Bridges as permutations of rows, against a walk over every token position.
 
 The oracle below knows the definitions only: it places each row by arithmetic on its position and
-its number, one row at a time, and shares no code with `layout.shards` or `layout.routing`.
+its number, one row at a time, and shares no code with `layout.row_owners` or
+`layout.bridge_routing`.
 """
 
 from collections import Counter
@@ -14,11 +15,11 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, brief, layout_specs, spec
 
-from mimo_launch.layout.data_plan import DataPlan, ImageSpan, SamplePlan
+from mimo_launch.layout.bridge_routing import Transfer, components, route
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.owners import encoder_samples
-from mimo_launch.layout.routing import Transfer, components, route
-from mimo_launch.layout.shards import cut_runs, row_cut, token_runs
+from mimo_launch.layout.row_owners import cut_runs, row_cut, token_runs
+from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.step_data import DataPlan, ImageSpan, SamplePlan
 from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=100, deadline=None)

@@ -5,22 +5,16 @@ from shutil import disk_usage
 
 import pytest
 
-from mimo_launch.launcher.room import lacks_room, num_added
+from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
+from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.launcher.disk_space import lacks_room, num_added
 from mimo_launch.launcher.run_folder import (
     NothingToResume,
     RunFolder,
     newest_checkpoint,
     open_run_folder,
 )
-from mimo_launch.layout.checks.entry import load_and_check
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.folder import (
-    CHECKPOINTS,
-    FORMAT,
-    PARTIAL,
-    complete,
-    folder_name,
-)
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 

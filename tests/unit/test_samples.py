@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import layout_specs
 
-from mimo_launch.layout.data_plan import DataPlan, SamplePlan
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.samples import SampleMap
+from mimo_launch.layout.step_data import DataPlan, SamplePlan
 
 
 def encoder_table(samples: SampleMap, num_replicas: int, group_size: int) -> list[list[tuple]]:

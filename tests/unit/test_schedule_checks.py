@@ -3,9 +3,9 @@
 import pytest
 from tests.support.specs import Box, box, spec
 
+from mimo_launch.checks import schedules
+from mimo_launch.checks.rule import ModuleRule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.layout.checks import schedules
-from mimo_launch.layout.checks.rule import ModuleRule, SpecRule, run_rules
 
 RULES = (
     SpecRule(schedules.virtual_stages_used),

@@ -9,7 +9,7 @@ from tests.support.features import features
 from tests.support.simulated import broken_rules
 from tests.support.specs import KINDS, box, brief, layout_specs, spec
 
-from mimo_launch.layout.routing import route
+from mimo_launch.layout.bridge_routing import route
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.generate import Programs, generate
 from mimo_launch.spec.model import Spec

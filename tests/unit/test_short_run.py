@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import EvalSpec, Spec
 from mimo_launch.verify.remarks import not_proved
 from mimo_launch.verify.short_run import MIN_EPS, NUM_STEPS, short_run

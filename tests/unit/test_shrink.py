@@ -5,11 +5,11 @@ from hypothesis import HealthCheck, given, settings
 from tests.support.reduced import silent_losses
 from tests.support.specs import box, brief, hybrid, layout_specs, spec
 
-from mimo_launch.layout.checks.entry import check
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import global_order, records_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import HybridModel, Spec, SyntheticData
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import global_order, records_of
 from mimo_launch.verify.remarks import not_proved
 from mimo_launch.verify.shrink import shrink
 

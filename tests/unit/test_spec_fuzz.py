@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from mimo_launch.checks.all_checks import check, check_text
 from mimo_launch.diag.codes import CODES
 from mimo_launch.diag.text import render, to_json
-from mimo_launch.layout.checks.entry import check, check_text
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
-from mimo_launch.spec.reading import read_spec
+from mimo_launch.spec.parse import read_spec
 
 VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
 EXTRA = [

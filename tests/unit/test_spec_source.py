@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mimo_launch.diag.places import Mark, Span
-from mimo_launch.spec.source import Document, parse_value, read_file, read_text
+from mimo_launch.spec.yaml_source import Document, parse_value, read_file, read_text
 
 
 def codes(document: Document) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo_launch.parallel.ssd import causal_conv, ssd
+from mimo_launch.layers.ssd import causal_conv, ssd
 
 HEADS, CHANNELS, GROUPS, STATE = 6, 3, 2, 5
 

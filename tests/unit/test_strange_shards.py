@@ -20,12 +20,12 @@ from tests.support.shards import CHATML, image_bytes, tokenizer_folder, write_sh
 from tests.unit.test_shard_samples import opened, shard_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mimo_launch.train.data.webdataset import shards
-from mimo_launch.train.data.webdataset.build import Seen, _add
-from mimo_launch.train.data.webdataset.columns import TYPES
-from mimo_launch.train.data.webdataset.index import Progress
-from mimo_launch.train.data.webdataset.jinja import TemplateRefused
-from mimo_launch.train.data.webdataset.shards import (
+from mimo_launch.data.webdataset import tar_files
+from mimo_launch.data.webdataset.index import Progress
+from mimo_launch.data.webdataset.index_columns import TYPES
+from mimo_launch.data.webdataset.indexer import Seen, _add
+from mimo_launch.data.webdataset.jinja import TemplateRefused
+from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
     Member,
     Place,
@@ -137,7 +137,7 @@ def test_threads_share_the_shards_that_are_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are few in a process: each that is one too many would make a good sample bad."""
-    monkeypatch.setattr(shards, "_MAX_OPEN", 4)
+    monkeypatch.setattr(tar_files, "_MAX_OPEN", 4)
     paths = [tmp_path / f"{number}.tar" for number in range(32)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes([number]) * 64)
@@ -161,7 +161,7 @@ import os, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from tests.support.specs import box, spec
-from mimo_launch.train.data.webdataset.pool import _start
+from mimo_launch.data.webdataset.indexer_pool import _start
 
 if __name__ == "__main__":
     made = spec({"vision": box(0)})

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from mimo_launch.cli.bars import Bars
-from mimo_launch.cli.console import Console
-from mimo_launch.launcher.streams import CHUNK, Follower, own_streams_after_fork
+from mimo_launch.cli.shared.bars import Bars
+from mimo_launch.cli.shared.console import Console
+from mimo_launch.launcher.output_streams import CHUNK, Follower, own_streams_after_fork
 
 
 def followed(path: Path, *pieces: bytes) -> list[str]:

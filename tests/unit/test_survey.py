@@ -11,18 +11,19 @@ from tests.support.damage import damaged
 from tests.support.shards import planted, sample, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.cli.data_page import page, png
-from mimo_launch.cli.data_text import record_text
+from mimo_launch.cli.data.page import page, png
+from mimo_launch.cli.data.text import record_text
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.sample_order import GlobalOrder, global_order, make_data_plan, records_of
+from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.owners import imbalance
-from mimo_launch.layout.tokens import placeholder_id
+from mimo_launch.layout.sample_owners import imbalance
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import BadSample, build_dataset
-from mimo_launch.train.data.order import GlobalOrder, global_order, make_data_plan, records_of
-from mimo_launch.train.survey.facts import find_facts, first_steps
-from mimo_launch.train.survey.shown import show_samples
-from mimo_launch.train.survey.speed import read_steps
-from mimo_launch.train.survey.survey import survey
+from mimo_launch.survey.facts import find_facts, first_steps
+from mimo_launch.survey.reading_speed import read_steps
+from mimo_launch.survey.shown_samples import show_samples
+from mimo_launch.survey.survey import survey
 
 GRIDS = {"vision": box(0, dp=2), "language": box(2, tp=2)}
 

@@ -19,8 +19,8 @@ from tests.support.chat_templates import (
 from tests.support.shards import tokenizer_folder
 from tests.unit.test_chat_tokens import learnt, made, reference, write
 
-from mimo_launch.train.data.dataset import BadSample
-from mimo_launch.train.data.webdataset.jinja import TemplateRefused
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.jinja import TemplateRefused
 
 TOOLS = [
     {
@@ -295,8 +295,8 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
 
 
 def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> None:
-    from mimo_launch.train.data.webdataset.spans import intakes_of
-    from mimo_launch.train.data.webdataset.writer import Writer
+    from mimo_launch.data.webdataset.media_rows import intakes_of
+    from mimo_launch.data.webdataset.sample_encoder import Writer
 
     for source, said in ((LLAVA, 1), (QWEN2_VL, 0), (QWEN3, 0), (GENERATION_TOOLS, 0)):
         folder = tokenizer_folder(tmp_path / str(len(source)), source)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mimo_launch.optimizer.totals import sum_of_squares
+from mimo_launch.optimizer.grad_norm import sum_of_squares
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

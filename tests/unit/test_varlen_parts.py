@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mimo_launch.parallel.masks import Documents, causal_mask, zigzag_positions
-from mimo_launch.parallel.varlen import parts_of_documents, takes_lists
+from mimo_launch.layers.attention_masks import Documents, causal_mask, zigzag_positions
+from mimo_launch.layers.varlen_attention import parts_of_documents, takes_lists
 
 CPU = torch.device("cpu")
 SEQ = 24

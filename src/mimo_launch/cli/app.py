@@ -2,7 +2,7 @@
 
 Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 129, 130 or 143
 interrupted), and how a fault of our own is reported.
-Relies on: one file per command with a function of the command's name and, for examples, HELP.
+Relies on: one module per command with a function of its name and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.
 """
 
@@ -19,27 +19,27 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from mimo_launch import __version__
-from mimo_launch.cli.console import Color, Console, open_closed_streams
+from mimo_launch.cli.shared.console import Color, Console, open_closed_streams
 from mimo_launch.spec.wording import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-# One line per command: `mimo_launch.cli.NAME` has a function NAME with typer annotations; in the
-# order in which `--help` lists them.
-COMMANDS = (
-    "init",
-    "validate",
-    "plan",
-    "train",
-    "verify",
-    "bench",
-    "data",
-    "report",
-    "export",
-    "inspect",
-    "explain",
-    "schema",
-)
+# Each command, in the order in which `--help` lists them, and the module of `mimo_launch.cli`
+# with a function of its name that has typer annotations.
+COMMANDS = {
+    "init": "init.command",
+    "validate": "validate",
+    "plan": "plan.command",
+    "train": "train.command",
+    "verify": "verify",
+    "bench": "bench.command",
+    "data": "data.command",
+    "report": "report.command",
+    "export": "export",
+    "inspect": "inspect",
+    "explain": "explain",
+    "schema": "schema",
+}
 
 HELP = """
 \b
@@ -99,8 +99,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)
-    for name in COMMANDS:
-        module = importlib.import_module(f"mimo_launch.cli.{name}")
+    for name, place in COMMANDS.items():
+        module = importlib.import_module(f"mimo_launch.cli.{place}")
         function = getattr(module, name)
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         app.command(name, help=getattr(module, "HELP", None), short_help=summary)(function)

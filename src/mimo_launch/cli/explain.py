@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mimo_launch.cli.console import console_of
+from mimo_launch.cli.shared.console import console_of
 
 HELP = """
 \b

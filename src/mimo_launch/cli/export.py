@@ -1,7 +1,7 @@
 """`mimo-launch export`: the weights of a run as folders that transformers loads.
 
 Decides: what the options mean, what is shown, and the exit code.
-Relies on: `train.export`.
+Relies on: `export`.
 Leaves: one process and no GPU are enough; nothing is started.
 """
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from mimo_launch.cli.console import Console, console_of
+from mimo_launch.cli.shared.console import Console, console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.train.checkpoint.finding import Checkpoint
-    from mimo_launch.train.export.export import Progress
-    from mimo_launch.train.export.plan import FolderPlan
+    from mimo_launch.checkpoint.finding import Checkpoint
+    from mimo_launch.export.export import Progress
+    from mimo_launch.export.export_plan import FolderPlan
 
 HELP = """
 \b
@@ -74,11 +74,11 @@ def export(
 ) -> None:
     """Write the weights of a run as Hugging Face folders."""
     max_bytes = _bytes(max_shard_size)
-    from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
-    from mimo_launch.train.checkpoint.storage import CheckpointError
-    from mimo_launch.train.export.export import write_export
-    from mimo_launch.train.export.folder import InTheWay, check_place
-    from mimo_launch.train.export.plan import CannotExport, Exporter
+    from mimo_launch.checkpoint.finding import NoCheckpoint, open_checkpoint
+    from mimo_launch.checkpoint.storage import CheckpointError
+    from mimo_launch.export.export import write_export
+    from mimo_launch.export.export_plan import CannotExport, Exporter
+    from mimo_launch.export.folder import InTheWay, check_place
 
     console = console_of(ctx)
     try:
@@ -104,7 +104,7 @@ def export(
 
 
 def _line(plan: "FolderPlan", to: Path) -> str:
-    from mimo_launch.plan.words import bytes_text
+    from mimo_launch.diag.quantities import bytes_text
 
     types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
     what = plan.config.get("architectures", [plan.config["model_type"]])[0]
@@ -123,9 +123,9 @@ def _progress(
     from rich.progress import BarColumn, DownloadColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from mimo_launch.cli.bars import Bars, rich_on
-    from mimo_launch.plan.words import bytes_text
-    from mimo_launch.train.export.export import Progress
+    from mimo_launch.cli.shared.bars import Bars, rich_on
+    from mimo_launch.diag.quantities import bytes_text
+    from mimo_launch.export.export import Progress
 
     to_write = sum(plan.num_bytes for plan in plans)
     screen = rich_on(sys.stderr, console)

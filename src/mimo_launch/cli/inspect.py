@@ -1,7 +1,7 @@
 """`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
 
 Decides: whose folder it is, and what is shown of it.
-Relies on: `layout.hugging_face.contents`, `train.checkpoint.folder`; neither reads a tensor.
+Relies on: `hugging_face.contents`, `checkpoint.folder`; neither reads a tensor.
 Leaves: whether a spec fits a folder to `validate`.
 """
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mimo_launch.cli.console import Console, console_of
-from mimo_launch.cli.flow import flow
+from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.flow import flow
 
 if TYPE_CHECKING:
-    from mimo_launch.layout.hugging_face.contents import Contents, Module
-    from mimo_launch.train.checkpoint.finding import Checkpoint
+    from mimo_launch.checkpoint.finding import Checkpoint
+    from mimo_launch.hugging_face.contents import Contents, Module
 
 HELP = """
 \b
@@ -41,10 +41,10 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Say what a folder of weights holds, with the spec for it."""
-    from mimo_launch.layout.hugging_face.contents import read_contents
-    from mimo_launch.layout.hugging_face.folder import CONFIG, ConfigError, is_hugging_face
-    from mimo_launch.layout.hugging_face.headers import FilesError
-    from mimo_launch.train.checkpoint.finding import NoCheckpoint, open_checkpoint
+    from mimo_launch.checkpoint.finding import NoCheckpoint, open_checkpoint
+    from mimo_launch.hugging_face.contents import read_contents
+    from mimo_launch.hugging_face.folder import CONFIG, ConfigError, is_hugging_face
+    from mimo_launch.hugging_face.headers import FilesError
 
     console = console_of(ctx)
     try:
@@ -65,7 +65,7 @@ def inspect(
 
 
 def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
-    from mimo_launch.layout.hugging_face.headers import TYPES
+    from mimo_launch.hugging_face.headers import TYPES
 
     fragment = _fragment(found)
     if as_json:
@@ -129,9 +129,9 @@ def _fragment(found: "Contents") -> str:
 def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: bool) -> None:
     from math import prod
 
+    from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
+    from mimo_launch.diag.quantities import bytes_text, sizes_text
     from mimo_launch.layout.layout import world_size
-    from mimo_launch.plan.words import bytes_text, sizes_text
-    from mimo_launch.train.checkpoint.folder import all_checkpoints, is_complete
 
     spec = found.spec
     steps = sorted(int(p.name[5:]) for p in all_checkpoints(folder) if is_complete(p))

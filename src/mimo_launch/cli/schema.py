@@ -7,7 +7,7 @@ Leaves: checks that a schema cannot express to `validate`.
 
 import typer
 
-from mimo_launch.cli.console import console_of
+from mimo_launch.cli.shared.console import console_of
 
 HELP = """
 \b

@@ -1,7 +1,7 @@
 """`mimo-launch validate`: every mistake of a spec at once.
 
 Decides: what goes to stdout (a verdict per file, or JSON) and the exit code.
-Relies on: `plan.fit` for findings, `diag.text` for their form.
+Relies on: `checks.memory` for findings, `diag.text` for their form.
 Leaves: starting anything to `train`.
 """
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.console import console_of
-from mimo_launch.cli.options import HostProcesses, Overrides
+from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.options import HostProcesses, Overrides
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -39,9 +39,9 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
     """Check specs; report every mistake at once."""
-    from mimo_launch.cli.findings import show_findings
+    from mimo_launch.checks.memory import load_and_check
+    from mimo_launch.cli.shared.findings import show_findings
     from mimo_launch.diag.text import to_json
-    from mimo_launch.plan.fit import load_and_check
 
     console = console_of(ctx)
     world = None if nproc is None else nproc * nnodes

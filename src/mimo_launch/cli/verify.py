@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.console import Console, console_of
-from mimo_launch.cli.options import Device, Overrides, Where, device_here
-from mimo_launch.cli.own import own_classes_fail
+from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.custom import own_classes_fail
+from mimo_launch.cli.shared.options import Device, Overrides, Where, device_here
 
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
@@ -70,8 +70,8 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Prove that a layout computes the right gradients, and trains right."""
-    from mimo_launch.cli.findings import show_findings
-    from mimo_launch.layout.checks.entry import load_and_check
+    from mimo_launch.checks.all_checks import load_and_check
+    from mimo_launch.cli.shared.findings import show_findings
     from mimo_launch.verify.remarks import lines_of, not_proved
 
     console = console_of(ctx)
@@ -123,9 +123,9 @@ def _prove(
 
     # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from mimo_launch.checks.all_checks import check
     from mimo_launch.launcher.preload import import_for_workers
-    from mimo_launch.launcher.ranks import RankError
-    from mimo_launch.layout.checks.entry import check
+    from mimo_launch.launcher.run_on_ranks import RankError
     from mimo_launch.layout.layout import world_size
     from mimo_launch.verify.run import verify_spec
     from mimo_launch.verify.short_run import short_run

@@ -1,1 +1,1 @@
-"""Collectives with the right adjoints, and the transfers that carry out a bridge."""
+"""Process groups, collectives with their adjoints, and the transfers of a bridge."""

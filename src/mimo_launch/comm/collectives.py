@@ -1,8 +1,8 @@
 """The few collectives we use, under the names that every supported torch has.
 
 Decides: one spelling for calls that torch 2.13 renamed, and padding for uneven shards.
-Relies on: groups from `grids`; a group without a handle holds one rank and does nothing.
-Leaves: gradients to `autograd`.
+Relies on: groups from `comm`; a group without a handle holds one rank and does nothing.
+Leaves: gradients to `autograd_collectives`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from mimo_launch.grids.grid_set import Group
+from mimo_launch.comm.process_groups import Group
 
 # torch 2.13 renamed both; the old names warn there and the new ones do not exist before.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

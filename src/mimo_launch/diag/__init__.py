@@ -1,1 +1,1 @@
-"""Diagnostics: values, codes and their plain-text rendering (stdlib only)."""
+"""Findings: codes, places in the YAML, and their text for people and programs."""

@@ -2,7 +2,7 @@
 
 Decides: the explanations.
 Relies on: `code`.
-Leaves: finding the faults to `layout.checks.experts`.
+Leaves: finding the faults to `checks.experts`.
 """
 
 from mimo_launch.diag.code import Code

@@ -2,7 +2,7 @@
 
 Decides: the explanations.
 Relies on: nothing.
-Leaves: finding the faults to `layout.checks.hybrid`.
+Leaves: finding the faults to `checks.hybrid`.
 """
 
 from mimo_launch.diag.code import Code

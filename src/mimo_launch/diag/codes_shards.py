@@ -2,7 +2,7 @@
 
 Decides: the explanations.
 Relies on: nothing.
-Leaves: finding the faults to `layout.checks.shards`.
+Leaves: finding the faults to `checks.shards`.
 """
 
 from mimo_launch.diag.code import Code

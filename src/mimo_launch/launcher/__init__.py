@@ -1,1 +1,1 @@
-"""Starts workers, or joins those that something else started."""
+"""Starts and watches the workers of a job, and says why a run failed."""

@@ -1,8 +1,8 @@
 """A failed attempt as a value: the verdict, and all that is known of every rank.
 
 Decides: what launchers of several hosts tell each other about a failure, and its form on the wire.
-Relies on: `judge` for the verdict.
-Leaves: words to `report`.
+Relies on: `verdict` for the verdict.
+Leaves: words to `failure_report`.
 """
 
 import json
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mimo_launch.launcher.exits import Exit
-from mimo_launch.launcher.judge import Kind, RankState, Verdict, judge
+from mimo_launch.launcher.process_exits import Exit
 from mimo_launch.launcher.stacks import Frame
+from mimo_launch.launcher.verdict import Kind, RankState, Verdict, judge
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.whereabouts import Cause, Phase
+from mimo_launch.runtime.progress import Cause, Phase
 from mimo_launch.spec.model import Spec
 
 

@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mimo_launch.layout.checks.backends import ENGINE, torchs_layers
+from mimo_launch.checks.backends import ENGINE, torchs_layers
 
 if TYPE_CHECKING:
-    from mimo_launch.grids.world import DeviceKind
+    from mimo_launch.comm.world import DeviceKind
     from mimo_launch.spec.model import Spec
 
 # Of each rank: the last transfers and collectives, with shapes, states and the stack of each start.

@@ -3,7 +3,7 @@
 Decides: what launchers tell each other: that they are there, that something is wrong, and what
 they know.
 Relies on: nothing on one host.
-Leaves: workers to `local`, several hosts to `many_hosts`.
+Leaves: workers to `one_host`, several hosts to `many_hosts`.
 """
 
 import os
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mimo_launch.launcher.failure import Host, RunFailed, diagnose
-from mimo_launch.launcher.judge import RankState
-from mimo_launch.launcher.logs import next_attempt
 from mimo_launch.launcher.network import listen_at
 from mimo_launch.launcher.run_lock import RunLock
+from mimo_launch.launcher.verdict import RankState
+from mimo_launch.launcher.worker_logs import next_attempt
 from mimo_launch.spec.model import Spec
 
 Examine = Callable[[], list[RankState]]

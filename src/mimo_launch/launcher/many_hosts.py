@@ -2,21 +2,21 @@
 
 Decides: node 0 judges a failure from the reports of all hosts, and says whether to start again; a
 host whose workers are done waits for the others.
-Relies on: `gathering` for the launchers of the other hosts.
-Leaves: workers to `local`, words to `report`.
+Relies on: `host_rendezvous` for the launchers of the other hosts.
+Leaves: workers to `one_host`, words to `failure_report`.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from mimo_launch.launcher.failure import RunFailed, diagnose, from_json, to_json
-from mimo_launch.launcher.gathering import Gathering
+from mimo_launch.launcher.failure_report import headline
+from mimo_launch.launcher.host_rendezvous import Gathering
 from mimo_launch.launcher.hosts import Examine, Meeting
-from mimo_launch.launcher.joining import NodePlace
-from mimo_launch.launcher.judge import RankState
-from mimo_launch.launcher.report import headline
 from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.torchrun import NodePlace
+from mimo_launch.launcher.verdict import RankState
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec

@@ -1,13 +1,13 @@
 """Imports what every worker needs, once, before workers are forked.
 
 Decides: the list of slow imports; none initialises CUDA, which does not survive a fork.
-Relies on: fork; a spawned worker gains nothing. `streams` for what workers print through.
-Leaves: forking to `local` and `ranks`.
+Relies on: fork; a spawned worker gains nothing. `output_streams` for what workers print through.
+Leaves: forking to `one_host` and `run_on_ranks`.
 """
 
 import os
 
-from mimo_launch.launcher.streams import own_streams_after_fork
+from mimo_launch.launcher.output_streams import own_streams_after_fork
 
 
 def import_for_workers() -> None:
@@ -26,8 +26,8 @@ def import_for_workers() -> None:
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
+    import mimo_launch.checkpoint.start_of_run
     import mimo_launch.launcher.worker
-    import mimo_launch.train.loop
-    import mimo_launch.train.start  # noqa: F401
+    import mimo_launch.train.loop  # noqa: F401
 
     torch.set_num_threads(1)

@@ -3,9 +3,9 @@
 Decides: names of files; that a run goes on in its folder if that holds a complete checkpoint, and
 that the folder of another run is moved aside, never overwritten; what was asked for and planned
 before stays on record until a run that goes on has taken its state from there.
-Relies on: `train.checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that one
+Relies on: `checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that one
 launcher at a time has the folder.
-Leaves: metrics to `train.metrics`, worker logs to `logs`.
+Leaves: metrics to `train.metrics_file`, worker logs to `worker_logs`.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from pathlib import Path
 
 import yaml
 
-from mimo_launch.launcher.run_lock import LOCK, RunLock, lock_run
-from mimo_launch.launcher.signals import StopRequest
-from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.checkpoint.folder import (
+from mimo_launch.checkpoint.folder import (
     DAMAGED,
     PARTIAL,
     DamagedCheckpoint,
     all_checkpoints,
     read_marker,
 )
+from mimo_launch.launcher.run_lock import LOCK, RunLock, lock_run
+from mimo_launch.launcher.signals import StopRequest
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.model import Spec
 
 SPEC, PLAN, FAILURE = "spec.yaml", "plan.json", "failure.txt"
 

@@ -3,7 +3,7 @@
 Decides: what the launcher, its workers and ranks started by others do with SIGINT, SIGTERM and
 SIGHUP.
 Relies on: `train.loop`, where all ranks agree on the step after which they stop.
-Leaves: killing workers to `local`.
+Leaves: killing workers to `one_host`.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from mimo_launch.train.state import STOP_SIGNALS
+from mimo_launch.train.run_state import STOP_SIGNALS
 
 # Whoever signals all processes of a job reaches a rank twice: once itself, once through torchrun.
 SAME_SECONDS = 5.0

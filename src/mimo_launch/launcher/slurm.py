@@ -3,7 +3,7 @@
 Decides: one task per rank joins as that rank, one task per host acts as that host's launcher; the
 first host of the list and a port made from the job's number are where they meet.
 Relies on: the environment of a step (SLURM_STEP_*), not of the batch script around it.
-Leaves: joining to `joining`, launching to `local`.
+Leaves: joining to `torchrun`, launching to `one_host`.
 """
 
 import re

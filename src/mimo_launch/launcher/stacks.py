@@ -3,7 +3,7 @@
 Decides: SIGUSR1 makes a worker write the stacks of its threads to a file of its own.
 Relies on: faulthandler, whose handler runs in the signal context and needs neither the interpreter
 nor its lock.
-Leaves: what a stack means for the run to `judge`.
+Leaves: what a stack means for the run to `verdict`.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ _MAIN = "main thread "
 _COMMUNICATION = (
     "/torch/distributed/",
     "/mimo_launch/comm/",
-    "/mimo_launch/runtime/edges.py",
+    "/mimo_launch/runtime/stage_transfers.py",
     "/mimo_launch/runtime/bridges.py",
 )
 # There the host waits for its GPU, whose transfers wait for other ranks.

@@ -3,7 +3,7 @@
 Decides: rendezvous from the environment, what rank 0 reports, and that a rank which fails says so
 before its peers lose it.
 Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the GPU.
-Leaves: starting workers to `local`.
+Leaves: starting workers to `one_host`.
 """
 
 import os
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mimo_launch.grids.world import DeviceKind, device_for, group_timeout, join_world
-from mimo_launch.launcher.errors import OutOfGpuMemory
-from mimo_launch.launcher.recorder import make_folder
-from mimo_launch.launcher.tasks import RankTask
+from mimo_launch.comm.world import DeviceKind, device_for, group_timeout, join_world
+from mimo_launch.launcher.flight_recorder import make_folder
+from mimo_launch.launcher.rank_tasks import RankTask
+from mimo_launch.launcher.worker_errors import OutOfGpuMemory
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.whereabouts import Phase, Whereabouts
+from mimo_launch.runtime.progress import Phase, Whereabouts
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners.guard import Closable

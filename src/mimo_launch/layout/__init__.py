@@ -1,1 +1,1 @@
-"""Who owns what: ranks, stages, samples and rows, as frozen torch-free data."""
+"""Arithmetic of ranks: grids, pipeline stages, and who owns which sample and row."""

@@ -2,7 +2,7 @@
 
 Decides: the heuristic, and that equal inputs give equal shares on every rank.
 Relies on: nothing.
-Leaves: what is shared and what it costs to `owners`.
+Leaves: what is shared and what it costs to `sample_owners`.
 
 Dividing costs so that the largest share is least is NP-hard (multiprocessor scheduling). Longest
 processing time first (Graham, 1969, SIAM J. Appl. Math. 17: at most 4/3 - 1/(3m) of the best, and

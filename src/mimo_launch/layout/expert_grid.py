@@ -2,7 +2,7 @@
 
 Decides: which ranks share out the experts of a layer, split one, or hold replicas of one.
 Relies on: sizes whose product divides the ranks of a stage.
-Leaves: which tokens go where to `parallel.dispatch`.
+Leaves: which tokens go where to `layers.token_dispatch`.
 
 The ranks of a stage, in increasing order, are a box with the axes tp, ep and dp, tp fastest:
 neighbours split an expert, their neighbours hold the next experts, and the same comes again for

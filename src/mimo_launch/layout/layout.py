@@ -1,18 +1,19 @@
 """What all ranks must agree on: modules, grids, stages, sample ownership, groups.
 
 Decides: everything about ranks that does not depend on the data of a step.
-Relies on: a spec that `layout.checks` has passed.
-Leaves: the order of work to `schedule`, rows to `routing`.
+Relies on: a spec that `checks` has passed.
+Leaves: the order of work to `schedule`, rows to `bridge_routing`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.layout.expert_grid import ExpertView
-from mimo_launch.layout.phases import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.layout.samples import SampleMap
+from mimo_launch.layout.stages import Stage, cut_into_stages
 from mimo_launch.spec.model import (
     Balance,
     EncoderModel,
@@ -29,21 +30,6 @@ from mimo_launch.spec.model import (
 Role = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Consecutive layers of one module.
-
-    Stage i is held by pp index i modulo pp: with virtual stages a rank holds several.
-    """
-
-    module: str
-    index: int
-    first_layer: int
-    num_layers: int
-    is_first: bool
-    is_last: bool
-
-
 @dataclass(frozen=True)
 class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
@@ -54,8 +40,8 @@ class ModuleLayout:
     the first stage with anything to train, past which no gradient flows back. Of an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may have a `class_token`
     besides, and samples move among replicas as
-    `balance` says (see `owners`). `experts` is where those of a mixture stand, if it has any.
-    `fp8`: blocks multiply in 8 bits, which take tokens in steps only.
+    `balance` says (see `sample_owners`). `experts` is where those of a mixture stand, if it has
+    any. `fp8`: blocks multiply in 8 bits, which take tokens in steps only.
     """
 
     name: str
@@ -213,7 +199,7 @@ def build_layout(spec: Spec) -> Layout:
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     is_encoder = name != LANGUAGE
-    stages = _stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
+    stages = cut_into_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
     grid = RankGrid(
         module.order,
         tuple(getattr(module.grid, axis) for axis in module.order),
@@ -244,15 +230,3 @@ def _expert_view(module: ModuleSpec, grid: RankGrid) -> ExpertView | None:
         return None
     sizes = module.experts or ExpertGrid()
     return ExpertView.of(grid, tp=sizes.tp, ep=sizes.ep)
-
-
-def _stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage, ...]:
-    """Cut the layers into consecutive runs, as equal as can be, earlier ones longer."""
-    total = module.grid.pp * virtual
-    share, extra = divmod(module.model.layers, total)
-    stages, first = [], 0
-    for index in range(total):
-        num_layers = share + (index < extra)
-        stages.append(Stage(name, index, first, num_layers, index == 0, index == total - 1))
-        first += num_layers
-    return tuple(stages)

@@ -2,7 +2,7 @@
 
 Decides: the rank of each coordinate and the groups along any set of axes.
 Relies on: consecutive ranks from `first_rank` on.
-Leaves: live process groups to `grids`.
+Leaves: live process groups to `comm`.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,9 @@
 """Which sample of a step goes to which replica of which module.
 
 Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out.
-Relies on: divisibility, proved by `layout.checks`.
-Leaves: moving samples among encoder replicas to `owners`, rows inside a sample to `shards`.
+Relies on: divisibility, proved by `checks`.
+Leaves: moving samples among encoder replicas to `sample_owners`, rows inside a sample to
+`row_owners`.
 
 Language replica d owns a contiguous share of the step's samples, cut into microbatches of `mbs`:
 sample (d, j, i) has index (d * microbatches + j) * mbs + i. Encoders run on groups of k

@@ -1,1 +1,1 @@
-"""Per-module optimizers, gradient reduction, norms and learning-rate schedules."""
+"""Gradient reduction, norms and clipping, learning rates, one optimizer per module."""

@@ -1,1 +1,1 @@
-"""What `plan` shows, as plain rows (torch-free)."""
+"""What all ranks of a job must agree on before it starts."""

@@ -1,1 +1,1 @@
-"""Executes a rank's action list."""
+"""Executes the program of a rank: forwards, backwards and transfers."""

@@ -1,7 +1,7 @@
 """This rank's end of every bridge during one step.
 
 Decides: which buffers hold rows and their gradients between actions.
-Relies on: `layout.routing` for transfers, `comm.bridge` to move them.
+Relies on: `layout.bridge_routing` for transfers, `comm.bridge_transfers` to move them.
 Leaves: calling it in the order of the program to `executor`.
 
 The language side is cut from the encoder's graph: received rows are leaves that collect a gradient,
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mimo_launch.comm.bridge import (
+from mimo_launch.comm.bridge_transfers import (
     BridgeEnd,
     PostedTransfers,
     copy_local,
@@ -26,13 +26,13 @@ from mimo_launch.comm.bridge import (
     post_sends,
     wait_all,
 )
-from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.routing import route
-from mimo_launch.modules.build import RankModule
-from mimo_launch.modules.language import Placement
-from mimo_launch.runtime.inputs import num_rows, owned_rows, placement
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.models.build import RankModule
+from mimo_launch.models.language_model import Placement
+from mimo_launch.runtime.model_inputs import num_rows, owned_rows, placement
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel, is_sender
 

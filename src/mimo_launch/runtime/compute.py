@@ -1,7 +1,7 @@
 """Forward and backward of this rank's stages.
 
 Decides: what goes into a stage and what its backward starts from.
-Relies on: `bridges` for rows, `edges` for activations of other stages.
+Relies on: `bridges` for rows, `stage_transfers` for activations of other stages.
 Leaves: the order to `executor`.
 
 # Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward, or
@@ -13,21 +13,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.transfer import to_device
-from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.layout.data_plan import DataPlan
+from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.comm.to_device import to_device
+from mimo_launch.layers.attention_masks import ImageMask, image_mask, zigzag_positions
+from mimo_launch.layers.class_tokens import class_token_mask
+from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.phases import LANGUAGE
-from mimo_launch.layout.shards import held_patches, local_class_tokens
-from mimo_launch.modules.build import RankModule
-from mimo_launch.modules.inputs import EncoderInput, pack, reader
-from mimo_launch.modules.language import LanguageInput
-from mimo_launch.modules.vision import turns_by_place
-from mimo_launch.parallel.class_tokens import class_token_mask
-from mimo_launch.parallel.masks import ImageMask, image_mask, zigzag_positions
+from mimo_launch.layout.row_owners import held_patches, local_class_tokens
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.models.build import RankModule
+from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
+from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import Bridge
-from mimo_launch.runtime.edges import StageEdges
-from mimo_launch.runtime.inputs import (
+from mimo_launch.runtime.model_inputs import (
     StepInputs,
     group_images,
     image_lengths,
@@ -40,6 +39,7 @@ from mimo_launch.runtime.inputs import (
     read_text,
     token_shares,
 )
+from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action
 from mimo_launch.spec.model import DecoderModel, Spec, image_input
 

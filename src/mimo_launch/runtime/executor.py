@@ -2,7 +2,8 @@
 
 Decides: which of a slot's actions are posted and waited for, and when gradients are reduced.
 Relies on: programs that the simulator has passed.
-Leaves: the work of an action to `compute`, `edges` and `bridges`, the update to `optimizer`.
+Leaves: the work of an action to `compute`, `stage_transfers` and `bridges`, the update to
+`optimizer`.
 """
 
 from collections.abc import Iterable
@@ -11,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from mimo_launch.comm.clock import StepClock
 from mimo_launch.comm.collectives import all_gather, broadcast
-from mimo_launch.grids.grid_set import GridSet
+from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.comm.step_clock import StepClock
+from mimo_launch.layers.attention_masks import zigzag_positions
+from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.phases import LANGUAGE
-from mimo_launch.modules.build import RankModule
-from mimo_launch.modules.sharding import fsdp_modules
-from mimo_launch.parallel.masks import zigzag_positions
+from mimo_launch.models.build import RankModule
+from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.compute import Stages, StepState
-from mimo_launch.runtime.edges import StageEdges
-from mimo_launch.runtime.inputs import StepInputs
-from mimo_launch.runtime.whereabouts import Whereabouts
+from mimo_launch.runtime.model_inputs import StepInputs
+from mimo_launch.runtime.progress import Whereabouts
+from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.spec.model import Spec
 

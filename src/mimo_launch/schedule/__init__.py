@@ -1,1 +1,1 @@
-"""What each rank does and in which order, and a simulator that proves it ends."""
+"""What each rank does in a step and in which order, and a simulator that proves it ends."""

@@ -1,7 +1,7 @@
 """The program of every rank: phases around pipelines, or one pipeline with its bubbles filled.
 
 Decides: how the parts of a step follow each other on a rank.
-Relies on: `pipeline` for the order of computes, `transfers` for everything between them.
+Relies on: `pipeline` for the order of computes, `sends_and_receives` for everything between them.
 Leaves: proving that the programs end to `simulate`.
 
 A step is a sequence of groups of microbatches. In each group, encoders that share ranks with
@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program
-from mimo_launch.schedule.alike import classes_of
-from mimo_launch.schedule.bubble import bubble_orders
+from mimo_launch.schedule.bubble_filling import bubble_orders
 from mimo_launch.schedule.pipeline import pipeline_order
+from mimo_launch.schedule.rank_classes import classes_of
 from mimo_launch.schedule.roles import (
     exchanges,
     fills_bubbles,
@@ -26,7 +26,7 @@ from mimo_launch.schedule.roles import (
     needs_backward,
     role_of,
 )
-from mimo_launch.schedule.transfers import program_of
+from mimo_launch.schedule.sends_and_receives import program_of
 
 __all__ = ["Programs", "Role", "generate", "generate_forward", "needs_backward", "role_of"]
 

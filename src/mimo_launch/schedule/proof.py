@@ -1,7 +1,7 @@
 """The proof that the programs of a job end: no rank waits for ever, or does a thing too early.
 
 Decides: that a rank of each class may stand for all of it, and when all ranks are looked at.
-Relies on: `simulate` for the course of a step, `alike` for classes of ranks.
+Relies on: `simulate` for the course of a step, `rank_classes` for classes of ranks.
 Leaves: showing a deadlock to `cli`.
 
 A class waits for every class that any of its ranks waits for. So if the classes reach their ends,
@@ -10,10 +10,10 @@ its stage. Classes that do not reach their ends prove nothing: then all ranks ar
 """
 
 from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.alike import ClassMeetings, refined
-from mimo_launch.schedule.course import Costs, Simulation
 from mimo_launch.schedule.generate import Programs
+from mimo_launch.schedule.rank_classes import ClassMeetings, refined
 from mimo_launch.schedule.simulate import simulate
+from mimo_launch.schedule.simulation_result import Costs, Simulation
 
 
 class DeadlockError(Exception):

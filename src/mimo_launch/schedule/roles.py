@@ -2,7 +2,7 @@
 
 Decides: which stages run backward, and how the rows of an encoder travel.
 Relies on: `layout`.
-Leaves: the order of work to `pipeline` and `bubble`.
+Leaves: the order of work to `pipeline` and `bubble_filling`.
 """
 
 from dataclasses import dataclass

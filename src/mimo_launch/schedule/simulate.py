@@ -1,8 +1,9 @@
 """Run the programs of all ranks against a cost model, without any process.
 
 Decides: whether the programs end, and when each action starts and stops in model time.
-Relies on: programs from `generate`, partners and teams from `channels`, data flow from `needs`.
-Leaves: drawing to `plan`.
+Relies on: programs from `generate`, partners and teams from `channels`, data flow from
+`dependencies`.
+Leaves: drawing to `drawing`.
 
 A send is posted and the program goes on; its rows stay with the sender until the receive meets it,
 so no transport needs a buffer. A slot ends when all its receives have met their send, and the time
@@ -21,8 +22,8 @@ from dataclasses import dataclass, field
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Program, format_slot
 from mimo_launch.schedule.channels import Channel, Meetings, is_sender, message
-from mimo_launch.schedule.course import Costs, Event, Simulation
-from mimo_launch.schedule.needs import first_fault
+from mimo_launch.schedule.dependencies import first_fault
+from mimo_launch.schedule.simulation_result import Costs, Event, Simulation
 
 __all__ = ["Costs", "Event", "Simulation", "simulate"]
 

@@ -1,1 +1,1 @@
-"""The YAML spec as typed, frozen values that remember where they were written."""
+"""The YAML of a run as typed, frozen values that know where they were written."""

@@ -2,7 +2,7 @@
 
 Decides: that unknown keys are errors and values are never converted.
 Relies on: pydantic, `wording` for lists.
-Leaves: the sections to `kinds`, `sections` and `model`.
+Leaves: the sections to `encoders`, `sections` and `model`.
 """
 
 import os

@@ -2,7 +2,7 @@
 
 Decides: how a class is named, and the keys from which layout and data know its rows.
 Relies on: `base`.
-Leaves: finding the class to `layout.checks.own`, calling it to `modules.own`.
+Leaves: finding the class to `checks.custom`, calling it to `models.custom_stages`.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import MAX_INTEGER, Count, Layers, Strict
-from mimo_launch.spec.kinds import Clips, EncoderModel, VitModel
+from mimo_launch.spec.encoders import Clips, EncoderModel, VitModel
 from mimo_launch.spec.wording import close_matches
 
 CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"

@@ -2,7 +2,7 @@
 
 Decides: keys, defaults and limits of each kind of data.
 Relies on: `base`.
-Leaves: what fits together to `layout.checks`, samples to `train.data`.
+Leaves: what fits together to `checks`, samples to `data`.
 """
 
 from typing import Annotated, Any, Literal

@@ -2,7 +2,7 @@
 
 Decides: how an annotation is taken apart.
 Relies on: pydantic's field descriptions.
-Leaves: whole sections to `reading` and `reference`.
+Leaves: whole sections to `parse` and `reference`.
 """
 
 from collections.abc import Iterator

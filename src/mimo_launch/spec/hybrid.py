@@ -2,7 +2,7 @@
 
 Decides: sizes, defaults and derived sizes of the kind `hybrid`.
 Relies on: `language` for what it has in common with other language models.
-Leaves: which letters a pattern may have, and what fits together, to `layout.checks`.
+Leaves: which letters a pattern may have, and what fits together, to `checks`.
 """
 
 from typing import Annotated, Literal

@@ -2,7 +2,7 @@
 
 Decides: sizes, defaults and derived sizes.
 Relies on: `base`, `experts`.
-Leaves: hybrids to `hybrid`, what fits together to `layout.checks`.
+Leaves: hybrids to `hybrid`, what fits together to `checks`.
 """
 
 from typing import Annotated, Literal

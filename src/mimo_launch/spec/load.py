@@ -1,8 +1,8 @@
 """File and overrides -> spec, or every fault at once.
 
 Decides: nothing; joins reading, overriding and typing.
-Relies on: `source`, `overrides`, `reading`.
-Leaves: checks that need two keys at once to `layout.checks`.
+Relies on: `yaml_source`, `overrides`, `parse`.
+Leaves: checks that need two keys at once to `checks`.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
 from mimo_launch.spec.model import Model, Spec
 from mimo_launch.spec.overrides import apply_overrides
-from mimo_launch.spec.reading import read_module, read_spec
-from mimo_launch.spec.source import Document, read_file, read_text
+from mimo_launch.spec.parse import read_module, read_spec
+from mimo_launch.spec.yaml_source import Document, read_file, read_text
 
 
 @dataclass(frozen=True, slots=True)

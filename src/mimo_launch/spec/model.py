@@ -1,8 +1,8 @@
 """The spec as frozen pydantic models: what a user may write, with types and defaults.
 
 Decides: modules and the whole; the reference page and the JSON Schema are generated from here.
-Relies on: `kinds` and `sections`, whose names are offered here, too.
-Leaves: everything that needs two keys at once to `layout.checks`.
+Relies on: `encoders` and `sections`, whose names are offered here, too.
+Leaves: everything that needs two keys at once to `checks`.
 """
 
 from typing import Annotated, Literal
@@ -27,9 +27,7 @@ from mimo_launch.spec.data import (
     SyntheticData,
     WebdatasetData,
 )
-from mimo_launch.spec.experts import ExpertGrid, Moe
-from mimo_launch.spec.hybrid import HybridModel, MambaSizes
-from mimo_launch.spec.kinds import (
+from mimo_launch.spec.encoders import (
     AudioModel,
     Clips,
     EncoderModel,
@@ -37,6 +35,8 @@ from mimo_launch.spec.kinds import (
     TransformerEncoder,
     VitModel,
 )
+from mimo_launch.spec.experts import ExpertGrid, Moe
+from mimo_launch.spec.hybrid import HybridModel, MambaSizes
 from mimo_launch.spec.language import DecoderModel, LanguageModel, RopeScaling
 from mimo_launch.spec.sections import (
     BatchSpec,

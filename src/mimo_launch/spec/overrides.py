@@ -11,8 +11,8 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.diag.places import SET_ROOT, Source
-from mimo_launch.spec.source import Document, parse_value
 from mimo_launch.spec.wording import did_you_mean
+from mimo_launch.spec.yaml_source import Document, parse_value
 
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"
 # What stands in place of a section that is left out, or turned off (`checkpoint: none`).

@@ -2,7 +2,7 @@
 
 Decides: keys, defaults and limits of these sections.
 Relies on: `base`.
-Leaves: what fits together to `layout.checks`.
+Leaves: what fits together to `checks`.
 """
 
 from typing import Annotated, Literal

@@ -2,7 +2,7 @@
 
 Decides: how a type, a found value and a near miss are named.
 Relies on: JSON Schema fragments, so that it never depends on how pydantic words its errors.
-Leaves: where to say it to `faults`.
+Leaves: where to say it to `findings`.
 """
 
 import difflib

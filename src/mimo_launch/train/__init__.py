@@ -1,1 +1,1 @@
-"""The training loop, its data and its events."""
+"""The training loop: steps, evaluation, reading ahead, events and listeners."""

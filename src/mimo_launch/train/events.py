@@ -1,8 +1,8 @@
 """What happened in a run, as plain values; the loop emits them, others listen.
 
 Decides: the fields of `metrics.jsonl`.
-Relies on: `layout.owners` for what an imbalance is.
-Leaves: writing to `metrics`, drawing to `cli.progress`.
+Relies on: `layout.sample_owners` for what an imbalance is.
+Leaves: writing to `metrics_file`, drawing to `cli.train.screen`.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from mimo_launch.layout.owners import Imbalance
+from mimo_launch.layout.sample_owners import Imbalance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Decides: what stands in the place of a record that cannot be read: nothing but padding.
 Relies on: `data.order` for the ids.
-Leaves: decoding to the data set, agreeing on what cannot be read to `reading`.
+Leaves: decoding to the data set, agreeing on what cannot be read to `prefetch`.
 """
 
 from bisect import bisect_right
@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mimo_launch.layout.data_plan import DataPlan, SamplePlan, without_records
-from mimo_launch.layout.owners import Imbalance
-from mimo_launch.layout.reads import Reads
-from mimo_launch.modules.build import compute_dtype
-from mimo_launch.modules.inputs import reader
-from mimo_launch.modules.patches import Patches
+from mimo_launch.data.dataset import BadSample, Dataset
+from mimo_launch.data.packed_samples import joined_documents, joined_texts
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.sample_order import Sample, make_data_plan
+from mimo_launch.layout.sample_owners import Imbalance
+from mimo_launch.layout.sample_readers import Reads
+from mimo_launch.layout.step_data import DataPlan, SamplePlan, without_records
+from mimo_launch.models.build import compute_dtype
+from mimo_launch.models.encoder_inputs import reader
+from mimo_launch.models.image_patches import Patches
 from mimo_launch.spec.model import EncoderModel, Spec
-from mimo_launch.train.data.dataset import BadSample, Dataset
-from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import Sample, make_data_plan
-from mimo_launch.train.data.packs import joined_documents, joined_texts
 from mimo_launch.train.events import Reading
 
 # What damage looks like in decoders that know nothing of BadSample. Other errors are bugs.

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mimo_launch.optimizer.totals import StepTotals
-from mimo_launch.runtime.whereabouts import Phase
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import Order, global_order
+from mimo_launch.optimizer.grad_norm import StepTotals
+from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import Order, global_order
-from mimo_launch.train.evaluate import evaluate
+from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import (
     CheckpointSaved,
     Event,
@@ -25,11 +25,11 @@ from mimo_launch.train.events import (
     RunStarted,
     RunStopped,
 )
-from mimo_launch.train.profile import Profile
-from mimo_launch.train.reading import StepReader
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.run_state import STOP_SIGNALS, EndOfRun, RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import STOP_SIGNALS, EndOfRun, RunState
 from mimo_launch.train.step import StepRunner
+from mimo_launch.train.step_timeline import Profile
 
 
 class Saver(Protocol):

@@ -11,24 +11,24 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from mimo_launch.comm.clock import Section, StepClock
-from mimo_launch.comm.objects import gather_objects
-from mimo_launch.comm.warm import warm
-from mimo_launch.grids.grid_set import GridSet
-from mimo_launch.grids.world import group_timeout
-from mimo_launch.modules.build import build_modules, compute_dtype
-from mimo_launch.optimizer.build import Updates
-from mimo_launch.optimizer.gradients import (
+from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.comm.warm_up import warm
+from mimo_launch.comm.world import group_timeout
+from mimo_launch.layers.parameter_segments import DeclaredParameter
+from mimo_launch.models.build import build_modules, compute_dtype
+from mimo_launch.optimizer.grad_norm import PendingTotals, reduce_totals
+from mimo_launch.optimizer.gradient_reduction import (
     show_own_gradients,
     sum_partial_gradients,
     sum_tied_gradients,
 )
-from mimo_launch.optimizer.totals import PendingTotals, reduce_totals
-from mimo_launch.parallel.segments import DeclaredParameter
+from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.executor import Executor
-from mimo_launch.runtime.inputs import StepInputs
-from mimo_launch.runtime.whereabouts import Phase, Whereabouts
+from mimo_launch.runtime.model_inputs import StepInputs
+from mimo_launch.runtime.progress import Phase, Whereabouts
 
 
 class RankSession:
@@ -75,7 +75,8 @@ class RankSession:
             clock=clock,
         )
         self.updates = Updates(spec, self.modules)
-        # This rank's losses of the last step by microbatch, for `numbers` to look at if it is bad.
+        # This rank's losses of the last step by microbatch, for `non_finite` to look at if it is
+        # bad.
         self.losses: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> "RankSession":

@@ -1,7 +1,7 @@
 """One step of a run: read, compute, update or skip, and say what happened.
 
 Decides: what is told of a step, and when its numbers are read.
-Relies on: `reading` for samples, `session` for computing, `numbers` for judging.
+Relies on: `prefetch` for samples, `session` for computing, `non_finite` for judging.
 Leaves: which samples a step takes, evaluating and saving to `loop`.
 
 On CUDA the host is ahead of the device: it starts the next step before it reads the numbers of this
@@ -15,21 +15,21 @@ from typing import Protocol
 
 import torch
 
-from mimo_launch.comm.pending import Moment
-from mimo_launch.layout.data_plan import DataPlan
-from mimo_launch.layout.owners import Imbalance
-from mimo_launch.optimizer.lr import learning_rate
-from mimo_launch.optimizer.totals import PendingTotals, StepTotals
-from mimo_launch.runtime.whereabouts import Phase
+from mimo_launch.comm.pending_numbers import Moment
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.sample_order import Order, Sample
+from mimo_launch.layout.sample_owners import Imbalance
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
+from mimo_launch.optimizer.learning_rate import learning_rate
+from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import LanguageModel, Spec
-from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import Order, Sample
 from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadInputs
-from mimo_launch.train.numbers import NumberWatch, PendingEvidence, find_origin, note_evidence
-from mimo_launch.train.profile import Profile
+from mimo_launch.train.non_finite import NumberWatch, PendingEvidence, find_origin, note_evidence
+from mimo_launch.train.run_state import EndOfRun, RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import EndOfRun, RunState
+from mimo_launch.train.step_timeline import Profile
 
 
 def steps_late(device: torch.device) -> int:

@@ -1,1 +1,1 @@
-"""Proof that a layout computes the gradients of the one-rank run."""
+"""Proves that a layout trains as one rank does: the oracle, its run, the comparison."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mimo_launch.layout.phases import LANGUAGE
+from mimo_launch.layout.encoder_placement import LANGUAGE
 
 
 @dataclass(frozen=True, slots=True)

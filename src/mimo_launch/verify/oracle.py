@@ -1,7 +1,8 @@
 """The one-rank run as a plain loop over samples and full tensors.
 
 Decides: what the right loss, gradients and update are.
-Relies on: names, shapes and initial values of the weights, and on the data set; `encode` for rows.
+Relies on: names, shapes and initial values of the weights, and on the data set; `oracle_encoders`
+for rows.
 It shares no layer, routing, schedule or scaling code with the product: rows go where the
 placeholder tokens are, the loss is one division at the end, gradients are autograd's.
 Leaves: judging the differences to `compare`.
@@ -16,12 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.layout.tokens import IGNORE_LABEL, placeholder_id, vocab_size
-from mimo_launch.modules.build import build_network
-from mimo_launch.modules.own import plain_values, whole_stage
-from mimo_launch.parallel.context import ParallelContext
-from mimo_launch.parallel.init import initial_values
-from mimo_launch.parallel.segments import declared_parameters
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.sample_order import Sample, records_of
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
+from mimo_launch.layers.initial_weights import initial_values
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.models.build import build_network
+from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.spec.model import (
     CustomModel,
     DecoderModel,
@@ -30,15 +34,12 @@ from mimo_launch.spec.model import (
     Spec,
     image_input,
 )
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.draws import Split
-from mimo_launch.train.data.order import Sample, records_of
-from mimo_launch.verify.encode import encode
-from mimo_launch.verify.hybrid import hybrid_layers
-from mimo_launch.verify.maths import attend, linear, rms_norm
-from mimo_launch.verify.mixture import Load, mixture, mlp, moved_biases
-from mimo_launch.verify.own import OneRankEncoder, keep_activations
-from mimo_launch.verify.rotary import axis_angles, axis_ids, frequencies, text_angles, turned
+from mimo_launch.verify.oracle_custom import OneRankEncoder, keep_activations
+from mimo_launch.verify.oracle_encoders import encode
+from mimo_launch.verify.oracle_experts import Load, mixture, mlp, moved_biases
+from mimo_launch.verify.oracle_hybrid import hybrid_layers
+from mimo_launch.verify.oracle_maths import attend, linear, rms_norm
+from mimo_launch.verify.oracle_rotary import axis_angles, axis_ids, frequencies, text_angles, turned
 
 
 class Oracle:

@@ -1,23 +1,16 @@
 """Reduces grids of many ranks to few, with the same relations between modules.
 
 Decides: what else of a spec follows from smaller grids: ranks, groups of microbatches, the batch.
-Relies on: `search` for the grids.
+Relies on: `search_grids` for the grids.
 Leaves: model sizes to `shrink`.
 """
 
 from math import lcm
 
-from mimo_launch.layout.phases import LANGUAGE
-from mimo_launch.spec.model import (
-    Grid,
-    HybridModel,
-    LanguageModel,
-    ModuleSpec,
-    ScheduleSpec,
-    Spec,
-)
+from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.model import Grid, HybridModel, LanguageModel, ModuleSpec, ScheduleSpec, Spec
 from mimo_launch.verify.placing import Placing
-from mimo_launch.verify.search import fewest, kv_heads_on
+from mimo_launch.verify.search_grids import fewest, kv_heads_on
 
 # Grids of at most so many ranks are proved as they are.
 MAX_RANKS = 32

@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import combinations
 from math import gcd
 
-from mimo_launch.layout.phases import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.spec.model import (
     ExpertGrid,
     Grid,

@@ -17,17 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import RankDevice, RankError, Ranks
+from mimo_launch.comm.world import device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.launcher.run_on_ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import LanguageModel, Spec
-from mimo_launch.train.data.dataset import build_dataset
-from mimo_launch.train.data.order import global_order, steps_of
 from mimo_launch.train.events import Event
-from mimo_launch.train.reading import StepReader
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.state import RunState
 from mimo_launch.verify.compare import (
     BOUNDS,
     ModuleVerdict,
@@ -35,9 +35,9 @@ from mimo_launch.verify.compare import (
     compare_numbers,
     compare_tensors,
 )
+from mimo_launch.verify.gathered_tensors import pieces_of
 from mimo_launch.verify.oracle import Oracle
-from mimo_launch.verify.pieces import pieces_of
-from mimo_launch.verify.plain_run import right_run
+from mimo_launch.verify.oracle_run import right_run
 from mimo_launch.verify.training import SKIPPED, compare_runs, first_part, second_part
 
 

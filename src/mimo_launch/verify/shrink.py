@@ -2,18 +2,18 @@
 
 Decides: which sizes may shrink. Grids, placement, order, schedule, sharding and flags stay; widths,
 depths, vocabulary, batch and sequence become the smallest legal ones.
-Relies on: `layout.tokens` for the longest sample.
+Relies on: `data.sample_sizes` for the longest sample.
 Leaves: running the result to `run`.
 """
 
 from math import lcm
 from typing import Literal
 
-from mimo_launch.layout.checks.batch import seq_unit
+from mimo_launch.checks.batch import seq_unit
+from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.layout.encoder_placement import encoder_group_size
 from mimo_launch.layout.layout import world_size
-from mimo_launch.layout.phases import encoder_group_size
-from mimo_launch.layout.tokens import longest_sample
-from mimo_launch.spec.kinds import FRAMES_PER_TOKEN
+from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
     Clips,

@@ -4,7 +4,7 @@ Decides: what a proof of training consists of. One step has a gradient on one ra
 and must be skipped; one rank is told to stop, and the run goes on from the checkpoint, from other
 initial weights. Every number that is told must be right, and at the end all weights and moments.
 Relies on: the task that workers do, with its reader, loop, evaluation and checkpoints.
-Leaves: the right run to `plain_run`, judging to `compare`.
+Leaves: the right run to `oracle_run`, judging to `compare`.
 """
 
 import signal
@@ -19,17 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.grids.world import device_for
-from mimo_launch.launcher.ranks import RankDevice
-from mimo_launch.launcher.tasks import Training
+from mimo_launch.checkpoint import start_of_run  # noqa: F401 - once, before ranks are forked.
+from mimo_launch.checkpoint.chunks import MOMENTS, sharded
+from mimo_launch.comm.world import device_for
+from mimo_launch.launcher.rank_tasks import Training
+from mimo_launch.launcher.run_on_ranks import RankDevice
+from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.layout.layout import Layout
-from mimo_launch.optimizer.totals import PendingTotals
-from mimo_launch.parallel.local import local_tensor
+from mimo_launch.optimizer.grad_norm import PendingTotals
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.inputs import StepInputs
+from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.spec.model import LanguageModel, Spec
-from mimo_launch.train import loop, start  # noqa: F401 - once, before ranks are forked.
-from mimo_launch.train.checkpoint.chunks import MOMENTS, sharded
+from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.compare import (
@@ -40,8 +41,8 @@ from mimo_launch.verify.compare import (
     compare_numbers,
     compare_tensors,
 )
-from mimo_launch.verify.pieces import module_pieces
-from mimo_launch.verify.plain_run import RightRun
+from mimo_launch.verify.gathered_tensors import module_pieces
+from mimo_launch.verify.oracle_run import RightRun
 
 ALL = "all modules"
 NUMBERS, EVALUATION = "numbers in training", "evaluation"

@@ -1,7 +1,7 @@
 """Builds the listeners that a spec asks for.
 
 Decides: which ones.
-Relies on: `layout.checks.packages`, which has refused a spec whose packages are missing.
+Relies on: `checks.packages`, which has refused a spec whose packages are missing.
 Leaves: `metrics.jsonl` and the console, which every run has, to `launcher` and `cli`.
 """
 

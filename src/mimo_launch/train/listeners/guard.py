@@ -2,7 +2,7 @@
 
 Decides: the first failure is reported once, and the listener hears no more.
 Relies on: nothing.
-Leaves: `metrics.jsonl`, whose failures `on_write_error` rules, to `metrics`.
+Leaves: `metrics.jsonl`, whose failures `on_write_error` rules, to `train.metrics_file`.
 """
 
 from typing import Protocol

@@ -1,0 +1,224 @@
+"""Measures the constants with which `plan` estimates, on the machine and at the sizes of a spec.
+
+Decides: which measurement becomes which constant; medians over ranks, groups and channels.
+Relies on: `device_rates` and `links` for the parts, steps of `measure` for what they leave
+unexplained.
+Leaves: the formulas that use the constants to `estimate.cost_model`.
+
+What cannot be measured with this spec (a network without several hosts, transfers without a
+pipeline) keeps its value.
+"""
+
+import platform
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mimo_launch.bench.device_rates import compute_rates
+from mimo_launch.bench.links import Link, channels, collectives
+from mimo_launch.bench.machine import device_name
+from mimo_launch.bench.measure import measure
+from mimo_launch.bench.options import BenchOptions
+from mimo_launch.bench.summary import Measured, aligned
+from mimo_launch.bench.time_shares import RankStep, step_seconds
+from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.step_clock import Section
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.drawing.report import build_report
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.cost_model import CostModel
+from mimo_launch.estimate.workload import workload
+from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import Phase
+from mimo_launch.schedule.actions import Kind
+from mimo_launch.train.events import Listener
+from mimo_launch.train.session import RankSession
+
+# Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the names that torch has for GPUs. Whole
+# names: an H100 NVL or H200 NVL is slower than what is called H100 and H200.
+_PEAKS = {
+    "NVIDIA H200": 989.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+}
+_MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What one rank has measured beside steps."""
+
+    host: str
+    rates: dict[str, float]
+    collectives: list[Link]
+    channels: list[Link]
+
+
+def calibrate(
+    session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
+) -> int | tuple[Calibration, tuple[str, ...]]:
+    """Return the constants and the names of those that were measured, or a signal that ended it.
+
+    Ranks: collective over the world. Raises: what `train` raises.
+    """
+    result = measure(session, options, emit, stop)
+    if isinstance(result, int):
+        return result
+    measured, _ = result
+    session.updates.clear()
+    if session.device.type == "cuda":
+        torch.cuda.empty_cache()
+    session.where.enter(Phase.MEASURING)
+    rates = compute_rates(session)
+    dist.barrier()
+    session.where.beat()
+    parts: list[_Parts] = gather_objects(
+        _Parts(platform.node(), rates, collectives(session), channels(session))
+    )
+    found: dict[str, Any] = dict(_constants(session, parts, measured, options.calibration))
+    constants = replace(options.calibration, **found)
+    found |= _overheads(session, constants, measured)
+    found |= _context(session.plan, constants, measured)
+    made = replace(
+        options.calibration,
+        device=device_name(session.device),
+        date=datetime.now(UTC).date().isoformat(),
+        **found,
+    )
+    return made, tuple(found)
+
+
+def _constants(
+    session: RankSession,
+    parts: Sequence[_Parts],
+    measured: Sequence[Measured],
+    given: Calibration,
+) -> Iterator[tuple[str, float]]:
+    """Yield every constant that does not depend on the others.
+
+    The speed of FP8 is told against a block in bf16: one that was measured, else the `given` one.
+    """
+
+    def rate(name: str) -> float | None:
+        return _median(part.rates[name] for part in parts if name in part.rates)
+
+    matmul = {p: rate(f"matmul_{p}") or 1.0 for p in ("bf16", "fp32", "fp64")}
+    speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
+    here = speeds[session.spec.train.precision]
+    for name in ("language_linear", "mamba", "experts", "vision_linear", "head"):
+        value = rate(name)
+        if value is not None:
+            # Rates are kept for bf16 and scaled by the speed of the precision where they are used.
+            yield name, value / here
+            if name.endswith("_linear"):
+                yield name.replace("linear", "attention"), value / here
+    for name, linear in (
+        ("language", given.language_linear),
+        ("vision", given.vision_linear),
+    ):
+        value = rate(f"{name}_fp8")
+        if value is not None:
+            yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)
+    yield "matmul", matmul["bf16"]
+    yield "fp32_speed", speeds["fp32"]
+    yield "fp64_speed", speeds["fp64"]
+    yield "peak", _PEAKS.get(device_name(session.device), matmul["bf16"])
+    yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
+    hosts = [part.host for part in parts]
+    together = [link for part in parts for link in part.collectives]
+    alone = [link for part in parts for link in part.channels]
+    for latency, bandwidth, links in (
+        ("collective_latency", "collective_bandwidth", together),
+        ("p2p_latency", "p2p_bandwidth", alone),
+    ):
+        inside = [link for link in links if len({hosts[rank] for rank in link.ranks}) == 1]
+        seconds = _median(link.seconds for link in inside)
+        speed = _median(link.bandwidth for link in inside if link.bandwidth is not None)
+        if seconds is not None:
+            yield latency, seconds / _MICRO
+        if speed is not None:
+            yield bandwidth, speed
+    across = [link for link in (*together, *alone) if len({hosts[r] for r in link.ranks}) > 1]
+    network = _median(link.bandwidth for link in across if link.bandwidth is not None)
+    if network is not None:
+        yield "network_bandwidth", network
+    held = [each.allocated for each in measured if each.allocated is not None]
+    if held:
+        yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
+
+
+def _context(
+    plan: Plan, constants: Calibration, measured: Sequence[Measured]
+) -> Iterator[tuple[str, float]]:
+    """Yield the memory of a CUDA context: what is in use of a GPU beside allocator and NCCL."""
+    beside = [
+        own.used - own.allocated[1] - alike.memory.device
+        for alike in build_report(plan, replace(constants, context_memory=0.0)).estimates.ranks
+        for own in (measured[rank] for rank in alike.ranks)
+        if own.used is not None and own.allocated is not None
+    ]
+    if beside:
+        yield "context_memory", max(0.0, statistics.median(beside) / _GIGA)
+
+
+def _overheads(
+    session: RankSession, constants: Calibration, measured: Sequence[Measured]
+) -> dict[str, float]:
+    """Return what an action and a step take beyond what the other constants explain."""
+    by_rank = aligned(measured)
+    constants = replace(constants, action_overhead=0.0, step_overhead=0.0)
+    sample = nominal_data_plan(session.spec).samples[0]
+    work = {m.name: workload(session.layout, m, sample) for m in session.layout.modules}
+    model = CostModel(session.spec, session.layout, work, constants)
+    beyond = []
+    for module in session.layout.modules:
+        for stage in module.stages:
+            cost = model.stage(module, stage)
+            for kind, expected in ((Kind.FORWARD, cost.forward), (Kind.BACKWARD, cost.backward)):
+                seconds = _median(_actions(by_rank, module.name, stage.index, kind))
+                if seconds is not None:
+                    beyond.append(max(0.0, seconds - expected))
+    rest = [
+        seconds - _program(steps) - max(_update(step) for step in steps)
+        for seconds, steps in zip(step_seconds(by_rank), zip(*by_rank, strict=True), strict=True)
+    ]
+    after = statistics.median(rest) - constants.collective_latency * _MICRO
+    return {
+        "action_overhead": (_median(beyond) or 0.0) / _MICRO,
+        "step_overhead": max(0.0, after) / _MILLI,
+    }
+
+
+def _actions(
+    by_rank: Sequence[Sequence[RankStep]], module: str, stage: int, kind: Kind
+) -> Iterator[float]:
+    for steps in by_rank:
+        for step in steps:
+            for (action, *_), start, end in step.slots:
+                if (action.module, action.stage, action.kind) == (module, stage, kind):
+                    yield end - start
+
+
+def _program(steps: Sequence[RankStep]) -> float:
+    """Return the time from the first slot of any rank to the end of the last."""
+    times = [(start, end) for step in steps for _, start, end in step.slots]
+    return max(e for _, e in times) - min(s for s, _ in times) if times else 0.0
+
+
+def _update(step: RankStep) -> float:
+    start, end = step.sections.get(Section.UPDATE, (0.0, 0.0))
+    return end - start
+
+
+def _median(values: Iterator[float] | Sequence[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None

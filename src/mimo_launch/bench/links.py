@@ -1,0 +1,130 @@
+"""What the links between ranks achieve: the spec's own groups and channels, at its own sizes.
+
+Decides: which transfers are timed, large ones for bandwidth and tiny ones for latency.
+Relies on: the groups of the session; one order of all groups and channels on all ranks, so that no
+ranks wait for each other in a circle.
+Leaves: what constants follow to `calibrate`.
+"""
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mimo_launch.bench.single_layer import REPEATS, seconds_of
+from mimo_launch.comm.collectives import all_gather
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.estimate.workload import row_bytes, widths, workload
+from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.models.build import compute_dtype
+from mimo_launch.schedule.channels import Channel
+from mimo_launch.train.session import RankSession
+
+_MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
+_LEAST_BYTES = 1 << 12
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Seconds of a tiny transfer, and GB/s beyond them where a large one took longer."""
+
+    ranks: tuple[int, ...]
+    seconds: float
+    bandwidth: float | None
+
+
+def collectives(session: RankSession) -> list[Link]:
+    """Gather over every group of this rank what its module gathers there.
+
+    Bandwidth is that of the bus: what each rank receives, by time. Ranks: collective over groups.
+    """
+    found, device = [], session.device
+    for name, module in session.modules.items():
+        sizes = _gathered_bytes(session, module.layout)
+        for axes, size in sizes.items():
+            group = session.grids.group(name, *axes)
+            if group.handle is None:
+                continue
+            tiny, large = (_gather_seconds(group, size, device) for size in (0, size))
+            share = (group.size - 1) / group.size
+            found.append(Link(group.ranks, tiny, _bandwidth(size * share, large - tiny, tiny)))
+    return found
+
+
+def _gather_seconds(group: Group, size: int, device: torch.device) -> float:
+    shard = torch.randn(max(1, size // 4 // group.size), device=device)
+    return seconds_of(lambda: all_gather(shard, group), device)
+
+
+def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[str, ...], int]:
+    """Return by axes how much a module gathers at once: activations, keys and values, weights."""
+    spec, layout = session.spec, session.layout
+    number = compute_dtype(spec.train.precision).itemsize
+    size = widths(spec.modules[module.name].model)
+    held = workload(layout, module, nominal_data_plan(session.spec).samples[0]).held
+    tp, cp = module.grid.size("tp"), module.grid.size("cp")
+    stage = module.stages_of(session.rank)[0]
+    unit = stage_weights(spec, stage, module.grid.index("tp", session.rank)).units()[0]
+    wanted = {
+        ("tp",): held * size.stream * number,
+        ("cp",): held * cp * 2 * size.key // tp * number,
+        ("dp", "cp"): sum(weight.numel for weight in unit) * number,
+    }
+    return {axes: _within(session, size) for axes, size in wanted.items()}
+
+
+def channels(session: RankSession) -> list[Link]:
+    """Send over every channel of this rank's program; the receivers say how long it took.
+
+    Ranks: collective over the world.
+    """
+    found, device = [], session.device
+    for channel in session.mine.channels:
+        size = _within(session, _message_bytes(session, channel))
+        tiny, large = (_transfer_seconds(session, channel, n, device) for n in (0, size))
+        if channel.dst == session.rank:
+            ranks = (channel.src, channel.dst)
+            found.append(Link(ranks, tiny, _bandwidth(size, large - tiny, tiny)))
+    return found
+
+
+def _message_bytes(session: RankSession, channel: Channel) -> int:
+    """Return what one message of a channel holds in a nominal step."""
+    spec, layout, module = session.spec, session.layout, session.layout[channel.module]
+    number = compute_dtype(spec.train.precision).itemsize
+    work = workload(layout, module, nominal_data_plan(session.spec).samples[0])
+    if channel.is_bridge:
+        return max(row_bytes(layout, module, work, spec.language.model.hidden * number))
+    shared = module.grid.size("tp") if module.sequence_parallel else 1
+    return work.held // shared * widths(spec.modules[module.name].model).stream * number
+
+
+def _transfer_seconds(
+    session: RankSession, channel: Channel, size: int, device: torch.device
+) -> float:
+    """Return the median time of a message, the first one not counted."""
+    data = torch.randn(max(1, size // 4), device=device)
+    sends = channel.src == session.rank
+    transfer, other = (dist.isend, channel.dst) if sends else (dist.irecv, channel.src)
+    clock, group = StepClock(device), session.grids.p2p(channel)
+    clock.start()
+    for _ in range(1 + REPEATS):
+        with clock.span(Section.STEP):
+            work = transfer(data, other, group=group)
+            if work is not None:
+                work.wait()
+    return statistics.median(end - start for _, start, end in clock.stop()[1:])
+
+
+def _within(session: RankSession, size: int) -> int:
+    return max(_LEAST_BYTES, min(size, _MOST_BYTES[session.device.type]))
+
+
+def _bandwidth(size: float, seconds: float, latency: float) -> float | None:
+    """Return GB/s; None where the time is not told from that of a tiny transfer."""
+    return size / seconds / _GIGA if seconds > 0.1 * latency else None

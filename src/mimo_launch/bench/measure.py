@@ -1,0 +1,153 @@
+"""Times steps of a spec: the very steps that `train` runs, on samples that are in memory.
+
+Decides: what is timed and when it begins.
+Relies on: `step` for steps, `comm.step_clock` for times.
+Leaves: what follows from the times to `summary`, the constants of `plan` to `calibrate`.
+"""
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch.distributed as dist
+
+from mimo_launch.bench.machine import (
+    device_name,
+    peak_allocated,
+    peak_resident,
+    reset_peak,
+    used_of_device,
+    versions,
+)
+from mimo_launch.bench.options import BenchOptions
+from mimo_launch.bench.repeated_samples import Rotation
+from mimo_launch.bench.result import BenchResult, Machine, spread
+from mimo_launch.bench.summary import Measured, aligned, rank_results, speed_of
+from mimo_launch.bench.time_shares import step_seconds
+from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.step_clock import Section
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import Order, global_order
+from mimo_launch.drawing.report import build_report
+from mimo_launch.runtime.progress import Phase
+from mimo_launch.train.events import Listener
+from mimo_launch.train.loop import Hooks, step_flags, stop_signal
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.run_state import RunState
+from mimo_launch.train.session import RankSession
+from mimo_launch.train.step import StepRunner
+
+
+def bench(
+    session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
+) -> int | BenchResult:
+    """Run and time steps; return the result on rank 0, or else the signal that ended it, or 0.
+
+    `stop` returns a signal after which to stop, or 0. Ranks: collective over the world. Raises:
+    what `train` raises.
+    """
+    measured = measure(session, options, emit, stop)
+    if isinstance(measured, int):
+        return measured
+    return _result(session, options, *measured) if session.rank == 0 else 0
+
+
+def measure(
+    session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
+) -> int | tuple[list[Measured], Rotation]:
+    """Run and time steps; return what every rank has measured, or a signal that ended it.
+
+    Ranks: collective over the world. Raises: what `train` raises.
+    """
+    state, dataset = RunState(), build_dataset(session.spec)
+    order = global_order(session.spec, dataset)
+    with StepReader(session, dataset, state, emit) as reader:
+        samples = Rotation(reader, order, session.where)
+    runner = StepRunner(session, samples, emit, None)
+    loop = _Loop(session, runner, state, order, Hooks(stop=stop))
+    if ended_by := loop.run(options.warmup):
+        return ended_by
+    skipped = state.skipped
+    reset_peak(session.device)
+    dist.barrier()
+    began = session.executor.clock.start()
+    ended_by = loop.run(options.steps)
+    noted = session.executor.clock.stop()
+    if ended_by:
+        return ended_by
+    session.where.enter(Phase.GATHERING)
+    measured: list[Measured] = gather_objects(
+        Measured(
+            host=platform.node(),
+            began=began,
+            noted=noted,
+            allocated=peak_allocated(session.device),
+            used=used_of_device(session.device),
+            resident=peak_resident(),
+            skipped=state.skipped - skipped,
+        )
+    )
+    return measured, samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Runs steps one after another, as `loop` does."""
+
+    session: RankSession
+    runner: StepRunner
+    state: RunState
+    order: Order
+    hooks: Hooks
+
+    def run(self, steps: int) -> int:
+        """Run steps to the last or to a signal, which is returned."""
+        session, state = self.session, self.state
+        for number in range(1, steps + 1):
+            flags = step_flags(self.hooks, session.spec)
+            with session.executor.clock.span(Section.STEP):
+                self.runner.start(state, self.order, flags)
+                totals = self.runner.settle(state, all_steps=number == steps)
+            if stopped := max(map(stop_signal, totals), default=0):
+                self.runner.settle(state)
+                return stopped
+        return 0
+
+
+def _result(
+    session: RankSession,
+    options: BenchOptions,
+    measured: Sequence[Measured],
+    samples: Rotation,
+) -> BenchResult:
+    spec, layout, constants = session.spec, session.layout, options.calibration
+    by_rank = aligned(measured)
+    times = step_seconds(by_rank)
+    machine = Machine(
+        device=device_name(session.device),
+        device_kind=session.device.type,
+        hosts=len({each.host for each in measured}),
+        versions=versions(session.device),
+    )
+    expected, known = (
+        build_report(session.plan, constants).estimates,
+        machine.device == constants.device,
+    )
+    timed = [samples.plan(options.warmup + number) for number in range(options.steps)]
+    return BenchResult(
+        command=options.command,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        name=spec.name,
+        plan_hash=session.plan.identity,
+        machine=machine,
+        precision=spec.train.precision,
+        warmup=options.warmup,
+        steps=options.steps,
+        skipped=measured[0].skipped,
+        step_s=spread(times),
+        step_times_s=tuple(times),
+        estimated_step_s=expected.step_seconds if known else None,
+        speed=speed_of(spec, layout, timed, spread(times).median, constants if known else None),
+        ranks=tuple(rank_results(layout, measured, by_rank, expected, known=known)),
+    )

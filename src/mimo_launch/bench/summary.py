@@ -1,0 +1,113 @@
+"""Makes one result of what all ranks have measured, beside what the plan expected.
+
+Decides: that the ranks' timelines are laid over each other; when an estimate can be compared.
+Relies on: `time_shares` for where time went, `flops` and `plan` for amounts and estimates.
+Leaves: measuring to `measure`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mimo_launch.bench.flops import step_flops
+from mimo_launch.bench.result import Memory, RankResult, Speed
+from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps_of
+from mimo_launch.comm.step_clock import Noted
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.rows import Estimates
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one rank has measured; `began` is its host's clock when the timed steps began.
+
+    `allocated` are the peaks of a GPU's allocator: in tensors, and held; `used` is all of the GPU.
+    """
+
+    host: str
+    began: float
+    noted: list[Noted]
+    allocated: tuple[int, int] | None
+    used: int | None
+    resident: int
+    skipped: int
+
+
+def aligned(measured: Sequence[Measured]) -> list[list[RankStep]]:
+    """Return the steps of all ranks on one clock: on every host, 0 is when its first rank began.
+
+    All ranks left one barrier then. Ranks of one host share its clock.
+    """
+    zeros: dict[str, float] = {}
+    for each in measured:
+        zeros[each.host] = min(zeros.get(each.host, each.began), each.began)
+    return [steps_of(each.noted, -zeros[each.host]) for each in measured]
+
+
+def speed_of(
+    spec: Spec,
+    layout: Layout,
+    timed: Sequence[DataPlan],
+    seconds: float,
+    calibration: Calibration | None,
+) -> Speed:
+    """Return the speed of a step of so many seconds, its work being the mean of the timed ones.
+
+    `calibration` is that of this device, if there is one.
+    """
+    per_step = [step_flops(spec, layout, plan) for plan in timed]
+    tflop = {name: sum(each[name] for each in per_step) / len(timed) / 1e12 for name in per_step[0]}
+    tokens = spec.batch.global_ * spec.batch.seq
+    tflops = sum(tflop.values()) / seconds / layout.world_size
+    peak = None if calibration is None else _peak(calibration, spec.train.precision)
+    return Speed(
+        tokens=tokens,
+        tokens_per_s=tokens / seconds,
+        tokens_per_s_per_rank=tokens / seconds / layout.world_size,
+        tflop=tflop,
+        tflops_per_rank=tflops,
+        peak_tflops=peak,
+        mfu=None if peak is None else tflops / peak,
+    )
+
+
+def _peak(calibration: Calibration, precision: str) -> float:
+    factors = {"bf16": 1.0, "fp32": calibration.fp32_speed, "fp64": calibration.fp64_speed}
+    return calibration.peak * factors[precision]
+
+
+def rank_results(
+    layout: Layout,
+    measured: Sequence[Measured],
+    by_rank: Sequence[Sequence[RankStep]],
+    expected: Estimates,
+    *,
+    known: bool,
+) -> list[RankResult]:
+    """Return what ranks did beside what was `expected`, times only of a `known` device."""
+    shares, bubbles = shares_of(layout, by_rank), bubbles_of(by_rank)
+    estimates = {rank: alike for alike in expected.ranks for rank in alike.ranks}
+    results = []
+    for rank, own in enumerate(measured):
+        allocated, reserved = own.allocated or (None, None)
+        plan = estimates.get(rank)
+        results.append(
+            RankResult(
+                rank=rank,
+                modules=tuple(module.name for module in layout.modules_of(rank)),
+                shares=shares[rank],
+                bubble=bubbles[rank],
+                estimated_bubble=plan.bubble if plan is not None and known else None,
+                memory=Memory(
+                    allocated=allocated,
+                    reserved=reserved,
+                    used=own.used,
+                    resident=own.resident,
+                    estimated_allocated=None if plan is None else plan.allocated_bytes,
+                    estimated_total=None if plan is None else plan.total_bytes,
+                ),
+            )
+        )
+    return results

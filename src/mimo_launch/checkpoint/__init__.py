@@ -1,0 +1,1 @@
+"""Saves and loads the state of a run, from any layout to any other."""

@@ -1,0 +1,140 @@
+"""The state of a rank as boxes of full tensors, whatever its layout.
+
+Decides: the names of saved tensors (`weights/SEGMENT`, `exp_avg/SEGMENT`, ..., `fp8/LAYER...`) and
+which rank saves which part: the one that counts it in the gradient norm, so that each element is
+saved once.
+Relies on: segments for where a local tensor lies in the full one; FSDP2 sharding moments like
+weights.
+Leaves: reading and writing to `storage`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mimo_launch.layers.fsdp_shards import LocalSegment, local_segments
+from mimo_launch.layers.parameter_segments import DeclaredParameter
+from mimo_launch.models.build import RankModule
+from mimo_launch.models.fsdp import fsdp_modules
+from mimo_launch.optimizer.module_optimizers import Updates
+
+WEIGHTS = "weights"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+FP8 = "fp8/"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a full tensor: `tensor` holds what starts at `offsets` in a tensor of `shape`.
+
+    `counted` is true on the one rank that saves it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    tensor: Tensor
+    counted: bool
+
+
+def weight_chunks(module: RankModule) -> Iterator[Chunk]:
+    """Yield this rank's parts of a module's weights as views that can be written to."""
+    for item in local_segments(sharded(module), lambda p: p.detach()):
+        yield _chunk(WEIGHTS, item)
+
+
+def state_chunks(modules: dict[str, RankModule], updates: Updates) -> Iterator[Chunk]:
+    """Yield this rank's parts of all weights, of all optimizer state and of the scales of FP8.
+
+    An optimizer that has not made a step yet gets the state it would start with.
+    """
+    for module in modules.values():
+        yield from weight_chunks(module)
+        yield from _scales(module)
+    for item, state in _states(modules, updates):
+        for moment in MOMENTS:
+            for part in local_segments([item], partial(_value, state[moment])):
+                yield _chunk(moment, part)
+
+
+def _scales(module: RankModule) -> Iterator[Chunk]:
+    """Yield what FP8 remembers from step to step, the same on all ranks of a stage."""
+    fp8 = module.context.fp8
+    if fp8 is None:
+        return
+    for name, tensor in fp8.tensors():
+        shape = tuple(tensor.shape)
+        yield Chunk(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
+
+
+def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:
+    """Return how often AdamW has moved each segment, for those whose first element is here.
+
+    Its bias correction depends on it. Waits for the device.
+    """
+    counts = {}
+    for item, state in _states(modules, updates):
+        for part in local_segments([item], partial(_value, state[MOMENTS[0]])):
+            chunk = _chunk("", part)
+            if chunk.counted and not any(chunk.offsets):
+                counts[part.name] = int(state["step"])
+    return counts
+
+
+def set_update_counts(
+    modules: dict[str, RankModule], updates: Updates, counts: Mapping[str, int]
+) -> None:
+    """Tell AdamW how often it has moved each parameter: never, if `counts` lacks it."""
+    for item, state in _states(modules, updates):
+        state["step"].fill_(counts.get(item.placed[0].name, 0))
+
+
+def _value(tensor: Tensor, parameter: Tensor) -> Tensor:
+    return tensor
+
+
+def sharded(module: RankModule) -> list[DeclaredParameter]:
+    """Return a module's parameters as they are between steps.
+
+    An evaluation leaves weights gathered; then every rank would hold all of them.
+    """
+    for network in module.stages.values():
+        for unit in fsdp_modules(network):
+            unit.reshard()
+    return list(module.declared())
+
+
+def _states(
+    modules: dict[str, RankModule], updates: Updates
+) -> Iterator[tuple[DeclaredParameter, dict[str, Tensor]]]:
+    """Yield the parameters that AdamW moves, with its state for each."""
+    for name, update in updates.by_module.items():
+        if isinstance(update.optimizer, torch.optim.AdamW):
+            parameters = sharded(modules[name])
+            _open_state(update.optimizer)
+            for item in parameters:
+                # A frozen one has none.
+                if item.parameter in update.optimizer.state:
+                    yield item, update.optimizer.state[item.parameter]
+
+
+def _open_state(optimizer: torch.optim.AdamW) -> None:
+    """Create the state that the first step would create."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in optimizer.state:
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
+                optimizer.state[parameter] = {"step": step, **moments}
+
+
+def _chunk(kind: str, item: LocalSegment) -> Chunk:
+    segment = item.segment
+    offsets = [0] * len(segment.shape)
+    if segment.axis is not None:
+        offsets[segment.axis] = segment.start
+    offsets[0] += item.first_row
+    return Chunk(f"{kind}/{item.name}", segment.shape, tuple(offsets), item.local, segment.counted)

@@ -1,0 +1,162 @@
+"""The folders of checkpoints on disk: their names, and the file that completes one.
+
+Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
+other file with its size and CRC-32; a folder without it is incomplete, one that differs is damaged.
+An incomplete one ends in `.partial`, a damaged one is renamed to end in `.damaged`.
+Relies on: no torch, so that the command line can look before that is imported.
+Leaves: tensors to `storage`.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.spec.base import MAX_INTEGER
+from mimo_launch.spec.earlier_runs import MARKER
+from mimo_launch.spec.files import read_json
+
+CHECKPOINTS = "checkpoints"
+PARTIAL, DAMAGED = ".partial", ".damaged"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+_CHECKSUM = "crc32"
+_BLOCK = 1 << 22
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What `checkpoint.json` says.
+
+    `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
+    `updates` how often the optimizer has moved each segment, `spec` the resolved spec and `plan`
+    its hash.
+    """
+
+    format: int
+    counts: dict[str, int]
+    updates: dict[str, int]
+    plan: str
+    spec: dict[str, Any]
+    torch: str
+    files: dict[str, tuple[int, int]]
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
+def all_checkpoints(run: Path) -> list[Path]:
+    """Return the folders under `run/checkpoints`, complete or not, the newest first."""
+    found = [(_NAME.match(path.name), path) for path in (run / CHECKPOINTS).glob("step-*")]
+    steps = [(int(match[1]), path) for match, path in found if match and path.is_dir()]
+    return [path for _, path in sorted(steps, reverse=True)]
+
+
+def is_complete(path: Path) -> bool:
+    """Return whether a folder has been completed (it may be damaged since)."""
+    return path.suffix not in (PARTIAL, DAMAGED) and (path / MARKER).is_file()
+
+
+def read_marker(path: Path) -> Marker:
+    """Return what a checkpoint says of itself; sizes of its files are checked, contents are not.
+
+    Raises: DamagedCheckpoint.
+    """
+    try:
+        if not is_complete(path):
+            raise DamagedCheckpoint(f"it was not completed: there is no {MARKER}")
+        marker = _parse(read_json(path / MARKER))
+        if (match := _NAME.fullmatch(path.name)) and int(match[1]) != marker.counts["step"]:
+            raise DamagedCheckpoint(f"{MARKER} is that of step {marker.counts['step']}")
+        for name, (size, _) in marker.files.items():
+            found = (path / Path(name).name).stat().st_size
+            if found != size:
+                raise DamagedCheckpoint(f"{name} has {found} bytes instead of {size}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"it cannot be read: {error!r}") from error
+    return marker
+
+
+def _parse(raw: Any) -> Marker:
+    checksum = raw.pop(_CHECKSUM)
+    if raw["format"] != FORMAT:
+        raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
+    if checksum != _checksum(raw):
+        raise DamagedCheckpoint(f"{MARKER} is damaged: its checksum is another")
+    for name, count in {**raw["counts"], **raw["updates"]}.items():
+        if type(count) is not int or not 0 <= count <= MAX_INTEGER:
+            raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is no count")
+    return Marker(**{field.name: raw[field.name] for field in fields(Marker)})
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def crc_of(path: Path, beat: Callable[[], None]) -> int:
+    """Return the CRC-32 of a file; `beat` is called as it is read."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            value = zlib.crc32(block, value)
+            beat()
+    return value
+
+
+def sync_folder(path: Path) -> None:
+    """Make sure that names in a folder survive a crash of the machine."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
+    """Write the marker of a folder whose files are on disk, and give the folder its name."""
+    # As it will be read: JSON has no tuples.
+    content = json.loads(json.dumps(marker))
+    with (partial / MARKER).open("w", encoding="utf-8") as file:
+        json.dump({_CHECKSUM: _checksum(content), **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(partial)
+    if final.exists():
+        # The same step saved again, after a resume from an older one.
+        shutil.rmtree(final)
+    partial.rename(final)
+    sync_folder(final.parent)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged checkpoint, so that it neither counts as one nor gets in the way."""
+    aside = path.with_name(path.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
+def delete_old(run: Path, keep: int) -> None:
+    """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps.
+
+    Damaged ones stay: something of them may be rescued.
+    """
+    found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
+    kept = [path for path in found if is_complete(path)][:keep]
+    for path in found:
+        if kept and path not in kept and path.name < kept[0].name:
+            # First its name: a deletion that is cut short must not look like a checkpoint.
+            doomed = path if path.suffix else path.with_name(path.name + PARTIAL)
+            if path != doomed:
+                path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

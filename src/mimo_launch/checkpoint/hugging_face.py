@@ -1,0 +1,238 @@
+"""Takes the weights of a module from a Hugging Face folder, on any layout.
+
+Decides: which elements of the files each rank reads, what fills the vocabulary beyond the file's,
+and that every tensor of the files is used, left out by rule, or an error.
+Relies on: safetensors, which reads slices and runs no code; `hugging_face` for names.
+Leaves: whether the model is the same to `checks`, which has compared config.json.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+
+from mimo_launch.checkpoint.chunks import WEIGHTS as PREFIX
+from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.checkpoint.fitting import WeightsDoNotFit, differences, fit, size
+from mimo_launch.checkpoint.storage import CheckpointError
+from mimo_launch.comm.host_objects import from_first, gather_objects
+from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
+from mimo_launch.hugging_face.family import Place
+from mimo_launch.hugging_face.folder import Config, ConfigError, read_config
+from mimo_launch.hugging_face.headers import TYPES, FilesError, Header, read_headers
+from mimo_launch.hugging_face.part import Part
+from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.kinds.vocabulary import vocab_size
+from mimo_launch.train.events import WeightsLoaded
+from mimo_launch.train.session import RankSession
+
+# Rows of a vocabulary that are in memory at once while their mean is taken.
+BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor is, under which name, and what it looks like."""
+
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def load_hugging_face(
+    session: RankSession, name: str, folder: Path, group: dist.ProcessGroup
+) -> WeightsLoaded:
+    """Fill the weights of a module, each rank reading what it holds.
+
+    Ranks: collective over the world. Raises: WeightsDoNotFit unless every tensor of the files and
+    of the model is accounted for, or the spec says `init_partial` and at least one fits;
+    CheckpointError if a file cannot be read.
+    """
+    spec = session.spec
+    model, vocab = spec.modules[name].model, vocab_size(spec)
+    config, headers = _contents_on_first(folder, group)
+    part = part_of(config, model.kind)
+    stored = _stored(part, headers)
+    module = session.modules.get(name)
+    mine = [] if module is None else list(_placed(part, model, name, weight_chunks(module)))
+    places, initial = _over_ranks(mine, group)
+    chunks = [_of_file(chunk, stored, vocab) for chunk, place in mine if place is not None]
+    saved = {
+        key: _offered(stored[place.name].shape, place)
+        for key, place in places.items()
+        if place.name in stored
+    }
+    found = fit(saved, chunks, group)
+    used = {stored[place.name].name for place in places.values() if place.name in stored}
+    unused = sorted(set(headers) - used)
+    unknown = [key for key in unused if not part.is_ignored(key, model)]
+    missing = [f"{key} ({size(shape)})" for key, shape in found.missing.items()]
+    partial = spec.modules[name].init_partial
+    if found.num_loaded == 0 or ((missing or found.misfits or unknown) and not partial):
+        raise WeightsDoNotFit(
+            f"`init_from` of `{name}`: {folder} does not fit: "
+            + differences(
+                missing_there=missing,
+                of_another_shape=found.misfits,
+                there_only=[f"{key} ({size(headers[key].shape)})" for key in unknown],
+            )
+            + ("" if found.num_loaded == 0 else "; `init_partial: true` loads what fits")
+        )
+    error = _read(folder, stored, found.chunks, places, vocab, session.where.beat)
+    for rank, problem in enumerate(gather_objects(error, group)):
+        if problem:
+            raise CheckpointError(f"`init_from` of `{name}`: rank {rank}: {problem}")
+    return WeightsLoaded(
+        module=name,
+        checkpoint=str(folder),
+        num_loaded=found.num_loaded,
+        missing=(*found.missing, *initial),
+        misfits=found.misfits,
+        unused=tuple(unused),
+    )
+
+
+def _contents_on_first(folder: Path, group: dist.ProcessGroup) -> tuple[Config, dict[str, Header]]:
+    """Return the configuration and what the files hold, as the first rank sees them.
+
+    Ranks: collective over `group`. Raises: CheckpointError on all ranks.
+    """
+    config: Config = {}
+    headers: dict[str, Header] = {}
+    problem = ""
+    if dist.get_rank(group) == 0:
+        try:
+            config, headers = read_config(folder), read_headers(folder)
+        except (ConfigError, FilesError) as error:
+            problem = f"{folder} cannot be read: {error}"
+    config, headers, problem = from_first((config, headers, problem), group)
+    if problem:
+        raise CheckpointError(problem)
+    return config, headers
+
+
+def _stored(part: Part[Any], headers: Mapping[str, Header]) -> dict[str, Stored]:
+    """Return the tensors of a part by the names that its family gives them."""
+    named = {part.inner_name(name): (name, header) for name, header in headers.items()}
+    return {
+        inner: Stored(header.file, name, header.dtype, header.shape)
+        for inner, (name, header) in named.items()
+        if inner is not None
+    }
+
+
+def _placed(
+    part: Part[Any], model: Any, module: str, chunks: Iterable[Chunk]
+) -> Iterator[tuple[Chunk, Place | None]]:
+    """Yield this rank's chunks under the names they have in the files, and where they are there.
+
+    Rows of a tensor are named like a slice of it. What keeps its initial values keeps its name.
+    """
+    for chunk in chunks:
+        key = chunk.name.removeprefix(f"{PREFIX}/{module}.")
+        if (place := part.place(key, model)) is not None:
+            key = place.name
+            if place.num_rows is not None:
+                key += f"[{place.first_row}:{place.first_row + place.num_rows}]"
+        yield replace(chunk, name=key), place
+
+
+def _over_ranks(
+    mine: Sequence[tuple[Chunk, Place | None]], group: dist.ProcessGroup
+) -> tuple[dict[str, Place], tuple[str, ...]]:
+    """Return where the tensors of all ranks are, and the names of those that are nowhere by rule.
+
+    Ranks: collective over `group`.
+    """
+    every: dict[str, Place | None] = {}
+    for theirs in gather_objects({chunk.name: place for chunk, place in mine}, group):
+        every |= theirs
+    nowhere = sorted(key for key, place in every.items() if place is None)
+    return {key: place for key, place in every.items() if place is not None}, tuple(nowhere)
+
+
+def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
+    """Return the shape of what a tensor of the files has for a segment; its own if it misfits."""
+    found = shape
+    if place.shape is not None and shape == place.shape:
+        found = shape[0], prod(shape[1:])
+    if place.num_rows is not None and place.first_row + place.num_rows <= shape[0]:
+        found = place.num_rows, *found[1:]
+    return found
+
+
+def _of_file(chunk: Chunk, stored: Mapping[str, Stored], vocab: int) -> Chunk:
+    """Return a chunk whose full shape has the vocabulary of the files, if ours holds that.
+
+    The rows of ours beyond it are filled by rule, those that pad ours are never used.
+    """
+    if chunk.name not in (EMBEDDING, HEAD):
+        return chunk
+    there = stored[chunk.name].shape[0] if chunk.name in stored else vocab
+    return replace(chunk, shape=(min(there, vocab), *chunk.shape[1:]))
+
+
+def _read(
+    folder: Path,
+    stored: Mapping[str, Stored],
+    chunks: Sequence[Chunk],
+    places: Mapping[str, Place],
+    vocab: int,
+    beat: Callable[[], None],
+) -> str:
+    """Fill chunks; return what went wrong, if anything."""
+    with ExitStack() as stack:
+        opened: dict[str, Any] = {}
+        for chunk in chunks:
+            beat()
+            place = places[chunk.name]
+            source = stored[place.name]
+            if source.dtype not in TYPES:
+                return f"{source.file} cannot be read: {source.name} has type {source.dtype}"
+            try:
+                if source.file not in opened:
+                    file = safe_open(folder / source.file, framework="pt")
+                    opened[source.file] = stack.enter_context(file)
+                _fill(chunk, opened[source.file].get_slice(source.name), place, vocab, beat)
+            except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+                return f"{source.file} cannot be read: {type(error).__name__}: {error}"
+    return ""
+
+
+def _fill(chunk: Chunk, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
+    """Read the box of one chunk; only a vocabulary reaches beyond the tensor of the file."""
+    rows, *rest = [range(o, o + n) for o, n in zip(chunk.offsets, chunk.tensor.shape, strict=True)]
+    end = min(rows.stop, chunk.shape[0])
+    columns = [slice(x.start, x.stop) for x in rest]
+    if rows.start < end:
+        there = slice(place.first_row + rows.start, place.first_row + end)
+        if place.shape is None:
+            held = saved[(there, *columns)]
+        else:
+            held = saved[there].flatten(1)[(slice(None), *columns)]
+        chunk.tensor[: end - rows.start].copy_(held)
+    if chunk.name in (EMBEDDING, HEAD):
+        first, last = max(rows.start, chunk.shape[0]), min(rows.stop, vocab)
+        if first < last:
+            mean = _mean_row(saved, chunk.shape[0], beat)
+            chunk.tensor[first - rows.start : last - rows.start].copy_(mean)
+
+
+def _mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> torch.Tensor:
+    """Return the mean of all rows in float64, the same on every rank.
+
+    A new output row that is the mean has the mean logit, so no new word is likelier than old ones
+    (J. Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021).
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for first in range(0, num_rows, BLOCK):
+        beat()
+        total = total + saved[first : first + BLOCK].double().sum(0)
+    return total / num_rows

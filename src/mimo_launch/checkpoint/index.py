@@ -1,0 +1,113 @@
+"""The index of a checkpoint, `tensors.json`: which boxes of which tensors lie where.
+
+Decides: what an index may say: each element of each tensor lies in one box, in a file of its
+folder. What is not covered would keep what stood in memory before.
+Relies on: no torch, so that the command line can look before that is imported.
+Leaves: reading the boxes to `storage`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.checkpoint.folder import DamagedCheckpoint
+from mimo_launch.spec.files import MEGABYTE, read_json
+
+TENSORS = "tensors.json"
+# An entry has some hundred bytes, of thousands of ranks and tensors.
+_MAX_BYTES = 1024 * MEGABYTE
+# The most dimensions and elements that a tensor of torch may have, and more than any has.
+_MAX_DIMENSIONS, _MAX_ELEMENTS = 16, 2**62
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor: where it begins, its size, and which bytes of which file hold it."""
+
+    offsets: Numbers
+    sizes: Numbers
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor: its full shape, its type as torch calls it (`float32`), its boxes."""
+
+    shape: Numbers
+    dtype: str
+    boxes: tuple[Box, ...]
+
+
+def read_index(folder: Path) -> dict[str, Entry]:
+    """Return the tensors of a checkpoint by name. Raises: DamagedCheckpoint."""
+    try:
+        index = read_json(folder / TENSORS, _MAX_BYTES)
+        sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+        entries = {str(name): _entry(entry) for name, entry in index.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{TENSORS} cannot be read: {error}") from error
+    for name, entry in entries.items():
+        reason = uncovered(entry.shape, [(box.offsets, box.sizes) for box in entry.boxes])
+        if reason:
+            raise DamagedCheckpoint(f"{TENSORS} is damaged: of {name} {reason}")
+        for box in entry.boxes:
+            if box.offset + box.length > sizes.get(box.file, -1):
+                raise DamagedCheckpoint(f"{TENSORS} is damaged: {name} is not in {box.file}")
+    return entries
+
+
+def uncovered(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> str:
+    """Return why (offsets, sizes) are not each element of a shape once, "" if they are."""
+    for offsets, sizes in boxes:
+        ends = [first + size for first, size in zip(offsets, sizes, strict=True)]
+        if len(ends) != len(shape) or any(e > s for e, s in zip(ends, shape, strict=True)):
+            return f"a part reaches beyond the shape {list(shape)}"
+    found = sum(prod(sizes) for _, sizes in boxes)
+    if found != prod(shape):
+        return f"{found} of {prod(shape)} elements are there"
+    # As many as there should be: if none is there twice, none is missing.
+    return "some elements are there twice" if _overlap(shape, boxes) else ""
+
+
+def _overlap(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> bool:
+    full = [box for box in boxes if prod(box[1])]
+    if len(full) < 2:
+        return False
+    # Along the axis that is cut into most parts only neighbours can overlap.
+    axis = max(range(len(shape)), key=lambda a: len({offsets[a] for offsets, _ in full}))
+    line = sorted(full, key=lambda box: box[0][axis])
+    for place, (offsets, sizes) in enumerate(line):
+        for other, extent in line[place + 1 :]:
+            if other[axis] >= offsets[axis] + sizes[axis]:
+                break
+            if all(
+                a < b + m and b < a + n
+                for a, n, b, m in zip(offsets, sizes, other, extent, strict=True)
+            ):
+                return True
+    return False
+
+
+def _entry(entry: Any) -> Entry:
+    shape = _numbers(entry["shape"])
+    if len(shape) > _MAX_DIMENSIONS or prod(shape) > _MAX_ELEMENTS:
+        raise ValueError(f"no tensor has the shape {list(shape[:_MAX_DIMENSIONS])}")
+    boxes = []
+    for offsets, sizes, file, offset, length in entry["chunks"]:
+        first, extent = _numbers(offsets), _numbers(sizes)
+        if not len(first) == len(extent) == len(shape):
+            raise ValueError(f"a part of a tensor of shape {list(shape)} has other dimensions")
+        # The name alone: a path of a stranger must not lead out of the folder.
+        boxes.append(Box(first, extent, Path(str(file)).name, *_numbers([offset, length])))
+    return Entry(shape, str(entry["dtype"]), tuple(boxes))
+
+
+def _numbers(found: Any) -> Numbers:
+    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+        raise ValueError("a size or an offset is no number from 0 on")
+    return tuple(found)

@@ -1,0 +1,204 @@
+"""Saves a run while it goes on: copy the state, write it in the background, complete it, prune.
+
+Decides: the order that keeps a crash from losing more than the save under way: tensors and index,
+synced, in a folder with another name; then the marker; then the name; then old ones go.
+Relies on: `storage` for tensors; a gloo group of its own, since a thread uses it beside training.
+Leaves: when to save to the loop.
+"""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.checkpoint.chunks import Chunk, state_chunks, update_counts
+from mimo_launch.checkpoint.folder import (
+    CHECKPOINTS,
+    FORMAT,
+    PARTIAL,
+    complete,
+    crc_of,
+    delete_old,
+    folder_name,
+)
+from mimo_launch.checkpoint.index import TENSORS
+from mimo_launch.checkpoint.storage import CheckpointError, write_chunks
+from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.runtime.progress import Phase
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
+from mimo_launch.train.run_state import RunState
+from mimo_launch.train.session import RankSession
+
+Outcome = CheckpointSaved | CheckpointFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of the moment of a save: those of the run, and the updates of each segment here."""
+
+    run: dict[str, int]
+    updates: dict[str, int]
+
+
+class CheckpointSaver:
+    """Keeps the checkpoints of a run; every method is called on all ranks alike."""
+
+    def __init__(self, session: RankSession, run: Path, group: dist.ProcessGroup) -> None:
+        """Save under `run/checkpoints`; `group` holds all ranks and is used by nothing else.
+
+        Raises: ValueError if the spec says to save nothing.
+        """
+        settings = session.spec.saving
+        if settings is None:
+            raise ValueError("the spec says `checkpoint: none`")
+        self._settings, self._session, self._run = settings, session, run
+        self._group = group
+        # While training runs beside a save, only training counts as progress.
+        self._beat = partial(session.where.beat, Phase.SAVING)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Outcome] | None = None
+        self._outcomes: list[Outcome] = []
+        self._newest: Outcome | None = None
+        self._buffers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+
+    @property
+    def error(self) -> str | None:
+        """Why the newest save failed, if it did."""
+        return self._newest.reason if isinstance(self._newest, CheckpointFailed) else None
+
+    def save(self, state: RunState) -> None:
+        """Save weights, optimizer and `state`; returns when training may go on.
+
+        Ranks: collective over the world. A save that is still being written is waited for first.
+        """
+        started = time.perf_counter()
+        self._collect()
+        session = self._session
+        chunks = [c for c in state_chunks(session.modules, session.updates) if c.counted]
+        counts = Counts(asdict(state), update_counts(session.modules, session.updates))
+        if not self._settings.asynchronous:
+            self._note(self._write(chunks, counts, started, None))
+            return
+        copies = self._copy(chunks)
+        stall = time.perf_counter() - started
+        self._pending = self._writer.submit(self._write, copies, counts, started, stall)
+
+    def poll(self) -> list[Event]:
+        """Return what became of saves since the last call: the same on all ranks, but not at the
+        same time."""  # noqa: D205, D209
+        if self._pending is not None and self._pending.done():
+            self._collect()
+        outcomes, self._outcomes = self._outcomes, []
+        return list(outcomes)
+
+    def finish(self) -> None:
+        """Wait for the save under way."""
+        self._collect()
+
+    def _collect(self) -> None:
+        if self._pending is not None:
+            self._note(self._pending.result())
+            self._pending = None
+
+    def _note(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._newest = outcome
+
+    def _copy(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Return the chunks with copies in host memory, which is kept for the next save."""
+        copies = []
+        for chunk in chunks:
+            key = (chunk.name, chunk.offsets)
+            if key not in self._buffers:
+                pinned = chunk.tensor.is_cuda
+                self._buffers[key] = torch.empty_like(chunk.tensor, device="cpu", pin_memory=pinned)
+            self._buffers[key].copy_(chunk.tensor, non_blocking=True)
+            copies.append(replace(chunk, tensor=self._buffers[key]))
+        if self._session.device.type == "cuda":
+            torch.cuda.synchronize()
+        return copies
+
+    def _write(
+        self, chunks: list[Chunk], counts: Counts, started: float, stall: float | None
+    ) -> Outcome:
+        """Write one checkpoint and complete it; the outcome is the same on all ranks."""
+        step = counts.run["step"]
+        final = self._run / CHECKPOINTS / folder_name(step)
+        unfinished = final.with_name(final.name + PARTIAL)
+        try:
+            write_chunks(unfinished, chunks, self._group, self._beat)
+            files = self._files(unfinished)
+            self._complete(unfinished, final, counts, files)
+        except CheckpointError as error:
+            return CheckpointFailed(step=step, reason=str(error))
+        seconds = time.perf_counter() - started
+        return CheckpointSaved(
+            step=step,
+            checkpoint=str(final),
+            num_bytes=sum(size for size, _ in files.values()),
+            stall_s=seconds if stall is None else stall,
+            seconds=seconds,
+        )
+
+    def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
+        """Return size and checksum of every file, as it can be read back, on all ranks.
+
+        Raises: CheckpointError on all ranks alike.
+        """
+        rank = dist.get_rank(self._group)
+        mine = [*folder.glob(f"__{rank}_*"), *(folder.glob(TENSORS) if rank == 0 else ())]
+        sums, failed = {}, ""
+        try:
+            sums = {path.name: (path.stat().st_size, crc_of(path, self._beat)) for path in mine}
+        except OSError as error:
+            failed = f"rank {rank}: {error}"
+        everyone = gather_objects((sums, failed), self._group)
+        if reasons := [reason for _, reason in everyone if reason]:
+            raise CheckpointError(reasons[0])
+        return {name: entry for part, _ in everyone for name, entry in part.items()}
+
+    def _complete(
+        self, unfinished: Path, final: Path, counts: Counts, files: dict[str, tuple[int, int]]
+    ) -> None:
+        """Complete the folder on the first rank. Raises: CheckpointError on all ranks alike."""
+        updates: dict[str, int] = {}
+        for part in gather_objects(counts.updates, self._group):
+            updates |= part
+        failed = ""
+        if dist.get_rank(self._group) == 0:
+            marker = {
+                "format": FORMAT,
+                "counts": counts.run,
+                "updates": updates,
+                "plan": self._session.plan.identity,
+                "spec": dump_spec(self._session.spec),
+                "torch": torch.__version__,
+                "files": files,
+            }
+            try:
+                _check_files(unfinished, files)
+                complete(unfinished, final, marker)
+            except OSError as error:
+                failed = f"{type(error).__name__}: {error}"
+            else:
+                # The checkpoint is complete all the same; the next save tries again.
+                with suppress(OSError):
+                    delete_old(self._run, self._settings.keep)
+        if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
+            raise CheckpointError(reasons[0])
+
+
+def _check_files(folder: Path, files: dict[str, tuple[int, int]]) -> None:
+    """Fail if the first rank does not see what the others wrote. Raises: OSError."""
+    for name, (size, _) in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise OSError(f"rank 0 does not see {path}; all hosts need one shared run folder")

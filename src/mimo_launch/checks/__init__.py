@@ -1,0 +1,1 @@
+"""Rules that a spec must keep beyond its types: one file per subject."""

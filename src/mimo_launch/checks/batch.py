@@ -1,0 +1,174 @@
+"""Checks of how the samples of a step are shared out.
+
+Decides: which batch, microbatch and dp sizes go together.
+Relies on: `layout` for groups of microbatches, `data.sample_sizes` for the longest sample.
+Leaves: widths and heads to `widths`.
+"""
+
+from math import gcd, lcm
+
+from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.spec.model import Spec, WebdatasetData
+
+_DP = ("modules", LANGUAGE, "grid", "dp")
+_GLOBAL = ("batch", "global")
+_MICROBATCHES = ("schedule", "microbatches")
+
+
+def batch_splits(spec: Spec) -> Findings:
+    """The global batch is a whole number of microbatches on each language replica."""
+    dp, microbatches = spec.language.grid.dp, spec.schedule.microbatches
+    if spec.batch.global_ % (dp * microbatches) == 0:
+        return
+    fits = next_multiple(spec.batch.global_, dp * microbatches)
+    yield Diagnostic(
+        code="batch-not-divisible",
+        headline=f"`global` {spec.batch.global_} does not split into language dp {dp} * "
+        f"microbatches {microbatches} = {dp * microbatches}",
+        path=_GLOBAL,
+        why="each language replica runs the same number of microbatches of the same size",
+        help=f"write `global: {fits}`",
+        related=(
+            Related(path=_DP, label=f"{dp} replicas"),
+            Related(path=_MICROBATCHES, label=f"{microbatches} each"),
+        ),
+    )
+
+
+def groups_split(spec: Spec) -> Findings:
+    """`encoder_microbatches` divides `microbatches`, when it has a use at all."""
+    k, microbatches = spec.schedule.encoder_microbatches, spec.schedule.microbatches
+    sharing = [name for name in spec.encoders if runs_in_phases(spec, name)]
+    if k is None or not sharing or microbatches % k == 0:
+        return
+    legal = [each for each in divisors(microbatches) if _splits_over_encoders(spec, each)]
+    yield Diagnostic(
+        code="encoder-microbatches-uneven",
+        headline=f"`microbatches` {microbatches} is not a multiple of `encoder_microbatches` {k}",
+        path=("schedule", "encoder_microbatches"),
+        why="encoders that share ranks with language encode groups of equally many microbatches",
+        help=f"write `encoder_microbatches: {legal[0]}`" if legal else "delete the line",
+        related=(Related(path=_MICROBATCHES, label=f"{microbatches} microbatches"),),
+    )
+
+
+def encoder_share_is_even(spec: Spec, name: str) -> Findings:
+    """Fan-in and fan-out: each encoder replica encodes equally many samples of a group."""
+    if name == LANGUAGE:
+        return
+    replicas, dp = spec.modules[name].grid.dp, spec.language.grid.dp
+    microbatches = spec.schedule.microbatches
+    size = spec.batch.global_ // (dp * microbatches)
+    k = encoder_group_size(spec, name)
+    samples = dp * size * k
+    if samples % replicas == 0:
+        return
+    legal = [each for each in divisors(microbatches) if dp * size * each % replicas == 0]
+    shares = runs_in_phases(spec, name)
+    if shares and legal:
+        help_ = f"write `encoder_microbatches: {legal[0]}`, the smallest that fits"
+    else:
+        base = microbatches * lcm(dp, replicas // gcd(replicas, k))
+        fits = next_multiple(spec.batch.global_, base)
+        smallest = "" if fits == base else f" (the smallest is {base})"
+        help_ = f"write `global: {fits}`{smallest}, or a dp of `{name}` that divides {samples}"
+    yield Diagnostic(
+        code="encoder-share-uneven",
+        headline=f"`{name}` dp {replicas} does not divide the {samples} samples it encodes at once",
+        path=("modules", name, "grid", "dp"),
+        why=f"language dp {dp} * microbatch size {size} * {k} microbatch{'es' * (k != 1)} = "
+        f"{samples} samples are cut evenly over the replicas of `{name}`",
+        help=help_,
+        related=(
+            Related(path=_GLOBAL, label="sets the microbatch size"),
+            Related(path=_DP, label=f"{dp} language replicas"),
+        ),
+    )
+
+
+def dp_sizes_related(spec: Spec, name: str) -> Findings:
+    """One of the two dp sizes at a bridge divides the other (a warning)."""
+    if name == LANGUAGE:
+        return
+    mine, language = spec.modules[name].grid.dp, spec.language.grid.dp
+    if mine % language == 0 or language % mine == 0:
+        return
+    yield Diagnostic(
+        code="unrelated-dp-sizes",
+        severity=Severity.WARNING,
+        headline=f"`{name}` dp {mine} and language dp {language} do not divide each other",
+        path=("modules", name, "grid", "dp"),
+        why="legal, but each replica then exchanges rows with several replicas that overlap, which "
+        "means more and smaller messages",
+        help=f"a dp that divides {language}, or a multiple of it, gives fewer messages",
+        related=(Related(path=_DP, label=f"dp {language}"),),
+    )
+
+
+def seq_holds_samples(spec: Spec) -> Findings:
+    """The longest sample of the data set fits into `seq`."""
+    longest = longest_sample(spec)
+    if spec.batch.seq >= longest:
+        return
+    of_shards = isinstance(spec.data, WebdatasetData)
+    what = "a sample with one image or clip" if of_shards else "the longest sample"
+    yield Diagnostic(
+        code="seq-too-short",
+        headline=f"`seq` {spec.batch.seq} is shorter than {what}, {longest} tokens",
+        path=("batch", "seq"),
+        why="samples are never cut: a row without its place would train nothing",
+        help=f"write `seq: {next_multiple(longest, lcm(8, seq_unit(spec)))}`",
+        related=(Related(path=("data", "kind"), label="these data"),),
+    )
+
+
+def seq_splits_over_tp(spec: Spec) -> Findings:
+    """Under sequence parallelism the tokens of a sample are cut over tp."""
+    language = spec.language
+    if not language.sequence_parallel or spec.batch.seq % language.grid.tp == 0:
+        return
+    tp = language.grid.tp
+    yield Diagnostic(
+        code="seq-over-tp",
+        headline=f"`seq` {spec.batch.seq} does not split over language tp {tp}",
+        path=("batch", "seq"),
+        why="`sequence_parallel: true` gives each tp rank an equal share of the tokens",
+        help=f"write `seq: {next_multiple(spec.batch.seq, tp)}`",
+        related=(Related(path=("modules", LANGUAGE, "grid", "tp"), label=f"tp {tp}"),),
+    )
+
+
+def seq_splits_over_cp(spec: Spec) -> Findings:
+    """Each cp rank holds two equal chunks of a sample, under sequence parallelism cut over tp."""
+    cp, unit = spec.language.grid.cp, seq_unit(spec)
+    if cp == 1 or spec.batch.seq % unit == 0:
+        return
+    product = f"2 * cp {cp}" + (f" * tp {unit // (2 * cp)}" if unit > 2 * cp else "")
+    yield Diagnostic(
+        code="seq-over-cp",
+        headline=f"`seq` {spec.batch.seq} is not a multiple of {product} = {unit}",
+        path=("batch", "seq"),
+        why="context parallelism gives each rank two chunks of every sample, one from each end, "
+        "so that causal attention costs all of them the same",
+        help=f"write `seq: {next_multiple(spec.batch.seq, unit)}`; samples are padded at the end",
+        related=(Related(path=("modules", LANGUAGE, "grid", "cp"), label=f"cp {cp}"),),
+    )
+
+
+def seq_unit(spec: Spec) -> int:
+    """Return what `seq` must be a multiple of."""
+    language = spec.language
+    chunks = 2 * language.grid.cp if language.grid.cp > 1 else 1
+    return chunks * (language.grid.tp if language.sequence_parallel else 1)
+
+
+def _splits_over_encoders(spec: Spec, k: int) -> bool:
+    samples = spec.batch.global_ // spec.schedule.microbatches * k
+    return all(
+        samples % module.grid.dp == 0
+        for name, module in spec.encoders.items()
+        if runs_in_phases(spec, name)
+    )

@@ -1,0 +1,164 @@
+"""Checks of mixtures of experts and of the grid they stand on.
+
+Decides: what the sizes of experts must divide.
+Relies on: a grid that fills the ranks of its module.
+Leaves: the backend to `backends`.
+"""
+
+from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.spec.model import ExpertGrid, HybridModel, LanguageModel, Moe, Spec
+
+
+def moe_of(spec: Spec, name: str) -> Moe | None:
+    """Return the mixture of experts of a module, if it has one."""
+    model = spec.modules[name].model
+    return model.moe if isinstance(model, LanguageModel) else None
+
+
+def experts_have_model(spec: Spec, name: str) -> Findings:
+    """A grid of experts is one of a model with experts."""
+    if spec.modules[name].experts is not None and moe_of(spec, name) is None:
+        yield Diagnostic(
+            code="experts-without-moe",
+            headline=f"`{name}` lays out experts, and its model has none",
+            path=("modules", name, "experts"),
+            at_key=True,
+            why="`experts` says on which ranks the experts of `model.moe` stand",
+            help="delete `experts`, or describe them in `model` as `moe`",
+        )
+
+
+def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
+    """Experts are shared out whole over the ranks of each stage, evenly."""
+    module, moe = spec.modules[name], moe_of(spec, name)
+    if moe is None:
+        return
+    sizes, grid = module.experts or ExpertGrid(), module.grid
+    ranks = grid.tp * grid.cp * grid.dp
+    if ranks % (sizes.ep * sizes.tp):
+        key, other = ("ep", sizes.tp) if ranks % sizes.tp == 0 else ("tp", sizes.ep)
+        fits = [each for each in divisors(ranks) if ranks % (each * other) == 0]
+        help_ = f"write `{key}` as one of {', '.join(map(str, fits or divisors(ranks)))}"
+        yield Diagnostic(
+            code="expert-grid-over-stage",
+            headline=f"`{name}`: ep {sizes.ep} * tp {sizes.tp} of the experts = "
+            f"{sizes.ep * sizes.tp} does not divide the {ranks} ranks of a stage",
+            path=("modules", name, "experts"),
+            at_key=True,
+            why="the ranks of a pipeline stage, tp * cp * dp, hold whole replicas of its experts",
+            help=help_,
+            related=(Related(path=("modules", name, "grid"), label=f"{ranks} ranks a stage"),),
+        )
+    if moe.experts % sizes.ep:
+        yield _uneven(
+            code="experts-over-ep",
+            headline=f"`{name}`: {moe.experts} experts do not split over ep {sizes.ep}",
+            model=(name, "experts", moe.experts),
+            cut=("experts", "ep", sizes.ep),
+            why="each ep rank holds equally many whole experts",
+        )
+    if moe.width % sizes.tp:
+        yield _uneven(
+            code="expert-width-over-tp",
+            headline=f"`{name}`: the width of an expert, {moe.width}, does not split over tp "
+            f"{sizes.tp} of the experts",
+            model=(name, "width", moe.width),
+            cut=("experts", "tp", sizes.tp),
+            why="each of those ranks holds an equal part of the width of an expert",
+        )
+    if moe.shared % grid.tp:
+        yield _uneven(
+            code="shared-expert-over-tp",
+            headline=f"`{name}`: the width of the shared expert, {moe.shared}, does not split over "
+            f"tp {grid.tp}",
+            model=(name, "shared", moe.shared),
+            cut=("grid", "tp", grid.tp),
+            why="the shared expert is cut over the tp of the module, like any MLP",
+        )
+
+
+def choices_of_experts(spec: Spec, name: str) -> Findings:
+    """A token has so many experts to choose from, and the router learns which."""
+    moe = moe_of(spec, name)
+    if moe is None:
+        return
+    path = ("modules", name, "model", "moe")
+    if moe.top_k > moe.experts:
+        yield Diagnostic(
+            code="top-k-over-experts",
+            headline=f"`{name}`: top_k {moe.top_k} of {moe.experts} experts",
+            path=(*path, "top_k"),
+            why="a token goes to different experts",
+            help=f"write `top_k: {moe.experts}` or less",
+            related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
+        )
+    if moe.experts == 1 and (moe.score == "softmax" or (moe.top_k == 1 and moe.normalize)):
+        yield Diagnostic(
+            code="router-without-gradient",
+            headline=f"`{name}`: the score of a single expert is always 1",
+            path=(*path, "experts"),
+            why="no gradient of the loss reaches the router, which has nothing to choose",
+            help="write `experts: 2` or more, or an MLP of this width in their place",
+        )
+    elif moe.top_k == 1 and moe.normalize:
+        yield Diagnostic(
+            code="router-without-gradient",
+            headline=f"`{name}`: with `top_k: 1` normalised scores are always 1",
+            path=(*path, "top_k"),
+            why="no gradient of the loss reaches the router, so it would not learn which is best",
+            help="write `normalize: false`, or a larger `top_k`",
+        )
+
+
+def layers_have_experts(spec: Spec, name: str) -> Findings:
+    """Experts are described exactly where some layer has them."""
+    model = spec.modules[name].model
+    if not isinstance(model, LanguageModel):
+        return
+    path = ("modules", name, "model")
+    if any(model.has_experts(layer) for layer in range(model.layers)) == (model.moe is not None):
+        return
+    if model.moe is None:
+        yield Diagnostic(
+            code="pattern-without-moe",
+            headline=f"`{name}` has layers of experts, and nothing says how many and how large",
+            path=(*path, "pattern"),
+            why="`E` in the pattern is a mixture of experts",
+            help="write `moe: {experts: 8, top_k: 2, width: 256}` in `model`",
+        )
+        return
+    key = "moe" if isinstance(model, HybridModel) or model.moe.every == 1 else "every"
+    rule = "a layer has experts if its letter in `pattern` is `E`"
+    if not isinstance(model, HybridModel):
+        rule = (
+            "layer i, from 0, has experts if i + 1 is a multiple of `every` and i is at least "
+            "`first_dense`"
+        )
+    yield Diagnostic(
+        code="no-layer-has-experts",
+        headline=f"`{name}`: none of its {model.layers} layers has experts",
+        path=(*path, "moe") if key == "moe" else (*path, "moe", key),
+        at_key=key == "moe",
+        why=rule,
+        help=f"delete `{key}`",
+    )
+
+
+def _uneven(
+    *, code: str, headline: str, model: tuple[str, str, int], cut: tuple[str, str, int], why: str
+) -> Diagnostic:
+    """Say that a size of the experts of a module does not split over an axis of one of its grids.
+
+    `model` is (module, key, size), `cut` (section, axis, ranks).
+    """
+    (name, key, size), (section, axis, ranks) = model, cut
+    fits = ", ".join(str(each) for each in divisors(size) if each <= ranks)
+    return Diagnostic(
+        code=code,
+        headline=headline,
+        path=("modules", name, "model", "moe", key),
+        why=why,
+        help=f"write `{key}: {next_multiple(size, ranks)}`, or a smaller {axis}: {fits}",
+        related=(Related(path=("modules", name, section, axis), label=f"{axis} {ranks}"),),
+    )

@@ -1,0 +1,153 @@
+"""Checks of a Hugging Face folder in `init_from`: its `config.json`, and the headers of its files.
+
+Decides: that every number of the folder's model is that of the spec before any process starts.
+Relies on: `hugging_face` for what a configuration means.
+Leaves: the shapes of tensors to `checkpoint`, which accounts for each.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.checks.experts import moe_of
+from mimo_launch.checks.rule import Findings
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.architectures import text_of, value_of
+from mimo_launch.hugging_face.folder import (
+    CONFIG,
+    ConfigError,
+    has_weights,
+    is_hugging_face,
+    read_config,
+)
+from mimo_launch.hugging_face.headers import FilesError, read_headers
+from mimo_launch.hugging_face.part import NoSuchPart, Part
+from mimo_launch.hugging_face.registry import model_types, part_of
+from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
+from mimo_launch.spec.model import LanguageModel, Model, Spec
+
+_LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
+_SHOWN = 4
+
+
+def init_from_fits_config(spec: Spec, name: str) -> Findings:
+    """The model in a Hugging Face folder is the model of the module."""
+    module = spec.modules[name]
+    if module.init_from is None or not is_hugging_face(Path(module.init_from)):
+        return
+    folder, model = Path(module.init_from), module.model
+    types = model_types(model.kind)
+    if not types:
+        why = "nothing of it is known to be in such folders"
+        yield _cannot(name, folder, f"for a `{model.kind}`", why)
+        return
+    if not has_weights(folder):
+        why = "weights are read from model.safetensors or model.safetensors.index.json"
+        yield _cannot(name, folder, "without safetensors", why)
+        return
+    try:
+        part = part_of(read_config(folder), model.kind)
+        settings = part.not_computed()
+        wanted = {} if settings else part.keys()
+        training = {} if settings else part.training()
+    except NoSuchPart as error:
+        settings, wanted, training = (error.setting,), {}, {}
+    except ConfigError as error:
+        yield _cannot(name, folder, "as it is", str(error))
+        return
+    for setting in settings:
+        why = f"a `{model.kind}` has no such setting; of model types it takes {', '.join(types)}"
+        yield _cannot(name, folder, f"with `{setting}`", why)
+    for key, value in wanted.items():
+        early = key == "layers" and part.may_end_early
+        yield from _compare(spec, name, model, key, value, at_most=early)
+    yield from _training_is_written(spec, name, training)
+    if not settings:
+        yield from _tensors_are_there(spec, name, part)
+
+
+def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
+    """The files are whole, by their headers, and hold the ends of the model and its layers."""
+    module = spec.modules[name]
+    folder, model = Path(module.init_from or ""), module.model
+    try:
+        headers = read_headers(folder)
+    except FilesError as error:
+        yield _cannot(name, folder, "as it is", str(error))
+        return
+    there = {inner for header in headers if (inner := part.inner_name(header)) is not None}
+    if not isinstance(model, LanguageModel) or module.init_partial or not there:
+        return
+    lacking = []
+    for segment in ("embedding.weight", "norm.weight", "head.weight"):
+        place = None if segment == "head.weight" and model.tied else part.place(segment, model)
+        if place is not None and place.name not in there:
+            lacking.append(place.name)
+    layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
+    # In some families layers go by another name.
+    lacking += [f"layer {n}" for n in range(model.layers) if layers and n not in layers]
+    if lacking:
+        more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+        why = f"its files lack {', '.join(lacking[:_SHOWN])}{more}"
+        yield _cannot(name, folder, "as it is", why)
+
+
+def _training_is_written(spec: Spec, name: str, training: Mapping[str, Any]) -> Findings:
+    """A default of ours in place of what the folder's model was trained with is seen (a warning).
+
+    What a run does stands in its spec, so nothing is taken from the folder.
+    """
+    module, moe = spec.modules[name], moe_of(spec, name)
+    if moe is None:
+        return
+    for key, there in training.items():
+        here = getattr(moe, key)
+        if key in moe.model_fields_set or here == there:
+            continue
+        ours, theirs = f"{key}: {text_of(here)}", f"{key}: {text_of(there)}"
+        yield Diagnostic(
+            code="init-from-unlike-model",
+            severity=Severity.WARNING,
+            headline=f"`{key}` of `{name}` is not written and so {text_of(here)}, "
+            f"and in {module.init_from}/{CONFIG} {text_of(there)}",
+            path=("modules", name, "model", "moe"),
+            at_key=True,
+            why="how strongly the load of experts is balanced is no part of the model: "
+            "the spec decides it, and the folder only says what was done so far",
+            help=f"write `{theirs}` in `moe`, or `{ours}` to keep it",
+            related=(Related(path=("modules", name, "init_from"), label=theirs),),
+        )
+
+
+def _compare(
+    spec: Spec, name: str, model: Model, key: str, there: Any, *, at_most: bool
+) -> Findings:
+    """Compare one value; a vocabulary may be larger than that of the folder."""
+    here = vocab_size(spec) if key == "vocab" else value_of(model, key)
+    if here == there or (key == "vocab" and here > there) or (at_most and here < there):
+        return
+    module = spec.modules[name]
+    bound = "at most " if at_most else "at least " if key == "vocab" else ""
+    room = num_last_placeholders(spec) if key == "vocab" else 0
+    yield Diagnostic(
+        code="init-from-unlike-model",
+        headline=f"`{key}` of `{name}` is {text_of(here)}, "
+        f"and in {module.init_from}/{CONFIG} {bound}{text_of(there)}",
+        path=("modules", name, "model", key),
+        severity=Severity.WARNING if module.init_partial else Severity.ERROR,
+        why="the weights there were trained with that value"
+        + ("; the last ids stand for encoder rows, one per encoder" if room else ""),
+        help=f"write `{key}: {text_of(there + room if room else there)}` in `model`",
+        related=(Related(path=("modules", name, "init_from"), label=f"{key} {text_of(there)}"),),
+    )
+
+
+def _cannot(name: str, folder: Path, what: str, why: str) -> Diagnostic:
+    return Diagnostic(
+        code="init-from-not-supported",
+        headline=f"`{name}` cannot start from {folder} {what}",
+        path=("modules", name, "init_from"),
+        why=why,
+        help="name another folder, or delete `init_from`",
+    )

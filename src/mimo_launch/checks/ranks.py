@@ -1,0 +1,230 @@
+"""Checks of modules, grids and ranks.
+
+Decides: which ranks a spec may name, and how a grid must fill them.
+Relies on: `RankGrid` for groups.
+Leaves: what the ranks compute to the other files.
+"""
+
+from math import prod
+
+from mimo_launch.checks.rule import Findings, show_ranks
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.rank_grid import RankGrid
+from mimo_launch.spec.model import AXES, CustomModel, LanguageModel, Spec, rank_range
+from mimo_launch.spec.wording import close_matches
+
+# Beyond this many ranks, groups are not listed one by one for a mere warning.
+_MANY_RANKS = 100_000
+
+
+def language_present(spec: Spec) -> Findings:
+    """Some module computes the loss."""
+    if LANGUAGE in spec.modules:
+        return
+    near = close_matches(LANGUAGE, spec.modules)
+    yield Diagnostic(
+        code="no-language-module",
+        headline="no module is called `language`",
+        path=("modules", near[0]) if near else ("modules",),
+        at_key=True,
+        why="`language` computes the loss; every other module is an encoder that feeds it",
+        help=f"rename `{near[0]}` to `language`"
+        if near
+        else "add `language:` with a decoder model",
+    )
+
+
+def kind_fits_role(spec: Spec, name: str) -> Findings:
+    """`language` is a language model and nothing else is."""
+    model = spec.modules[name].model
+    if isinstance(model, LanguageModel) == (name == LANGUAGE):
+        return
+    kind = model.kind
+    if isinstance(model, CustomModel):
+        yield Diagnostic(
+            code="not-supported-yet",
+            headline=f"`{kind}` cannot be the language model: classes of your own are encoders",
+            path=("modules", name, "model", "kind"),
+            why="the protocol for language models from other packages is not settled",
+            help="write `kind: decoder`, or rename the module",
+        )
+        return
+    role, wanted = ("the language module", "decoder") if name == LANGUAGE else ("an encoder", "vit")
+    yield Diagnostic(
+        code="wrong-kind-for-role",
+        headline=f"`{name}` is {role}, and `kind: {kind}` cannot be one",
+        path=("modules", name, "model", "kind"),
+        why="the module called `language` computes the loss; every other module feeds it rows",
+        help=f"write `kind: {wanted}`, or rename the module",
+    )
+
+
+def grid_fills_ranks(spec: Spec, name: str) -> Findings:
+    """Tp * cp * pp * dp is the number of ranks."""
+    module = spec.modules[name]
+    grid, num_ranks = module.grid, len(module.rank_range)
+    if grid.num_ranks == num_ranks:
+        return
+    sizes = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp}
+    fits = []
+    for axis in ("dp", "tp"):
+        rest = prod(size for other, size in sizes.items() if other != axis)
+        if num_ranks % rest == 0:
+            fits.append(f"`{axis}: {num_ranks // rest}`")
+    start = module.rank_range.start
+    fits.append(f"`ranks: {show_ranks(range(start, start + grid.num_ranks))}`")
+    shown = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
+    yield Diagnostic(
+        code="grid-size-mismatch",
+        headline=f"`{name}`: {shown} = {grid.num_ranks}, but it has {num_ranks} ranks",
+        path=("modules", name, "grid"),
+        at_key=True,
+        why="each rank of a module stands at exactly one place of its grid",
+        help=f"these fit: {', '.join(fits)}",
+        related=(Related(path=("modules", name, "ranks"), label=_count(num_ranks)),),
+    )
+
+
+def order_is_permutation(spec: Spec, name: str) -> Findings:
+    """`order` names each axis once."""
+    order = spec.modules[name].order
+    if sorted(order) == sorted(AXES):
+        return
+    twice = [axis for axis in AXES if order.count(axis) > 1]
+    absent = [axis for axis in AXES if axis not in order]
+    faults = [f"`{axis}` is there twice" for axis in twice] + [
+        f"`{axis}` is absent" for axis in absent
+    ]
+    yield Diagnostic(
+        code="order-not-permutation",
+        headline=f"`{name}`: `order` must name each of tp, cp, dp, pp once; {', '.join(faults)}",
+        path=("modules", name, "order"),
+        why="the order says where on the grid a rank stands; axes of size 1 take part, too",
+        help="write `order: [tp, cp, dp, pp]`",
+    )
+
+
+def cp_inside_dp(spec: Spec, name: str) -> Findings:
+    """Cp varies faster than dp."""
+    order = spec.modules[name].order
+    if order.index("cp") < order.index("dp"):
+        return
+    fixed: list[str] = [axis for axis in order if axis != "cp"]
+    fixed.insert(fixed.index("dp"), "cp")
+    yield Diagnostic(
+        code="cp-after-dp",
+        headline=f"`{name}`: `order` puts cp after dp",
+        path=("modules", name, "order"),
+        why="a replica's context-parallel ranks stand side by side: data loading, checkpoints and "
+        "other tools of this field count on it",
+        help=f"write `order: [{', '.join(fixed)}]`",
+    )
+
+
+def idle_ranks_idle(spec: Spec, name: str) -> Findings:
+    """No module uses a rank that is declared idle."""
+    if spec.idle_ranks is None:
+        return
+    mine, idle = spec.modules[name].rank_range, rank_range(spec.idle_ranks)
+    both = range(max(mine.start, idle.start), min(mine.stop, idle.stop))
+    if not both:
+        return
+    yield Diagnostic(
+        code="idle-rank-in-use",
+        headline=f"`idle_ranks` names {_names(both)}, which `{name}` uses",
+        path=("idle_ranks",),
+        why="idle ranks hold no module",
+        help="delete `idle_ranks`, or name only ranks that no module has",
+        related=(Related(path=("modules", name, "ranks"), label=f"`{name}` is here"),),
+    )
+
+
+def no_holes(spec: Spec) -> Findings:
+    """Each rank below the highest one holds a module or is declared idle."""
+    spans = sorted(
+        [(module.rank_range, name) for name, module in spec.modules.items()]
+        + ([(rank_range(spec.idle_ranks), "")] if spec.idle_ranks is not None else []),
+        key=lambda span: (span[0].start, span[0].stop),
+    )
+    holes, end = [], 0
+    for ranks, name in spans:
+        if ranks.start > end:
+            holes.append((range(end, ranks.start), name))
+        end = max(end, ranks.stop)
+    for hole, name in holes:
+        if len(holes) == 1 and spec.idle_ranks is None:
+            help_ = f"add `idle_ranks: {show_ranks(hole)}`, or give the ranks to a module"
+        else:
+            help_ = "move the modules together; `idle_ranks` names one range only"
+        yield Diagnostic(
+            code="unlisted-idle-rank",
+            headline=f"no module uses {_names(hole)}, and `idle_ranks` does not say so",
+            path=("modules", name, "ranks") if name else ("idle_ranks",),
+            why="a process would be started that does nothing; more often a range is wrong",
+            help=help_,
+        )
+
+
+def groups_inside_nodes(spec: Spec, name: str) -> Findings:
+    """Tp and cp groups do not cross a host (a warning)."""
+    if spec.nodes is None:
+        return
+    module, gpus = spec.modules[name], spec.nodes.gpus
+    sizes = tuple(getattr(module.grid, axis) for axis in module.order)
+    if len(module.rank_range) > _MANY_RANKS:
+        return
+    grid = RankGrid(module.order, sizes, module.rank_range.start)
+    for axis in ("tp", "cp"):
+        crossing = [ranks for ranks in grid.groups(axis) if ranks[0] // gpus != ranks[-1] // gpus]
+        if not crossing:
+            continue
+        ranks = ", ".join(map(str, crossing[0][:8])) + (", ..." if len(crossing[0]) > 8 else "")
+        yield Diagnostic(
+            code="group-crosses-nodes",
+            severity=Severity.WARNING,
+            headline=f"`{name}`: the {axis} group of ranks {ranks} crosses hosts of {gpus} ranks",
+            path=("modules", name, "grid", axis),
+            why=f"every layer waits for {axis} traffic, which is many times slower between hosts",
+            help=f"choose a {axis} that divides {gpus}, and ranks that start at a multiple of it",
+            related=(Related(path=("nodes", "gpus"), label=f"{gpus} ranks per host"),),
+        )
+
+
+def world_fits(spec: Spec, world: int, words: str) -> Findings:
+    """The job has exactly the ranks that the spec names."""
+    names = {name: module.rank_range for name, module in spec.modules.items()}
+    for name, ranks in names.items():
+        if ranks.stop > world:
+            yield Diagnostic(
+                code="ranks-beyond-world",
+                headline=f"`{name}` needs rank {ranks.stop - 1}; {words} ranks 0 to {world - 1}",
+                path=("modules", name, "ranks"),
+                why="every rank that a module names is a process of the job",
+                help=f"start {world_size(spec)} processes, or move `{name}` to lower ranks",
+            )
+    needed = world_size(spec)
+    if needed == world or max(ranks.stop for ranks in names.values()) > world:
+        return
+    last = max(names, key=lambda name: names[name].stop)
+    yield Diagnostic(
+        code="world-size-mismatch",
+        headline=f"the spec names ranks 0 to {needed - 1}, but {words} {world} processes",
+        path=("idle_ranks",) if needed > world else ("modules", last, "ranks"),
+        why="a process without a module would wait for the others until the end",
+        help=f"start {needed} processes"
+        + (
+            f", or add `idle_ranks: {show_ranks(range(needed, world))}`"
+            if needed < world and spec.idle_ranks is None
+            else ""
+        ),
+    )
+
+
+def _names(ranks: range) -> str:
+    return f"rank {show_ranks(ranks)}" if len(ranks) == 1 else f"ranks {show_ranks(ranks)}"
+
+
+def _count(num_ranks: int) -> str:
+    return f"{num_ranks} rank{'s' * (num_ranks != 1)}"

@@ -1,0 +1,293 @@
+"""Checks of shards, tokenizers and image processors: files that must be there before a run.
+
+Decides: what is looked at without reading records: names, small JSON files, the first headers.
+Relies on: `shard_files`, `tokenizers` and `images`.
+Leaves: the records to the index, which `train` makes.
+"""
+
+import tarfile
+from itertools import islice
+from pathlib import Path
+
+from mimo_launch.checks.packages import is_installed
+from mimo_launch.checks.rule import Findings
+from mimo_launch.data.shard_patterns import AUDIO_SUFFIXES, IMAGE_FORMATS, PatternError, shard_files
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
+from mimo_launch.hugging_face.image_recipe import Smart
+from mimo_launch.hugging_face.tokenizer import (
+    DEFAULT,
+    TokenizerError,
+    chat_sources,
+    num_tokens,
+    token_id,
+    token_text,
+)
+from mimo_launch.kinds.vocabulary import num_last_placeholders
+from mimo_launch.spec.model import (
+    ChatTemplate,
+    LanguageModel,
+    Spec,
+    WebdatasetData,
+    clip_input,
+    image_input,
+)
+
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
+# Headers of so many members are looked at: a millisecond or two.
+_LOOKED_AT = 64
+_MOST_LISTED = 3
+# So many shards are opened, for one header each.
+_MOST_OPENED = 1000
+_MODEL_VOCAB = ("modules", "language", "model", "vocab")
+# The bounds of the extras in pyproject.toml, which a test compares.
+PACKAGES = {
+    "webdataset": "webdataset>=1.0",
+    "tokenizers": "tokenizers>=0.21",
+    "PIL": "pillow>=10",
+    "jinja2": "jinja2>=3.1",
+}
+
+
+def shard_packages_installed(spec: Spec) -> Findings:
+    """Decoders and tokenizers are optional packages."""
+    if not isinstance(spec.data, WebdatasetData):
+        return
+    missing = [needed for name, needed in PACKAGES.items() if not is_installed(name)]
+    if missing:
+        yield Diagnostic(
+            code="missing-package",
+            headline=f"`{missing[0].partition('>')[0]}` is not installed",
+            path=("data", "kind"),
+            why="shards are read with it",
+            help="pip install " + " ".join(f"'{each}'" for each in missing),
+        )
+
+
+def shards_are_there(spec: Spec) -> Findings:
+    """Every pattern names shards, which are plain tar files."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData):
+        return
+    for key, patterns in (("shards", data.shards), ("eval_shards", data.eval_shards)):
+        for pattern in (patterns,) if isinstance(patterns, str) else patterns or ():
+            yield from _pattern(key, pattern)
+    if spec.eval is not None and data.eval_shards is None:
+        yield Diagnostic(
+            code="eval-without-shards",
+            headline="`eval` has no shards to evaluate on",
+            path=("eval",),
+            why="held-out samples come from shards of their own",
+            help="write `eval_shards: PATTERN` in `data`, or delete `eval`",
+            related=(Related(path=("data", "kind"), label="these data"),),
+        )
+
+
+def _pattern(key: str, pattern: str) -> Findings:
+    try:
+        files = shard_files(pattern)
+    except PatternError as error:
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` cannot be expanded: {error}",
+            path=("data", key),
+            why="every file that is named is looked at before a run, and listed in its index",
+            help=f"write `{key}: [PATTERN, ...]` with patterns of fewer files",
+        )
+        return
+    missing = [str(path) for path in files if not path.is_file()]
+    if missing or not files:
+        names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
+        found = f": {len(missing)} of {len(files)} are not there: {names}" if len(files) > 1 else ""
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
+            path=("data", key),
+            why=f"paths are relative to {Path.cwd()}",
+            help=f"write `{key}: PATTERN` of files that are there",
+        )
+        return
+    compressed = [path for path in files if path.suffix in _COMPRESSED]
+    if compressed:
+        yield Diagnostic(
+            code="shards-compressed",
+            headline=f"`{pattern}` names compressed files, such as {compressed[0]}",
+            path=("data", key),
+            why="samples are read from anywhere in a shard, which needs a plain tar file",
+            help="unpack them, and name the plain tar files",
+        )
+        return
+    damaged = [(path, why) for path in files[:_MOST_OPENED] if (why := _not_tar(path))]
+    if damaged:
+        path, why = damaged[0]
+        more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        yield Diagnostic(
+            code="shards-not-tar",
+            headline=f"`{pattern}` names files that are no tar files: {path}{more}",
+            path=("data", key),
+            why=f"{path.name} {why}",
+            help=f"make it anew, or write `{key}: PATTERN` of the others",
+        )
+
+
+def _not_tar(path: Path) -> str:
+    """Return what is wrong with the first header of a file, and with its size."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(tarfile.BLOCKSIZE), path.stat().st_size
+        if not head:
+            return "is empty"
+        tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except tarfile.HeaderError as error:
+        return "has no members" if head.count(0) == tarfile.BLOCKSIZE else f"begins wrong: {error}"
+    # A tar file is made of blocks.
+    return f"is cut off after {size:,} bytes" if size % tarfile.BLOCKSIZE else ""
+
+
+def tokenizer_is_usable(spec: Spec) -> Findings:
+    """The tokenizer is there, and has a chat template if one is asked for."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData):
+        return
+    folder = Path(data.tokenizer)
+    try:
+        num_tokens(folder)
+        why = ""
+        if isinstance(data.template, ChatTemplate) and DEFAULT not in chat_sources(folder):
+            why = "it has no chat template, and `template: chat` needs one"
+    except TokenizerError as error:
+        why = str(error)
+    if why:
+        yield Diagnostic(
+            code="tokenizer-not-usable",
+            headline=f"the tokenizer in {folder} cannot be used",
+            path=("data", "tokenizer"),
+            why=why,
+            help="name a local Hugging Face folder, of a chat model for `template: chat`",
+        )
+
+
+def vocab_holds_tokenizer(spec: Spec) -> Findings:
+    """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
+    data, model = spec.data, spec.language.model
+    if not isinstance(data, WebdatasetData) or not isinstance(model, LanguageModel):
+        return
+    tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
+    vocab = 0 if isinstance(model.vocab, str) else model.vocab
+    if vocab >= tokens + placeholders:
+        return
+    ends = f" + {placeholders} placeholder{'s' * (placeholders != 1)}" if placeholders else ""
+    yield Diagnostic(
+        code="vocab-too-small",
+        headline=f"`vocab` {model.vocab} is less than {tokens} tokens of the tokenizer{ends}",
+        path=_MODEL_VOCAB,
+        why="an id beyond the vocabulary has no embedding"
+        + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),
+        help=f"write `vocab: {tokens + placeholders}`",
+        related=(Related(path=("data", "tokenizer"), label=f"{tokens} tokens"),),
+    )
+
+
+def placeholder_is_token(spec: Spec, name: str) -> Findings:
+    """A given placeholder is a token of the tokenizer (a warning)."""
+    data, given = spec.data, spec.modules[name].placeholder
+    if not isinstance(data, WebdatasetData) or name not in spec.encoders or given is None:
+        return
+    folder = Path(data.tokenizer)
+    if token_text(folder, given) is not None:
+        return
+    sound = clip_input(spec.encoders[name].model) is not None
+    marker = data.audio_marker if sound else data.image_marker
+    known = token_id(folder, marker)
+    yield Diagnostic(
+        code="placeholder-not-in-tokenizer",
+        severity=Severity.WARNING,
+        headline=f"`{name}`: the tokenizer in {folder} has no special token {given}",
+        path=("modules", name, "placeholder"),
+        why="who uses the trained model cannot say where an image or a clip goes",
+        help=f"teach the tokenizer `{marker}`, and write its id"
+        if known is None
+        else f"write `placeholder: {known}`, which is `{marker}`",
+        related=(Related(path=("data", "tokenizer"), label="this tokenizer"),),
+    )
+
+
+def processor_is_understood(spec: Spec, name: str) -> Findings:
+    """The images of an encoder can be made as its processor says, and fit its patches."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData) or name not in spec.encoders:
+        return
+    images = image_input(spec.encoders[name].model)
+    if images is None:
+        return
+    folder, why = processor_folder(spec, name), ""
+    try:
+        recipe = recipe_of(spec, name)
+    except ProcessorError as error:
+        why = str(error)
+    else:
+        side = images.row_side
+        if len(recipe.mean) != images.channels:
+            why = f"it makes {len(recipe.mean)} channels, `{name}` takes {images.channels}"
+        elif isinstance(recipe.resize, Smart) and recipe.resize.factor % side:
+            why = f"it makes squares of {recipe.resize.factor} pixels, `{name}` rows of {side}"
+        elif recipe.only_size is not None and min(recipe.only_size) < side:
+            why = f"it makes images of {recipe.only_size} pixels, `{name}` rows of {side}"
+    if why:
+        given = name in data.processors
+        yield Diagnostic(
+            code="processor-not-supported",
+            headline=f"the image processor of `{name}`{f' in {folder}' if folder else ''} "
+            "does not fit",
+            path=("data", "processors") if given else ("modules", name, "model"),
+            why=why,
+            help="name the folder that the encoder's weights come from in `data.processors`",
+        )
+
+
+def processors_have_encoders(spec: Spec) -> Findings:
+    """Whoever is named in `processors` reads images."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData):
+        return
+    readers = [name for name, m in spec.encoders.items() if image_input(m.model) is not None]
+    for name in data.processors:
+        if name not in readers:
+            known = ", ".join(f"`{each}`" for each in readers) or "there is none"
+            yield Diagnostic(
+                code="processor-not-supported",
+                headline=f"`processors` names `{name}`, which is no encoder of images",
+                path=("data", "processors"),
+                why="a processor says how the images of one encoder are made",
+                help=f"encoders of images: {known}",
+            )
+
+
+def members_for_encoders(spec: Spec) -> Findings:
+    """The first samples have what each encoder reads."""
+    if not isinstance(spec.data, WebdatasetData) or not spec.encoders:
+        return
+    shards = shard_files(spec.data.shards)
+    try:
+        with tarfile.open(shards[0], "r:") as tar:
+            names = [member.name.lower() for member in islice(tar, _LOOKED_AT)]
+    except (OSError, tarfile.TarError):
+        return
+    found = {name.rpartition(".")[2] for name in names}
+    ends = ", ".join(sorted(found)) or "nothing"
+    for name, module in spec.encoders.items():
+        sound = clip_input(module.model) is not None
+        if not found & (AUDIO_SUFFIXES if sound else IMAGE_FORMATS.keys()):
+            what = "clips" if sound else "images"
+            yield Diagnostic(
+                code="encoder-without-members",
+                severity=Severity.WARNING,
+                headline=f"`{name}` reads {what}, and {shards[0]} begins without any",
+                path=("modules", name),
+                at_key=True,
+                why=f"its first {len(names)} members end in {ends}",
+                help=f"delete `{name}`, or name shards with {what}",
+                related=(Related(path=("data", "shards"), label="these shards"),),
+            )

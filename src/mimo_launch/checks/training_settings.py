@@ -1,0 +1,231 @@
+"""Checks of training settings: those that contradict each other, and those that do nothing.
+
+Decides: which settings are reported as having no effect (warnings).
+Relies on: which keys the user wrote; a default never counts.
+Leaves: values that are wrong by themselves to `spec`.
+"""
+
+from mimo_launch.checks.rule import Findings
+from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
+from mimo_launch.layout.encoder_placement import LANGUAGE, runs_in_phases
+from mimo_launch.spec.model import Spec, SyntheticData, VitModel, WebdatasetData
+
+_SCHEDULE = ("optimizer", "schedule")
+
+
+def something_trains(spec: Spec) -> Findings:
+    """At least one module is not frozen."""
+    if all(module.frozen is True for module in spec.modules.values()):
+        yield Diagnostic(
+            code="nothing-to-train",
+            headline="every module is frozen, so there is nothing to train",
+            path=("modules", LANGUAGE, "frozen"),
+            why="a frozen module keeps its weights, its projector included",
+            help="delete `frozen: true` from the module that should learn",
+        )
+
+
+def schedule_fits_steps(spec: Spec) -> Findings:
+    """Warm-up and decay of wsd fit into the run."""
+    schedule, steps = spec.optimizer.schedule, spec.train.steps
+    if schedule.kind != "wsd" or schedule.warmup + schedule.decay <= steps:
+        return
+    yield Diagnostic(
+        code="wsd-longer-than-run",
+        headline=f"warmup {schedule.warmup} + decay {schedule.decay} is more than steps {steps}",
+        path=(*_SCHEDULE, "decay"),
+        why="wsd warms up, stays, and decays over the last `decay` steps; the two must not overlap",
+        help=f"write `decay: {max(1, steps - schedule.warmup) if schedule.warmup < steps else 1}`"
+        + ("" if schedule.warmup < steps else f", and a warmup below {steps}"),
+    )
+
+
+def warmup_ends(spec: Spec) -> Findings:
+    """Warm-up is over before the run is (a warning)."""
+    steps, common = spec.train.steps, spec.optimizer.schedule.warmup
+    if common > steps:
+        yield _late_warmup((*_SCHEDULE, "warmup"), common, steps)
+    for name, module in spec.modules.items():
+        own = module.optimizer.warmup
+        if own is not None and own > steps:
+            yield _late_warmup(("modules", name, "optimizer", "warmup"), own, steps)
+
+
+def sequence_parallel_used(spec: Spec, name: str) -> Findings:
+    """`sequence_parallel` needs tp."""
+    module = spec.modules[name]
+    if module.sequence_parallel and module.grid.tp == 1:
+        yield _no_effect(
+            ("modules", name, "sequence_parallel"),
+            f"`sequence_parallel` of `{name}` does nothing at tp 1",
+            "it splits activations over the tp ranks, and there is one",
+        )
+
+
+def language_has_no_projector(spec: Spec, name: str) -> Findings:
+    """`except_projector` is for encoders, which end with one."""
+    if name != LANGUAGE or spec.modules[name].frozen != "except_projector":
+        return
+    yield Diagnostic(
+        code="frozen-without-projector",
+        headline=f"`{LANGUAGE}` has no projector that `except_projector` could train",
+        path=("modules", LANGUAGE, "frozen"),
+        why="the projector is the last layer of an encoder",
+        help="write `frozen: true`, or `frozen: false`",
+    )
+
+
+def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
+    """A frozen module has no optimizer."""
+    module = spec.modules[name]
+    if module.frozen is True and module.optimizer.model_fields_set:
+        yield _no_effect(
+            ("modules", name, "optimizer"),
+            f"`optimizer` of `{name}` does nothing, because `{name}` is frozen",
+            "a frozen module is never updated",
+            at_key=True,
+        )
+
+
+def balance_used(spec: Spec, name: str) -> Findings:
+    """`balance` moves samples among replicas of an encoder."""
+    module, path = spec.modules[name], ("modules", name, "balance")
+    if "balance" not in module.model_fields_set or module.balance == "none":
+        return
+    if name == LANGUAGE:
+        yield _no_effect(
+            path,
+            f"`balance` of `{LANGUAGE}` does nothing",
+            "only encoders are balanced: samples of language all have `batch.seq` tokens",
+        )
+    elif module.grid.dp == 1:
+        yield _no_effect(
+            path, f"`balance` of `{name}` does nothing at dp 1", "there is only one replica"
+        )
+    elif module.balance == "linked" and spec.language.grid.dp % module.grid.dp == 0:
+        yield _no_effect(
+            path,
+            f"`balance: linked` of `{name}` does nothing: no two replicas feed the same language "
+            "replica",
+            "`balance: all` lets samples move among all replicas",
+        )
+
+
+def encoder_microbatches_used(spec: Spec) -> Findings:
+    """`encoder_microbatches` is for encoders that share ranks with language."""
+    if spec.schedule.encoder_microbatches is None:
+        return
+    if not any(runs_in_phases(spec, name) for name in spec.encoders):
+        yield _no_effect(
+            ("schedule", "encoder_microbatches"),
+            "`encoder_microbatches` does nothing: no encoder shares ranks with language",
+            "encoders on ranks of their own run one microbatch at a time, ahead of language",
+        )
+
+
+def lr_schedule_used(spec: Spec) -> Findings:
+    """Settings of one schedule kind given with another."""
+    schedule = spec.optimizer.schedule
+    if schedule.kind != "wsd" and schedule.decay > 0:
+        yield _no_effect(
+            (*_SCHEDULE, "decay"),
+            f"`decay` does nothing with `kind: {schedule.kind}`",
+            "only wsd has a last phase of its own length",
+        )
+    if schedule.kind == "wsd" and schedule.decay == 0:
+        yield _no_effect(
+            (*_SCHEDULE, "kind"),
+            "`kind: wsd` does nothing without `decay`",
+            "wsd without a last phase is a constant learning rate",
+        )
+    if schedule.kind == "constant" and schedule.min_lr > 0:
+        yield _no_effect(
+            (*_SCHEDULE, "min_lr"),
+            "`min_lr` does nothing with `kind: constant`",
+            "a constant learning rate never falls",
+        )
+    elif schedule.min_lr >= spec.optimizer.lr > 0:
+        yield _no_effect(
+            (*_SCHEDULE, "min_lr"),
+            f"`min_lr` {schedule.min_lr} is not below `lr` {spec.optimizer.lr}",
+            "the learning rate falls from `lr` to `min_lr`, so it would stay where it is",
+        )
+
+
+def optimizer_settings_used(spec: Spec) -> Findings:
+    """Settings of AdamW given with sgd, and of weight decay given with none."""
+    own = [module.optimizer.weight_decay for module in spec.modules.values()]
+    if spec.optimizer.decay.embeddings and not any((spec.optimizer.weight_decay, *own)):
+        yield _no_effect(
+            ("optimizer", "decay", "embeddings"),
+            "`decay: {embeddings: true}` does nothing without `weight_decay`",
+            "it says what weight decay applies to, and `weight_decay` is 0",
+        )
+    if spec.optimizer.kind != "sgd":
+        return
+    for key in ("betas", "eps"):
+        if key in spec.optimizer.model_fields_set:
+            yield _no_effect(
+                ("optimizer", key), f"`{key}` does nothing with `kind: sgd`", "it belongs to AdamW"
+            )
+
+
+def eval_shards_used(spec: Spec) -> Findings:
+    """Held-out shards are read by evaluations."""
+    if isinstance(spec.data, WebdatasetData) and spec.data.eval_shards and spec.eval is None:
+        yield _no_effect(
+            ("data", "eval_shards"),
+            "`eval_shards` without an `eval` section does nothing",
+            "they are read when the model is evaluated",
+        )
+
+
+def image_sizes_used(spec: Spec) -> Findings:
+    """Limits of random sizes given with one size for all images."""
+    data = spec.data
+    if not isinstance(data, SyntheticData) or data.image is None:
+        return
+    for key in ("min_patches", "max_patches"):
+        if key in data.model_fields_set:
+            yield _no_effect(
+                ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
+            )
+
+
+def vision_settings_used(spec: Spec, name: str) -> Findings:
+    """Settings of parts that a vision transformer does not have."""
+    model, path = spec.modules[name].model, ("modules", name, "model")
+    if not isinstance(model, VitModel):
+        return
+    if model.image is not None and model.positions != "learned":
+        why = f"`positions: {model.positions}` need no table"
+        yield _no_effect((*path, "image"), f"`image` of `{name}` does nothing", why)
+    if model.projector == "linear" and model.projector_activation != "gelu":
+        yield _no_effect(
+            (*path, "projector_activation"),
+            f"`projector_activation` of `{name}` does nothing",
+            "`projector: linear` is one linear map",
+        )
+
+
+def _late_warmup(path: YamlPath, warmup: int, steps: int) -> Diagnostic:
+    return Diagnostic(
+        code="warmup-beyond-run",
+        severity=Severity.WARNING,
+        headline=f"warmup {warmup} is more than steps {steps}",
+        path=path,
+        why="the run ends before the learning rate has reached its peak",
+        help=f"write `warmup: {max(1, steps // 10)}`",
+    )
+
+
+def _no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) -> Diagnostic:
+    return Diagnostic(
+        code="setting-without-effect",
+        severity=Severity.WARNING,
+        headline=headline,
+        path=path,
+        at_key=at_key,
+        why=why,
+        help=f"delete `{path[-1]}`",
+    )

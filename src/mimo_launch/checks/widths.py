@@ -1,0 +1,218 @@
+"""Checks of heads and widths, and of how they are cut over tp.
+
+Decides: which model sizes a tp size can cut.
+Relies on: the model types of the spec.
+Leaves: data and vocabulary to `data`.
+"""
+
+from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.model import CustomModel, HybridModel, LanguageModel, Spec, VitModel
+
+
+def heads_over_tp(spec: Spec, name: str) -> Findings:
+    """Attention heads are shared out evenly over tp."""
+    heads = spec.modules[name].model.heads
+    if heads is None or not _attends(spec, name):
+        return
+    yield from _over_tp(
+        spec, name, "heads", heads, code="heads-over-tp", why="each tp rank computes whole heads"
+    )
+
+
+def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
+    """Key/value heads are shared out over tp, or repeated evenly."""
+    model, tp = spec.modules[name].model, spec.modules[name].grid.tp
+    if not isinstance(model, LanguageModel) or model.kv_heads is None or not model.attends:
+        return
+    kv = model.kv_heads
+    if kv % tp == 0 or tp % kv == 0:
+        return
+    fits = [size for size in divisors(model.heads) if size % tp == 0 or tp % size == 0]
+    yield Diagnostic(
+        code="kv-heads-over-tp",
+        headline=f"`{name}`: kv_heads {kv} and tp {tp} do not divide each other",
+        path=("modules", name, "model", "kv_heads"),
+        why="each tp rank holds whole key/value heads, or shares one with equally many ranks",
+        help=f"these fit: {_choices('kv_heads', fits)}",
+        related=(_tp(name, tp),),
+    )
+
+
+def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
+    """Each key/value head serves equally many query heads."""
+    model = spec.modules[name].model
+    if not isinstance(model, LanguageModel) or not model.attends:
+        return
+    if model.heads % model.num_kv_heads == 0:
+        return
+    yield Diagnostic(
+        code="heads-over-kv-heads",
+        headline=f"`{name}`: kv_heads {model.num_kv_heads} does not divide heads {model.heads}",
+        path=("modules", name, "model", "kv_heads"),
+        why="each key/value head serves the same number of query heads",
+        help=f"these fit: {_choices('kv_heads', divisors(model.heads))}",
+        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+    )
+
+
+def hidden_over_heads(spec: Spec, name: str) -> Findings:
+    """The width is a whole number of heads, unless `head_dim` is given."""
+    model = spec.modules[name].model
+    if isinstance(model, LanguageModel) and model.head_dim is not None:
+        return
+    # How wide the heads of a user's own encoder are is its own affair.
+    if isinstance(model, CustomModel) or model.hidden % model.heads == 0:
+        return
+    if not _attends(spec, name):
+        return
+    fits = next_multiple(model.hidden, model.heads)
+    yield Diagnostic(
+        code="hidden-over-heads",
+        headline=f"`{name}`: hidden {model.hidden} does not split into {model.heads} heads",
+        path=("modules", name, "model", "hidden"),
+        why="a head is hidden / heads wide"
+        + (", unless `head_dim` says otherwise" if isinstance(model, LanguageModel) else ""),
+        help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
+        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+    )
+
+
+def mlp_over_tp(spec: Spec, name: str) -> Findings:
+    """The MLP's inner width is cut evenly over tp."""
+    model = spec.modules[name].model
+    if isinstance(model, CustomModel) or (isinstance(model, LanguageModel) and not model.has_mlps):
+        return
+    why = "each tp rank holds an equal part of the width inside the MLP"
+    yield from _over_tp(spec, name, "mlp", model.mlp_width, code="mlp-over-tp", why=why)
+
+
+def vocab_over_tp(spec: Spec, name: str) -> Findings:
+    """Every tp rank of language holds at least one word."""
+    tp, size = spec.modules[name].grid.tp, padded_vocab_size(spec) if name == LANGUAGE else 0
+    if name != LANGUAGE or size >= tp:
+        return
+    yield Diagnostic(
+        code="vocab-over-tp",
+        headline=f"`{name}`: {size} words, padding included, for tp {tp}",
+        path=("modules", name, "model", "vocab_multiple"),
+        why="embedding and output layer are cut over tp by words",
+        help=f"write `vocab_multiple: {tp}`",
+        related=(_tp(name, tp),),
+    )
+
+
+def layers_over_stages(spec: Spec, name: str) -> Findings:
+    """Every pipeline stage has at least one layer."""
+    module, virtual = spec.modules[name], 1
+    if name == LANGUAGE:
+        virtual = spec.schedule.virtual_stages
+    layers, stages = module.model.layers, module.grid.pp * virtual
+    if layers >= stages:
+        return
+    key, remedy = "layers", f"`layers: {stages}`"
+    if isinstance(module.model, HybridModel):
+        key, remedy = "pattern", f"a pattern of {stages} letters"
+    product = f"pp {module.grid.pp}" + (f" * {virtual} virtual stages" if virtual > 1 else "")
+    yield Diagnostic(
+        code="layers-over-pp",
+        headline=f"`{name}`: {layers} layers for {product} = {stages} stages",
+        path=("modules", name, "model", key),
+        why="a stage without a layer would only pass activations on",
+        help=f"write {remedy}, or a smaller pp",
+        related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
+    )
+
+
+def hidden_holds_positions(spec: Spec, name: str) -> Findings:
+    """2-D sine and cosine positions take a quarter of the width each."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.positions != "sincos" or model.hidden % 4 == 0:
+        return
+    fits = next_multiple(model.hidden, 4 * model.heads)
+    yield Diagnostic(
+        code="hidden-not-multiple-of-4",
+        headline=f"`{name}`: hidden {model.hidden} is not a multiple of 4",
+        path=("modules", name, "model", "hidden"),
+        why="patch positions are sine and cosine of height and width, a quarter of the width each",
+        help=f"write `hidden: {fits}`",
+    )
+
+
+def heads_hold_places(spec: Spec, name: str) -> Findings:
+    """2-D rotary positions turn pairs by row and as many by column."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.positions != "rope2d":
+        return
+    size = model.hidden // model.heads
+    if size % 4 == 0:
+        return
+    fits = model.heads * next_multiple(size, 4)
+    yield Diagnostic(
+        code="head-not-multiple-of-4",
+        headline=f"`{name}`: a head is {size} wide, not a multiple of 4",
+        path=("modules", name, "model", "hidden"),
+        why="`rope2d` turns half of the pairs of a head by the row of a patch, half by its column",
+        help=f"write `hidden: {fits}`",
+        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+    )
+
+
+def learned_positions_have_grid(spec: Spec, name: str) -> Findings:
+    """A table of positions has a size."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.positions != "learned" or model.image is not None:
+        return
+    yield Diagnostic(
+        code="positions-without-grid",
+        headline=f"`{name}` learns positions, and nothing says how many",
+        path=("modules", name, "model", "positions"),
+        why="the table has one row per patch of an image of `image` patches",
+        help="write `image: [24, 24]`: height and width of such an image, in patches",
+    )
+
+
+def class_token_has_place(spec: Spec, name: str) -> Findings:
+    """2-D rotary positions turn patches by their places, and a class token has none."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or not model.class_token or model.positions != "rope2d":
+        return
+    yield Diagnostic(
+        code="class-token-without-place",
+        headline=f"`{name}`: a class token has no place that `rope2d` could turn it by",
+        path=("modules", name, "model", "class_token"),
+        why="2-D rotary positions turn queries and keys by row and column of a patch",
+        help="delete `class_token`, or write `positions: learned`",
+        related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
+    )
+
+
+def _attends(spec: Spec, name: str) -> bool:
+    """Return whether attention heads are computed: a language model may have layers without."""
+    model = spec.modules[name].model
+    return not isinstance(model, LanguageModel) or model.attends
+
+
+def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str) -> Findings:
+    tp = spec.modules[name].grid.tp
+    if size % tp == 0:
+        return
+    fits = ", ".join(str(each) for each in divisors(size) if each <= tp)
+    yield Diagnostic(
+        code=code,
+        headline=f"`{name}`: {key} {size} does not split over tp {tp}",
+        path=("modules", name, "model", key),
+        why=why,
+        help=f"write `{key}: {next_multiple(size, tp)}`, or a smaller tp: {fits}",
+        related=(_tp(name, tp),),
+    )
+
+
+def _tp(name: str, tp: int) -> Related:
+    return Related(path=("modules", name, "grid", "tp"), label=f"tp {tp}")
+
+
+def _choices(key: str, values: list[int]) -> str:
+    return ", ".join(f"`{key}: {value}`" for value in values)

@@ -1,0 +1,87 @@
+"""What a bench shows while it runs, and in the end.
+
+Decides: the answer alone goes to stdout, as tables or JSON; a bar only to a terminal.
+Relies on: events of `train`, which a bench emits as well.
+Leaves: the tables to `tables`.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from mimo_launch.cli.bench.compare import Earlier, Record, compared
+from mimo_launch.cli.bench.tables import constants_table, tables
+from mimo_launch.cli.shared.bars import Bars, rich_on
+from mimo_launch.cli.shared.console import Console, run_output
+from mimo_launch.cli.shared.lines import other_lines
+from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
+
+# Enough for the tables when there is no terminal to ask.
+WIDTH_WITHOUT_TERMINAL = 100
+
+
+class BenchScreen:
+    """Listener that draws a bar of `steps` steps, then the result; `old` is one to compare with."""
+
+    def __init__(
+        self, console: Console, *, steps: int, as_json: bool, plain: bool, old: Earlier | None
+    ) -> None:
+        self._console, self._as_json, self._old = console, as_json, old
+        terminal = rich_on(sys.stderr, console)
+        self._draws = terminal.is_terminal and not plain
+        self._bar = Progress(
+            TextColumn("step"), BarColumn(), MofNCompleteColumn(), console=terminal
+        )
+        self._bars = Bars(self._bar, terminal, console, transient=True)
+        self._task = self._bar.add_task("steps", total=steps)
+
+    def __enter__(self) -> "BenchScreen":
+        if self._draws:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Draw an event."""
+        match event:
+            case StepFinished():
+                self._bar.update(self._task, completed=event.step)
+            case BenchFinished():
+                self._bars.stop()
+                self._answer(event.record)
+            case CalibrationFinished():
+                self._bars.stop()
+                wrote = [] if event.file is None else [f"wrote {event.file}"]
+                self._print([constants_table(event), *wrote])
+            case _:
+                for line in other_lines(event):
+                    self._console.note(line)
+
+    def _answer(self, record: Record) -> None:
+        if self._old is not None:
+            record = {**record, "compared": compared(record, self._old)}
+        if self._as_json:
+            self._console.answer(json.dumps(record, indent=1))
+        else:
+            self._print(tables(record))
+
+    def _print(self, parts: Iterable[RenderableType]) -> None:
+        output = run_output()
+        width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+        colors = self._console.colors(output)
+        rich = RichConsole(file=output, width=width, no_color=not colors)
+        for part in parts:
+            rich.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))

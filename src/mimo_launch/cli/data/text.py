@@ -1,0 +1,156 @@
+"""What `mimo-launch data` prints.
+
+Decides: the words, the rounding, and the keys of `--json`.
+Relies on: `survey` for the facts.
+Leaves: images to `page`.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from mimo_launch.survey.facts import Facts, Modality, Spread
+from mimo_launch.survey.reading_speed import Speed
+from mimo_launch.survey.shown_samples import Piece, Record
+from mimo_launch.survey.survey import LeftOut, Survey
+
+_MOST_BAD = 5
+_MOST_CHARACTERS = 2000
+
+
+def as_json_text(found: Survey, wanted: float | None) -> str:
+    """Return everything as JSON; images are left out."""
+    record: dict[str, Any] = {"version": 1, **asdict(found)}
+    for sample in record["shown"]:
+        for each in sample["records"]:
+            each["images"] = {name: len(images) for name, images in each["images"].items()}
+    speed = record["read"]["speed"]
+    speed["tokens_per_s"] = found.read.speed.tokens_per_s
+    speed["wanted"] = wanted
+    return json.dumps(record, indent=2, ensure_ascii=False)
+
+
+def as_text(found: Survey, wanted: float | None) -> str:
+    """Return everything as lines."""
+    return "\n".join(_lines(found, wanted))
+
+
+def _lines(found: Survey, wanted: float | None) -> Iterator[str]:
+    facts = found.facts
+    share = "" if facts.surveyed == facts.records else f" of {facts.records:,}"
+    yield f"{found.name}: data of kind {found.kind}, {facts.surveyed:,}{share} records looked at"
+    yield ""
+    yield (
+        f"tokens     {facts.tokens:,}, {facts.tokens / facts.surveyed:,.1f} a record; "
+        f"learnt: {facts.labels:,} ({facts.labels / facts.tokens:.1%})"
+    )
+    yield f"lengths    {_spread(facts.lengths)} tokens; batch.seq is {found.seq:,}"
+    for name, modality in facts.modalities.items():
+        yield f"{name:<10} {_modality(modality, facts)}"
+    yield f"sequences  {_filling(facts)}"
+    for name, evenness in facts.evenness.items():
+        before, after = evenness.mean, evenness.worst
+        yield (
+            f"balance    {name}: most patches over mean {before.before:.2f} -> {before.after:.2f} "
+            f"(worst of {_count(evenness.steps, 'step')}: {after.before:.2f} -> {after.after:.2f})"
+        )
+    if found.left_out is not None:
+        yield from _left_out(found.left_out)
+    yield ""
+    yield from _read(found, wanted)
+    for number, sample in enumerate(found.shown):
+        yield ""
+        padding = f", {sample.padding:,} of padding"
+        yield f"sample {number}: {_count(len(sample.records), 'record')}{padding}"
+        for record in sample.records:
+            yield f"  {record.name}, {record.tokens:,} tokens"
+            yield f"    {_cut(record_text(record))}"
+
+
+def _spread(spread: Spread) -> str:
+    return (
+        f"{spread.min:,} to {spread.max:,}, median {spread.p50:,}, "
+        f"90 % in {spread.p5:,} to {spread.p95:,}"
+    )
+
+
+def _modality(modality: Modality, facts: Facts) -> str:
+    if modality.per_item is None:
+        return "no record has anything for it"
+    return (
+        f"{modality.items:,} items, {modality.rows:,} rows ({modality.rows / facts.tokens:.1%} of "
+        f"tokens); {_spread(modality.per_item)} rows an item; "
+        f"{_count(modality.without, 'record')} without"
+    )
+
+
+def _filling(facts: Facts) -> str:
+    filling = facts.filling
+    alone = f"{filling.alone:.1%} full with one record each"
+    packed = (
+        f"{filling.packed:.1%} full with {filling.records_per_pack:.1f} records packed into each"
+    )
+    if filling.is_packed:
+        return f"{packed} (data.packing: true), would be {alone}"
+    return f"{alone}, would be {packed} (data.packing: true)"
+
+
+def _left_out(left_out: LeftOut) -> Iterator[str]:
+    if left_out.too_long:
+        what = "cut" if left_out.are_cut else "left out"
+        yield f"too long   {_count(left_out.too_long, 'record')}, {what}"
+    yield f"bad        {_count(left_out.bad, 'record')}" + (
+        f", all in {left_out.file}" if left_out.bad else ""
+    )
+    for name, why in left_out.first_bad.items():
+        yield f"           {name}: {why}"
+
+
+def _read(found: Survey, wanted: float | None) -> Iterator[str]:
+    read, speed = found.read, found.read.speed
+    bad = f"{len(read.bad):,} of them could not be" if read.bad else "all of them could be"
+    yield f"read       {read.records:,} records of {_count(speed.steps, 'step')}; {bad}"
+    for index, why in list(read.bad.items())[:_MOST_BAD]:
+        yield f"           record {index}: {why}"
+    yield f"speed      {speed.tokens_per_s:,.0f} tokens/s{_verdict(speed, wanted)}"
+    yield (
+        f"           {speed.alone:,.0f} with a host for each rank: {' + '.join(speed.slowest)} "
+        f"takes {speed.slowest_s:.3g} s a step"
+    )
+    yield (
+        f"           {speed.together:,.0f} with {_count(speed.host_ranks, 'rank')} on "
+        f"{_count(speed.processors, 'processor')}, those of this machine"
+    )
+
+
+def _verdict(speed: Speed, wanted: float | None) -> str:
+    if wanted is None:
+        return ""
+    ratio = speed.tokens_per_s / wanted
+    if ratio >= 1:
+        return f", keeps up with {wanted:,.0f} ({ratio:.1f} times that)"
+    return f", TOO SLOW for {wanted:,.0f} ({ratio:.0%} of that)"
+
+
+def record_text(record: Record) -> str:
+    """Return a record in one line: learnt text in double brackets, images in angle brackets."""
+    if record.bad is not None:
+        return f"cannot be read: {record.bad}"
+    return " ".join(_piece(piece) for piece in record.pieces)
+
+
+def _piece(piece: Piece) -> str:
+    if piece.kind == "rows":
+        return f"<{piece.text}: {piece.tokens} rows>"
+    text = piece.text.replace("\n", "\\n")
+    return f"[[{text}]]" if piece.kind == "learnt" else text
+
+
+def _cut(text: str) -> str:
+    rest = len(text) - _MOST_CHARACTERS
+    return text if rest <= 0 else f"{text[:_MOST_CHARACTERS]} ... and {rest:,} characters more"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"

@@ -1,0 +1,1 @@
+"""From a checked spec to a run: what `train` and `bench` share."""

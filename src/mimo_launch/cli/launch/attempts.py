@@ -1,0 +1,128 @@
+"""Runs attempts of a job until one ends well, or no more are allowed.
+
+Decides: when to start again; the exit code of `train`.
+Relies on: `launcher.one_host` for one attempt.
+Leaves: the text of a report to `failure`.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mimo_launch.cli.launch.failure import show_failure, show_way_on
+from mimo_launch.cli.shared.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.launcher.failure import RunFailed
+    from mimo_launch.launcher.forked_worker import Job
+    from mimo_launch.launcher.hosts import Hosts
+    from mimo_launch.launcher.one_host import Audience
+    from mimo_launch.launcher.signals import StopRequest
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+POLL_SECONDS = 0.05
+
+
+class Pause:
+    """How long to wait before each restart: twice as long as before, unless the run got on."""
+
+    def __init__(self) -> None:
+        self._next, self._step = FIRST_PAUSE, 0
+
+    def after(self, step: int) -> float:
+        """Return the seconds to wait after an attempt whose newest checkpoint is that of `step`."""
+        if step > self._step:
+            self._next, self._step = FIRST_PAUSE, step
+        seconds, self._next = self._next, min(LONGEST_PAUSE, 2 * self._next)
+        return seconds
+
+
+def run_attempts(
+    job: "Job",
+    hosts: "Hosts",
+    audience: Callable[[], "Audience"],
+    console: Console,
+    stop: "StopRequest",
+    *,
+    max_restarts: int,
+) -> int:
+    """Run a job, again after a failure if restarts are left, and return the exit code.
+
+    Each attempt has an `audience` of its own.
+    """
+    from mimo_launch.launcher.failure import RunFailed
+    from mimo_launch.launcher.host_limits import environment_fault
+    from mimo_launch.launcher.one_host import launch
+    from mimo_launch.launcher.signals import Interrupted
+
+    restart, pause = 0, Pause()
+    while True:
+        restart += 1
+        try:
+            ended_by = launch(job, hosts, audience(), stop)
+        except RunFailed as failed:
+            show_failure(failed, job, console)
+            if restart > max_restarts or not _goes_on(failed, job, console, restart, stop, pause):
+                return 1
+        except Interrupted as interrupted:
+            return _stopped(interrupted.signal, job, hosts, console)
+        except (OSError, RuntimeError) as error:
+            fault = environment_fault(error)
+            if fault is None:
+                raise
+            return host_lacks(fault, console)
+        else:
+            return _stopped(ended_by, job, hosts, console) if ended_by else 0
+
+
+def _stopped(number: int, job: "Job", hosts: "Hosts", console: Console) -> int:
+    """Say which signal ended the run, node 0 also how to go on; return the exit code."""
+    code = interrupted_by(number, console)
+    if hosts.node == 0:
+        show_way_on(job, console)
+    return code
+
+
+def host_lacks(fault: tuple[str, str], console: Console) -> int:
+    """Say what this host does not give a run and what to do, and return the exit code for it."""
+    console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
+    return 1
+
+
+def interrupted_by(number: int, console: Console) -> int:
+    """Say which signal ended the run, and return the exit code for it."""
+    console.note(f"interrupted by {signal.Signals(number).name}")
+    return 128 + number
+
+
+def _goes_on(
+    failed: "RunFailed",
+    job: "Job",
+    console: Console,
+    restart: int,
+    stop: "StopRequest",
+    pause: "Pause",
+) -> bool:
+    """Say whether, when and from where the next attempt starts, and wait for that moment."""
+    from mimo_launch.launcher.run_folder import newest_checkpoint
+
+    if _asked_to_stop(stop, console):
+        return False
+    if not failed.restartable:
+        console.note("not started again: another attempt would end in the same way")
+        return False
+    saved = newest_checkpoint(job.run)
+    start = "from the start" if saved is None else f"after step {saved.step}"
+    seconds = pause.after(0 if saved is None else saved.step)
+    console.note(f"restart {restart}: the run goes on {start}, in {seconds:.0f} s")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not stop.signal:
+        time.sleep(POLL_SECONDS)
+    return not _asked_to_stop(stop, console)
+
+
+def _asked_to_stop(stop: "StopRequest", console: Console) -> bool:
+    if stop.signal:
+        console.note(f"not started again: {signal.Signals(stop.signal).name} asked it to stop")
+    return bool(stop.signal)

@@ -1,0 +1,91 @@
+"""Being a rank that torchrun or srun started: there is no launcher of ours around it.
+
+Decides: what is printed of an error, and the exit code.
+Relies on: `launcher.worker` for the run.
+Leaves: the end of the other ranks to whoever started them.
+"""
+
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimo_launch.cli.shared.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.launcher.forked_worker import Job
+    from mimo_launch.launcher.rank_rendezvous import JoinedWorld
+    from mimo_launch.launcher.run_lock import RunLock
+    from mimo_launch.launcher.signals import JoinedStop
+    from mimo_launch.train.events import Listener
+
+# A rank that only lost its peers leaves so much later than the one that failed by itself, which the
+# starter then sees first.
+STAY_SECONDS = 2.0
+
+
+def join(
+    job: "Job",
+    world: "JoinedWorld",
+    console: Console,
+    listener: "Listener | None" = None,
+    lock: "RunLock | None" = None,
+) -> int:
+    """Be one of the ranks that something else started; return the exit code.
+
+    `listener` hears the events of rank 0, which holds the `lock` of the run folder.
+    """
+    from mimo_launch.launcher.gpus import gpu_settings
+    from mimo_launch.launcher.signals import JoinedStop
+    from mimo_launch.launcher.worker import Links, run_worker
+    from mimo_launch.launcher.worker_errors import cause_of, write_error
+    from mimo_launch.launcher.worker_logs import RECORDER
+    from mimo_launch.runtime.progress import Cause, Whereabouts
+
+    def failed(error: BaseException) -> None:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:
+            with suppress(Exception):
+                write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+        if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
+            time.sleep(STAY_SECONDS)
+
+    if job.device != "cpu":
+        os.environ.update(gpu_settings(job.run / RECORDER))
+    signals = JoinedStop()
+    signals.install()
+    stop = signals if lock is None else partial(_stop, signals, lock)
+    links = Links(where=Whereabouts(), stop=stop, failed=failed, group=world.group)
+    listeners = [] if listener is None else [listener]
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    try:
+        ended_by = run_worker(
+            job.spec, job.run, listeners, task=job.task, device=job.device, links=links
+        )
+    except Exception:
+        console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
+        ended_by, status = 0, 1
+    else:
+        status = 128 + ended_by if ended_by else 0
+    if lock is not None:
+        lock.close()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    os._exit(status)
+
+
+def _stop(signals: "JoinedStop", lock: "RunLock") -> int:
+    """Return the signal that came, or 0. Raises: FolderLost if the folder is another run's."""
+    from mimo_launch.launcher.run_lock import FolderLost
+
+    number = signals()
+    if number:
+        lock.stopping()
+    if lock.lost:
+        raise FolderLost(f"the run folder is no longer that of this run: {lock.lost}")
+    return number

@@ -1,0 +1,141 @@
+"""Who started this process, and as what: the options, torchrun, or srun.
+
+Decides: which usage errors are found before anything starts.
+Relies on: `launcher.torchrun` for the environment.
+Leaves: acting on it to `start`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mimo_launch.cli.shared.console import Console
+from mimo_launch.cli.shared.options import Device
+
+if TYPE_CHECKING:
+    from mimo_launch.estimate.calibration import Calibration
+    from mimo_launch.launcher.torchrun import Joined, NodePlace
+    from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A rank if `joined`, the launcher of one of several hosts if `place`, else of this host alone.
+
+    `launches` says that the options settle this, whatever the environment says. `world_size` is the
+    number of ranks that are asked for, if anything says so.
+    """
+
+    joined: "Joined | None" = None
+    place: "NodePlace | None" = None
+    launches: bool = False
+    world_size: int | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process tells a user what is wrong; of ranks only the first does."""
+        return self.joined is None or self.joined.rank == 0
+
+
+def node_place(
+    nnodes: int, node_rank: int, endpoint: str | None, run_id: str
+) -> "NodePlace | None":
+    """Return which host of several the options name. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.network import parse_endpoint
+    from mimo_launch.launcher.torchrun import NodePlace
+
+    if node_rank >= nnodes:
+        raise typer.BadParameter(
+            f"{node_rank} is not below --nnodes {nnodes}", param_hint="--node-rank"
+        )
+    if nnodes == 1:
+        return None
+    if endpoint is None:
+        raise typer.BadParameter(
+            f"--nnodes {nnodes} needs the HOST:PORT where launchers meet, on the host with "
+            "--node-rank 0",
+            param_hint="--rdzv-endpoint",
+        )
+    try:
+        parse_endpoint(endpoint)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rdzv-endpoint") from error
+    return NodePlace(node_rank, nnodes, endpoint, run_id)
+
+
+def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
+    """Return what this process is, for a job of the ranks of `spec`. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.torchrun import Joined, WrongEnvironment, torchrun_rank
+    from mimo_launch.layout.layout import world_size
+
+    try:
+        joined = None if options.launches else torchrun_rank()
+    except WrongEnvironment as error:
+        raise typer.BadParameter(str(error), param_hint="torchrun") from error
+    if joined is not None:
+        return Origin(joined=joined, world_size=joined.world_size)
+    world, place = world_size(spec), options.place
+    if not options.launches:
+        found = _slurm(world)
+        if isinstance(found, Joined):
+            return Origin(joined=found, world_size=found.world_size)
+        place = found
+    nodes = 1 if place is None else place.num_nodes
+    if nproc is None and world % nodes:
+        raise typer.BadParameter(
+            f"the {world} ranks of the spec do not spread evenly over {nodes} hosts",
+            param_hint="--nnodes",
+        )
+    return Origin(place=place, world_size=world if nproc is None else nproc * nodes)
+
+
+def checked_spec(
+    file: Path,
+    settings: Sequence[str],
+    options: Origin,
+    nproc: int | None,
+    console: Console,
+    *,
+    device: Device,
+    constants: "Calibration | None" = None,
+) -> tuple["Spec", Origin]:
+    """Return a spec that fits the ranks there will be, and what this process is among them.
+
+    Shows what was found; the memory of GPUs, estimated with `constants`, counts unless `device` is
+    the processor. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
+    """
+    from mimo_launch.checks.memory import load_and_check
+    from mimo_launch.cli.shared.findings import show_findings
+
+    check = partial(
+        load_and_check, file, settings, on_gpus=device is not Device.CPU, constants=constants
+    )
+    origin, checked = options, check()
+    if checked.spec is not None:
+        origin = origin_of(options, checked.spec, nproc)
+        checked = check(origin.world_size, runs_here=True)
+    if origin.speaks:
+        show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    return checked.spec, origin
+
+
+def _slurm(world: int) -> "Joined | NodePlace | None":
+    """Return what srun started this process for; a rank's environment is set for torch."""
+    from mimo_launch.launcher.slurm import NodelistError, slurm_task
+    from mimo_launch.launcher.torchrun import Joined, WrongTasks, slurm_environment, slurm_place
+
+    try:
+        task = slurm_task(os.environ)
+        place = None if task is None else slurm_place(task, world)
+    except (WrongTasks, NodelistError) as error:
+        raise typer.BadParameter(str(error), param_hint="srun") from error
+    if task is not None and isinstance(place, Joined):
+        os.environ.update(slurm_environment(task))
+    return place

@@ -1,0 +1,124 @@
+"""What happens before the workers of a run start: the plan, room for it, the run folder.
+
+Decides: what a run says before its workers start, and why it may not start at all.
+Relies on: `drawing`, `checks` and `launcher.disk_space` for what a run needs, `launcher.run_folder`
+for its folder.
+Leaves: starting to `start`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mimo_launch.cli.shared.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.launch.request import Start
+    from mimo_launch.drawing.rows import Report
+    from mimo_launch.launcher.run_folder import RunFolder
+    from mimo_launch.launcher.signals import StopRequest
+
+
+def prepare(
+    request: "Start", console: Console, stop: "StopRequest | None" = None
+) -> "RunFolder | int":
+    """Plan the run, open its folder and say so; return an exit code if there is nothing to run.
+
+    Raises: Interrupted.
+    """
+    from mimo_launch.drawing.json_text import report_json
+    from mimo_launch.launcher.run_folder import open_run_folder
+    from mimo_launch.launcher.run_lock import RunInUse
+
+    ended = _ended(request, console)
+    if ended is not None:
+        return ended
+    report = _planned(request, console)
+    if isinstance(report, int):
+        return report
+    try:
+        folder = open_run_folder(
+            request.runs,
+            request.spec,
+            report_json(report),
+            resume=request.resume,
+            say=console.note,
+            stop=stop,
+        )
+    except OSError as error:
+        console.note(f"error: the run folder cannot be written: {error}")
+        return 1
+    except RunInUse as error:
+        console.note(f"error: {error}")
+        return 1
+    ended = _ended(request, console)  # By the run that was waited for.
+    if ended is not None:
+        folder.lock.close()
+        return ended
+    for line in _summary(report, request.file, folder):
+        request.say(line)
+    return folder
+
+
+def _ended(request: "Start", console: Console) -> int | None:
+    """Return an exit code if nothing is left to do or the disk is too small, and say so.
+
+    Raises: typer.BadParameter.
+    """
+    from mimo_launch.launcher.disk_space import lacks_room
+    from mimo_launch.launcher.run_folder import NothingToResume, goes_on
+
+    try:
+        saved = goes_on(request.runs, request.spec, resume=request.resume)
+    except NothingToResume as error:
+        raise typer.BadParameter(str(error), param_hint="--resume") from error
+    if saved is not None and saved.step >= request.spec.train.steps:
+        request.say(f"{request.run} is finished: {saved.step} steps are done")
+        request.say("  to go on, raise train.steps; to start anew, give --no-resume")
+        return 0
+    if request.task.resumable and (lack := lacks_room(request.run, request.spec, saved)):
+        console.note(f"error: {lack}")
+        return 1
+    return None
+
+
+def _planned(request: "Start", console: Console) -> "Report | int":
+    """Return the plan of the run, or an exit code if it would not end or not fit into memory."""
+    from mimo_launch.checks.host_memory import memory_lacking
+    from mimo_launch.cli.shared.deadlock import show_deadlock
+    from mimo_launch.drawing.report import build_report
+    from mimo_launch.launcher.host_memory import host_memory
+    from mimo_launch.plan.plan import Plan
+    from mimo_launch.schedule.proof import DeadlockError
+
+    plan = Plan.of(request.spec)
+    try:
+        plan.prove()
+        report = build_report(plan)
+    except DeadlockError as error:
+        show_deadlock(error, request.file, console)
+        return 2
+    if request.device == "cpu":
+        lacking = memory_lacking(report.estimates, range(request.num_workers), host_memory())
+        if lacking:
+            console.note("\n".join(lacking))
+            return 2
+    return report
+
+
+def _summary(report: "Report", file: Path, folder: "RunFolder") -> list[str]:
+    """Return the plan in a few lines."""
+    from mimo_launch.diag.quantities import sizes_text, span_text
+
+    header = report.header
+    lines = [f"{file}: plan {header.plan_hash}, {header.world_size} ranks"]
+    for module in report.modules:
+        placement = "" if module.placement is None else f", {module.placement}"
+        ranks = span_text(module.first_rank, module.last_rank)
+        lines.append(f"  {module.name}: ranks {ranks}, {sizes_text(module.grid)}{placement}")
+    lines += [f"  an earlier run is now in {folder.moved}"] if folder.moved else []
+    lines.append(f"  run folder: {folder.path}")
+    if folder.saved:
+        lines.append(f"  goes on after step {folder.saved.step}; --no-resume starts anew")
+    return lines

@@ -1,0 +1,177 @@
+"""From a checked spec to a run, on one host or several, or as a rank that something else started.
+
+Decides: which launcher opens the run folder, and who shows the run.
+Relies on: `launcher` for hosts.
+Leaves: what is said and checked before to `prepare`, attempts and exit codes to `attempts`, ranks
+that something else started to `join`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from mimo_launch.cli.launch.attempts import host_lacks, interrupted_by, run_attempts
+from mimo_launch.cli.launch.prepare import prepare
+from mimo_launch.cli.shared.console import Console
+from mimo_launch.cli.shared.custom import own_classes_fail
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.launch.origin import Origin
+    from mimo_launch.launcher.hosts import Hosts
+    from mimo_launch.launcher.run_folder import RunFolder
+    from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.launcher.torchrun import Joined, NodePlace
+    from mimo_launch.train.events import Event, Listener
+from mimo_launch.cli.launch.request import Start
+
+
+def start(request: Start, origin: "Origin", console: Console) -> int:
+    """Run as what this process is, and return the exit code."""
+    from mimo_launch.launcher.host_limits import allow_open_files, too_few_files
+    from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.layout.layout import world_size
+
+    allow_open_files()
+    num_hosts = 1 if origin.place is None else origin.place.num_nodes
+    here = 1 if origin.joined is not None else world_size(request.spec) // num_hosts
+    lacking = too_few_files(here)
+    if lacking is not None:
+        return host_lacks(lacking, console)
+    if origin.joined is not None:
+        return _joined(request, origin.joined, console)
+    with StopRequest() as stop:
+        if origin.place is not None:
+            return _on_many_hosts(request, origin.place, console, stop)
+        return _on_one_host(request, console, stop)
+
+
+def _joined(request: Start, joined: "Joined", console: Console) -> int:
+    """Be a rank; the first one looks whether there is anything to run, and tells the others."""
+    from mimo_launch.cli.launch.join import join
+    from mimo_launch.launcher.rank_rendezvous import JoinedWorld
+
+    try:
+        world = JoinedWorld(joined, timeout=request.spec.train.timeout)
+        if joined.rank:
+            ended = world.hear()
+            return join(request.job, world, console) if ended is None else ended
+    except (OSError, RuntimeError) as error:
+        console.note(f"error: rank {joined.rank} does not meet the others: {error}")
+        return 1
+    opened: RunFolder | int = 2
+    try:
+        ended = own_classes_fail(request.spec, console)
+        opened = prepare(request, console) if ended is None else ended
+    finally:
+        world.say(opened if isinstance(opened, int) else None)
+    if isinstance(opened, int):
+        return opened
+    with opened.lock, _shown(request, opened, console, plain=True) as listener:
+        return join(request.job, world, console, listener, opened.lock)
+
+
+@contextmanager
+def _shown(
+    request: Start, folder: "RunFolder", console: Console, *, plain: bool
+) -> Iterator["Listener"]:
+    """Show the events of an attempt; a run that has its state says in its folder what it is."""
+    from mimo_launch.train.events import RunStarted
+
+    with request.show(plain) as listener:
+
+        def hear(event: "Event") -> None:
+            if isinstance(event, RunStarted):
+                try:
+                    folder.write()
+                except OSError as error:
+                    console.note(f"warning: the spec is not in {folder.path}: {error}")
+            listener(event)
+
+        yield hear
+
+
+def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
+    """Start all workers here."""
+    from mimo_launch.launcher.hosts import OneHost
+    from mimo_launch.launcher.signals import Interrupted
+    from mimo_launch.layout.layout import world_size
+
+    num_workers = world_size(request.spec)
+    request = request.on_host_of(num_workers)
+    ended = own_classes_fail(request.spec, console)
+    if ended is not None:
+        return ended
+    try:
+        folder = prepare(request, console, stop)
+    except Interrupted as interrupted:
+        return interrupted_by(interrupted.signal, console)
+    if isinstance(folder, int):
+        return folder
+    with folder.lock:
+        hosts = OneHost(num_workers, request.run, folder.lock)
+        return _attempts(request, hosts, folder, console, stop)
+
+
+def _on_many_hosts(
+    request: Start, place: "NodePlace", console: Console, stop: "StopRequest"
+) -> int:
+    """Start the workers of this host, when the launchers of all hosts are there."""
+    from mimo_launch.launcher.host_rendezvous import Dismissed, HostsError
+    from mimo_launch.launcher.many_hosts import ManyHosts
+    from mimo_launch.launcher.signals import Interrupted
+    from mimo_launch.layout.layout import world_size
+
+    request = request.on_host_of(world_size(request.spec) // place.num_nodes)
+    console.note(f"node {place.node} of {place.num_nodes} meets the others at {place.endpoint}")
+    try:
+        hosts = ManyHosts(place, request.spec, request.device, request.run, stop)
+        folder: RunFolder | int | None = 2
+        try:
+            folder = own_classes_fail(request.spec, console)
+            if folder is None and place.node == 0:
+                folder = prepare(request, console, stop)
+            if isinstance(folder, int):
+                return folder
+            hosts.lock = None if folder is None else folder.lock
+            return _attempts(request, hosts, folder, console, stop)
+        finally:
+            if isinstance(folder, int):
+                hosts.dismiss(folder)
+            hosts.close()
+            if hosts.lock is not None:
+                hosts.lock.close()
+    except HostsError as error:
+        console.note(f"error: {error}")
+        return 1
+    except Dismissed as dismissed:
+        console.note("node 0 has nothing to run; its launcher says why")
+        return dismissed.code
+    except Interrupted as interrupted:
+        return interrupted_by(interrupted.signal, console)
+
+
+def _attempts(
+    request: Start,
+    hosts: "Hosts",
+    folder: "RunFolder | None",
+    console: Console,
+    stop: "StopRequest",
+) -> int:
+    """Run on this host; the one that has opened the `folder` shows the run."""
+    from mimo_launch.launcher.one_host import Audience
+
+    def audience() -> Audience:
+        # Events come from rank 0, so the launcher of its host shows them.
+        screen = (
+            nullcontext(_ignore)
+            if folder is None
+            else _shown(request, folder, console, plain=False)
+        )
+        return Audience(screen=screen, note=console.note, printed=request.say)
+
+    restarts = request.max_restarts
+    return run_attempts(request.job, hosts, audience, console, stop, max_restarts=restarts)
+
+
+def _ignore(event: "Event") -> None:
+    pass

@@ -1,0 +1,130 @@
+"""`mimo-launch plan`: what every rank will do, with nothing started.
+
+Decides: what goes to stdout (tables, or JSON), which files are written, and the exit code.
+Relies on: `checks.memory` for findings, `drawing.report` for the facts.
+Leaves: carrying the plan out to `train`.
+"""
+
+import shutil
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.options import CalibrationFile, HostProcesses, Overrides, constants_of
+
+if TYPE_CHECKING:
+    from mimo_launch.drawing.rows import RankReport, Report
+
+HELP = """
+\b
+Examples:
+  mimo-launch plan spec.yaml
+  mimo-launch plan spec.yaml --rank 3
+  mimo-launch plan spec.yaml --set schedule.microbatches=8
+  mimo-launch plan spec.yaml --json > plan.json
+  mimo-launch plan spec.yaml --timeline step.svg --trace step.json
+  mimo-launch plan spec.yaml --calibration h100.json
+
+Show what every rank will do: coordinates, groups, stages, samples, bridges and the schedule in
+model time; and what memory and time that is expected to take. Starts nothing and needs no GPU.
+Exits with 0, with 2 when the spec has a mistake, or with 1 when a file cannot be written.
+"""
+
+# Enough for the tables of a usual spec when there is no terminal to ask.
+WIDTH_WITHOUT_TERMINAL = 100
+
+
+def plan(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to plan.")],
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Show everything about this rank instead.")
+    ] = None,
+    overrides: Overrides = None,
+    nproc: HostProcesses = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the step, or that of --rank.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the step for ui.perfetto.dev.")
+    ] = None,
+    trace_ranks: Annotated[
+        str | None,
+        typer.Option(metavar="RANKS", help="Ranks in the trace, e.g. 0,5-7, or all of them: all."),
+    ] = None,
+    calibration: CalibrationFile = None,
+) -> None:
+    """Show what every rank will do; start nothing."""
+    from mimo_launch.checks.memory import load_and_check
+    from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
+    from mimo_launch.cli.shared.deadlock import show_deadlock
+    from mimo_launch.cli.shared.findings import show_findings
+    from mimo_launch.drawing.report import build_rank_report, build_report
+    from mimo_launch.plan.plan import Plan
+    from mimo_launch.schedule.proof import DeadlockError
+
+    console = console_of(ctx)
+    check_targets(file, timeline, trace)
+    constants = constants_of(calibration)
+    world = None if nproc is None else nproc * nnodes
+    checked = load_and_check(file, overrides or (), world, constants=constants)
+    show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    job = Plan.of(checked.spec)
+    try:
+        report: Report | RankReport = (
+            build_report(job, constants)
+            if rank is None
+            else build_rank_report(job, rank, constants)
+        )
+    except DeadlockError as error:
+        show_deadlock(error, file, console)
+        raise typer.Exit(2) from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rank") from None
+    if timeline or trace:
+        traced = ranks_traced(trace_ranks, rank, report.header.world_size)
+        drawings = Drawings(svg=timeline, rank=rank, trace=trace, traced=traced)
+        write_drawings(job, report.header, console, drawings)
+    console.answer(_as_json(report) if as_json else _as_text(report, console))
+
+
+def _as_json(report: "Report | RankReport") -> str:
+    from mimo_launch.drawing.json_text import report_json
+
+    return report_json(report)
+
+
+def _as_text(report: "Report | RankReport", console: Console) -> str:
+    """Return the tables as text of the terminal's width, coloured only where that is wanted."""
+    from rich.console import Console as RichConsole
+
+    from mimo_launch.cli.plan.tables import job_parts, rank_parts
+    from mimo_launch.drawing.rows import Report
+
+    width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+    buffer = StringIO()
+    colors = console.colors(sys.stdout)
+    rich = RichConsole(
+        file=buffer,
+        width=width,
+        force_terminal=colors,
+        no_color=not colors,
+        color_system="standard" if colors else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    parts = job_parts(report, width) if isinstance(report, Report) else rank_parts(report, width)
+    for part in parts:
+        rich.print(part)
+    # Tables fill their last column with blanks.
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

@@ -1,0 +1,100 @@
+"""The files that `plan --timeline` and `plan --trace` write.
+
+Decides: when they are written (before the answer, so that a failure prints none) and what is said.
+Relies on: `drawing.svg` and `drawing.trace` for the content.
+Leaves: nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from mimo_launch.cli.shared.console import Console
+from mimo_launch.drawing.rows import Header
+from mimo_launch.drawing.spans import planned
+from mimo_launch.plan.plan import Plan
+
+EXIT_UNWRITABLE = 1
+
+
+def check_targets(spec_file: Path, svg: Path | None, trace: Path | None) -> None:
+    """Refuse, before anything is read, to write over the spec or one file over the other.
+
+    Raises: typer.BadParameter.
+    """
+    taken = {spec_file.resolve(): "the spec"}
+    for path, option in ((svg, "--timeline"), (trace, "--trace")):
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            message = f"{path} would be written over {taken[path.resolve()]}"
+            raise typer.BadParameter(message, param_hint=option)
+        taken[path.resolve()] = f"the file of {option}"
+
+
+def ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence[int] | None:
+    """Return the ranks that `--trace-ranks`, or else `--rank`, asks for; None if neither does.
+
+    Raises: typer.BadParameter.
+    """
+    if text is None:
+        return None if rank is None else (rank,)
+    if text == "all":
+        return range(num_ranks)
+    from mimo_launch.launcher.worker_logs import parse_ranks
+
+    try:
+        ranks = sorted(parse_ranks(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; or all", param_hint="--trace-ranks") from error
+    if ranks[-1] >= num_ranks:
+        message = f"there is no rank {ranks[-1]}; the last one is {num_ranks - 1}"
+        raise typer.BadParameter(message, param_hint="--trace-ranks")
+    return ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawings:
+    """Which files to write: a picture, of one rank if `rank` is given; a trace of some ranks."""
+
+    svg: Path | None
+    rank: int | None
+    trace: Path | None
+    traced: Sequence[int] | None
+
+
+def write_drawings(plan: Plan, header: Header, console: Console, wanted: Drawings) -> None:
+    """Write what was asked for, and say where.
+
+    Raises: typer.Exit if a file cannot be written.
+    """
+    timeline = planned(plan)
+    if wanted.svg is not None:
+        from mimo_launch.drawing.svg import render_svg
+
+        text = render_svg(timeline, name=header.name, plan_hash=header.plan_hash, rank=wanted.rank)
+        _write(wanted.svg, text, "--timeline", console)
+    if wanted.trace is not None:
+        from mimo_launch.drawing.trace import ranks_shown, render_trace
+
+        ranks = ranks_shown(timeline) if wanted.traced is None else wanted.traced
+        _write(
+            wanted.trace, render_trace(timeline, name=header.name, ranks=ranks), "--trace", console
+        )
+        if wanted.traced is None and len(ranks) < header.world_size:
+            console.note(
+                f"   = note: it has {len(ranks)} of {header.world_size:,} ranks, one of each "
+                "kind; --trace-ranks 0,5-7 or --trace-ranks all writes others"
+            )
+
+
+def _write(path: Path, text: str, option: str, console: Console) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        console.note(f"error: cannot write {path}: {error.strerror or error}")
+        console.note(f"   = help: give {option} a file in a folder that exists and is yours")
+        raise typer.Exit(EXIT_UNWRITABLE) from None
+    console.note(f"wrote {path}")

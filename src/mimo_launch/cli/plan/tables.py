@@ -1,0 +1,237 @@
+"""The report of `plan` as tables.
+
+Decides: which rows and columns people see, and where long lists are cut.
+Relies on: `drawing.rows` for the facts, `drawing.words` for short text.
+Leaves: the stream to write to, and its width, to the command.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mimo_launch.cli.plan.estimate_tables import estimate_tables, headline, plain_table, stage_table
+from mimo_launch.cli.plan.layer_tables import layer_parts
+from mimo_launch.diag.quantities import (
+    coords_text,
+    percent,
+    ranks_text,
+    sizes_text,
+    some,
+    span_text,
+)
+from mimo_launch.drawing.rows import (
+    BridgeRow,
+    GroupRow,
+    Header,
+    ModuleRow,
+    PeerRow,
+    RankReport,
+    RankRow,
+    Report,
+    SampleRow,
+)
+from mimo_launch.drawing.text_grid import bubble_lines, grid_lines
+from mimo_launch.drawing.words import fan_text, runs_text
+
+MAX_RANKS, RANKS_OF_MANY = 64, 16
+MAX_GROUPS, MAX_SENDERS, MAX_RECEIVERS = 8, 16, 8
+
+
+def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield everything about a job from top to bottom."""
+    yield _heading(report.header)
+    yield from _part("Modules", _modules(report.modules))
+    yield from _part("Ranks", _ranks(report.ranks))
+    more = len(report.ranks) - MAX_RANKS
+    if more > 0:
+        yield f"and {len(report.ranks) - RANKS_OF_MANY} more: --rank N shows one, --json all"
+    if report.groups:
+        yield from _part("Groups", _groups(report.groups))
+    yield from layer_parts(report.layers, report.experts)
+    stages = plain_table("module", "stage", "layers", "ranks", "peak live microbatches")
+    for row in report.stages:
+        layers = span_text(row.first_layer, row.last_layer)
+        stages.add_row(
+            row.module, str(row.stage), layers, ranks_text(row.ranks), str(row.peak_live)
+        )
+    yield from _part("Stages", stages)
+    if report.bridges:
+        yield from _part("Bridges (nominal rows of one step)", _bridges(report.bridges))
+        for bridge in report.bridges:
+            yield from _links(bridge)
+    schedule = report.schedule
+    bubbles = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
+    yield from _part(
+        f"Schedule: {schedule.makespan:g} units (at least {schedule.lower_bound:g} in any order), "
+        f"bubble {percent(schedule.bubble)}",
+        f"bubble by role: {bubbles}",
+    )
+    yield from _plain(
+        grid_lines(schedule.timeline, _encoders(report.header), schedule.makespan, width)
+    )
+    yield from _part(headline(report.estimates), *estimate_tables(report.estimates))
+
+
+def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
+    """Yield everything about one rank from top to bottom."""
+    yield _heading(report.header)
+    yield from _part(f"Rank {report.rank.rank}", _ranks((report.rank,)))
+    if report.groups:
+        yield from _part("Groups", _groups(report.groups))
+    if report.samples:
+        yield from _part("Samples of a step, by their index in it", _samples(report.samples))
+    if report.peers:
+        yield from _part("Rows over bridges (nominal, forward)", _peers(report.peers))
+    yield from _part(
+        f"Schedule: {report.makespan:g} units, bubble {percent(report.timeline.bubble)}"
+    )
+    yield from _plain(
+        grid_lines((report.timeline,), _encoders(report.header), report.makespan, width)
+    )
+    yield from _part("Program", report.program or "nothing: the rank is idle")
+    yield from _part(headline(report.estimates))
+    for row in report.estimates.ranks:
+        yield from (stage_table(row), "", *estimate_tables(report.estimates))
+
+
+def _heading(header: Header) -> RenderableType:
+    rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
+    nominal = f"the same images: {rows}" if rows else "no image"
+    lines = [
+        f"{header.name}: {header.world_size} ranks, plan {header.plan_hash}",
+        f"A step: {header.global_batch} samples of {header.seq} tokens, "
+        f"{header.microbatches} microbatches of {header.microbatch_size} per language replica",
+    ]
+    if header.nominal_rows:
+        lines.append(f"Rows are nominal: every sample is taken to have {nominal}")
+    return Text("\n".join(lines))
+
+
+def _part(title: str, *content: RenderableType) -> Iterator[RenderableType]:
+    yield ""
+    yield Text(title, style="bold")
+    yield from content
+
+
+def _plain(lines: Sequence[str]) -> Iterator[RenderableType]:
+    for line in lines:
+        yield Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _encoders(header: Header) -> tuple[str, ...]:
+    return tuple(header.nominal_rows)
+
+
+def _modules(rows: Sequence[ModuleRow]) -> Table:
+    table = plain_table(
+        "module", "kind", "layers", "ranks", "grid", "order", "placement", "settings"
+    )
+    for row in rows:
+        settings = {
+            "frozen": row.frozen,
+            "sequence parallel": row.sequence_parallel,
+            "full sharding": row.sharding == "full",
+            "recomputed": row.recompute == "full",
+            "transformer_engine": row.backend != "torch",
+            f"FP8 ({row.fp8})": row.fp8 is not None,
+        }
+        table.add_row(
+            row.name,
+            row.kind,
+            str(row.layers),
+            span_text(row.first_rank, row.last_rank),
+            sizes_text(row.grid),
+            " ".join(row.order),
+            row.placement or "",
+            ", ".join(word for word, holds in settings.items() if holds),
+        )
+    return table
+
+
+def _ranks(rows: Sequence[RankRow]) -> Table:
+    has_nodes = any(row.node is not None for row in rows)
+    nodes = ("node",) if has_nodes else ()
+    table = plain_table(
+        "rank", *nodes, "module", "(tp, cp, dp, pp)", "layers", "samples", "microbatches"
+    )
+    for row in rows if len(rows) <= MAX_RANKS else rows[:RANKS_OF_MANY]:
+        lead = [str(row.rank), *([str(row.node)] if has_nodes else [])]
+        if not row.modules:
+            table.add_row(*lead, "idle")
+        for held in row.modules:
+            layers = span_text(held.first_layer, held.last_layer)
+            where = coords_text(held.coords)
+            table.add_row(*lead, held.module, where, layers, str(held.samples), runs_text(held))
+            lead = [""] * len(lead)
+    return table
+
+
+def _groups(rows: Sequence[GroupRow]) -> Table:
+    table = plain_table("module", "axes", "size", "groups", "")
+    for row in rows:
+        # Gradients of dp may cross nodes as a matter of course; layers should not.
+        is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
+        table.add_row(
+            row.module,
+            " x ".join(row.axes),
+            str(len(row.groups[0])),
+            some([ranks_text(group) for group in row.groups], MAX_GROUPS, sep="  "),
+            f"crossing nodes: {row.num_crossing} of {len(row.groups)}" if is_marked else "",
+        )
+    return table
+
+
+def _bridges(rows: Sequence[BridgeRow]) -> Table:
+    table = plain_table("bridge", "replicas", "how", "rows", "copied", "")
+    for row in rows:
+        size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
+        notes = [] if row.has_backward else ["forward only"]
+        if row.sharing > 1:
+            notes.append(f"balanced over {row.sharing} replicas")
+        if 2 * row.crossing_rows > row.rows:
+            notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
+        name = f"{row.encoder} -> language"
+        table.add_row(
+            name,
+            fan_text(row),
+            row.how + size,
+            str(row.rows),
+            str(row.local_rows),
+            ", ".join(notes),
+        )
+    return table
+
+
+def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
+    sent: dict[int, list[str]] = {}
+    for link in bridge.links:
+        text = f"{link.dst}: {link.rows}" + (" copied" if link.src == link.dst else "")
+        sent.setdefault(link.src, []).append(text)
+    if not sent:
+        return
+    table = plain_table(f"{bridge.encoder} rank", "sends to rank: rows")
+    for src in list(sent)[:MAX_SENDERS]:
+        table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", "))
+    yield ""
+    yield table
+    if len(sent) > MAX_SENDERS:
+        yield f"and {len(sent) - MAX_SENDERS} more: --rank N shows one, --json all"
+
+
+def _samples(rows: Sequence[SampleRow]) -> Table:
+    table = plain_table("module", "group or microbatch", "samples")
+    for row in rows:
+        ranges = [span_text(*each) for each in row.ranges]
+        table.add_row(row.module, str(row.index), some(ranges, MAX_RECEIVERS, sep=", "))
+    return table
+
+
+def _peers(rows: Sequence[PeerRow]) -> Table:
+    words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
+    table = plain_table("bridge", "", "rank", "rows", "by group")
+    for row in rows:
+        counts = some([str(count) for count in row.rows], MAX_GROUPS, sep=", ")
+        table.add_row(row.bridge, words[row.way], str(row.peer), str(sum(row.rows)), counts)
+    return table

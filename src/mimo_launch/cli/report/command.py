@@ -1,0 +1,110 @@
+"""`mimo-launch report`: curves of one or several runs in one file.
+
+Decides: the form of the file by its suffix, what runs are called, and the exit code.
+Relies on: `train.metrics_history` to read runs; the other files of this folder to show them.
+Leaves: metrics of a run at work to `train`, TensorBoard and Weights & Biases.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import Console, console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.train.metrics_history import History
+
+HELP = """
+\b
+Examples:
+  mimo-launch report runs/quickstart
+  mimo-launch report runs/small runs/large --smooth 20 -o compared.html
+  mimo-launch report runs/quickstart -o loss.png
+
+Draw loss, gradient norms, learning rates and throughput of runs, which may still be at work. The
+suffix of the file says what it becomes: .html (with a table of the runs; nothing is fetched to show
+it), .png or .svg. Needs matplotlib. Exits with 0, with 2 when a run cannot be read, or with 1 when
+the file cannot be written.
+"""
+
+SUFFIXES = (".html", ".png", ".svg")
+REQUIREMENT = "matplotlib>=3.8"  # That of the extra `report` in pyproject.toml.
+
+
+def report(
+    ctx: typer.Context,
+    *,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, or their metrics.jsonl.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: report.html in the first run's folder."
+        ),
+    ] = None,
+    smooth: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Average over the last N steps.")
+    ] = 1,
+) -> None:
+    """Draw the curves of runs, as HTML, PNG or SVG."""
+    from mimo_launch.checks.packages import is_installed
+    from mimo_launch.train.metrics_history import NoHistory, read_history
+
+    console = console_of(ctx)
+    if output is not None and output.suffix.lower() not in SUFFIXES:
+        message = f"{output} ends in none of {', '.join(SUFFIXES)}"
+        raise typer.BadParameter(message, param_hint="--output")
+    if not is_installed("matplotlib"):
+        _refuse(console, "matplotlib, which draws reports, is not installed", _INSTALL)
+    try:
+        found = [read_history(path) for path in runs]
+        histories = _named(list({each.file.resolve(): each for each in found}.values()))
+    except NoHistory as error:
+        _refuse(console, str(error), error.help)
+    for each in histories:
+        if each.num_other_lines:
+            lines = f"{each.num_other_lines} line" + "s" * (each.num_other_lines != 1)
+            console.note(f"warning: {each.file}: left out {lines}, no record of a step")
+    target = output or histories[0].run / "report.html"
+    try:
+        target.write_bytes(_drawn(histories, smooth, target.suffix.lower()))
+    except OSError as error:
+        console.note(f"error: cannot write {target}: {error.strerror or error}")
+        console.note("   = help: give --output a file in a folder that exists and is yours")
+        raise typer.Exit(1) from None
+    console.answer(f"wrote {target}")
+
+
+_INSTALL = f"pip install '{REQUIREMENT}'"
+
+
+def _refuse(console: Console, message: str, help_: str) -> None:
+    console.note(f"error: {message}")
+    console.note(f"   = help: {help_}")
+    raise typer.Exit(2)
+
+
+def _named(histories: "Sequence[History]") -> "list[History]":
+    """Return runs under names that differ: their folders' names, or whole paths."""
+    names = [each.name for each in histories]
+    return [
+        replace(each, name=str(each.run)) if names.count(each.name) > 1 else each
+        for each in histories
+    ]
+
+
+def _drawn(runs: "Sequence[History]", smooth: int, suffix: str) -> bytes:
+    from mimo_launch.cli.report.figure import draw_png, draw_svg
+    from mimo_launch.cli.report.page import page
+    from mimo_launch.cli.report.table import row
+
+    if suffix == ".png":
+        return draw_png(runs, smooth)
+    if suffix == ".svg":
+        return draw_svg(runs, smooth).encode()
+    drawing = draw_svg(runs, smooth, inline=True)
+    return page([run.name for run in runs], [row(run) for run in runs], drawing).encode()

@@ -1,0 +1,176 @@
+"""Draws runs: loss, gradient norms, learning rates and throughput over the steps.
+
+Decides: what is drawn and in which colour. A run has one colour in all panels, a module one dash; a
+run that is alone has a colour per module instead.
+Relies on: matplotlib, without its global state; `train.metrics_history` for curves.
+Leaves: the page around the drawing to `page`.
+"""
+
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mimo_launch.train.metrics_history import Curve, History, moving_average, thinned
+
+# Colours that can be told apart on white and on black.
+COLORS = (
+    "#1f77b4", "#e07b1a", "#2ca02c", "#d9483b", "#9467bd",
+    "#a0705f", "#d765b3", "#7f8c8d", "#a8a01d", "#17a5b8",
+)  # fmt: skip
+DASHES = ("-", "--", ":", "-.")
+MOST_POINTS = 1500
+# Stands for the colour of text until the page it is shown on decides.
+_INK = "#010203"
+_STYLE = {
+    "text.parse_math": False,  # A `$` in a name is a dollar.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mimo-launch",
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.2,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+_NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
+
+
+def draw_png(runs: Sequence[History], smooth: int) -> bytes:
+    """Return the drawing as an image."""
+    with _style("#222222"):
+        return _saved(_figure(runs, smooth), format="png", dpi=110, facecolor="white")
+
+
+def draw_svg(runs: Sequence[History], smooth: int, *, inline: bool = False) -> str:
+    """Return the drawing as SVG: a file of its own, or an element that takes its page's colours."""
+    with _style(_INK if inline else "#222222"):
+        background = {"transparent": True} if inline else {"facecolor": "white"}
+        raw = _saved(_figure(runs, smooth), format="svg", metadata=_NO_METADATA, **background)
+    text = raw.decode("utf-8")
+    if not inline:
+        # Nothing is to be fetched to show it.
+        return re.sub(r"<!DOCTYPE.*?>\n", "", text, flags=re.DOTALL)
+    return text[text.index("<svg") :].replace(_INK, "currentColor")
+
+
+@contextmanager
+def _style(ink: str) -> Iterator[None]:
+    import matplotlib as mpl
+
+    colors = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink
+    )
+    with mpl.rc_context({**_STYLE, **colors, "grid.color": ink}), warnings.catch_warnings():
+        # A name in a script that matplotlib's font lacks: SVG takes the reader's font.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def _saved(figure: Any, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **how)
+    return buffer.getvalue()
+
+
+def _figure(runs: Sequence[History], smooth: int) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    (loss, norms), (rates, speed) = figure.subplots(2, 2)
+    for run, color in zip(runs, itertools.cycle(COLORS)):
+        _line(loss, run.curve("loss"), smooth, color=color)
+        loss.plot(*run.eval_curve("eval_loss"), "o", color=color, markersize=4)
+        _line(speed, run.curve("tokens_per_s"), smooth, color=color)
+    _lines_by_module(norms, [_norms(run) for run in runs], smooth)
+    _lines_by_module(rates, _rates(runs), smooth=1)
+    mean = f", mean of {smooth} steps" if smooth > 1 else ""
+    _finish(loss, f"loss{mean}" + " (dots: evaluation)" * any(run.evals for run in runs))
+    _finish(norms, f"gradient norm{mean}")
+    _finish(rates, "learning rate")
+    _finish(speed, f"tokens/s{mean}")
+    if norms.lines:
+        _make_logarithmic(norms)
+    speed.set_ylim(bottom=0)
+    if len(runs) > 1:
+        looks = {run.name: {"color": c} for run, c in zip(runs, itertools.cycle(COLORS))}
+        _legend(figure, looks, loc="outside lower center", ncols=min(len(looks), 4))
+    return figure
+
+
+def _norms(run: History) -> dict[str, Curve]:
+    """Return norms by module; a frozen module has none, and zero no place on a logarithmic axis."""
+    curves = {module: run.norms_of(module) for module in run.modules()}
+    return {module: curve for module, curve in curves.items() if any(v > 0 for v in curve[1])}
+
+
+def _rates(runs: Sequence[History]) -> list[dict[str, Curve]]:
+    """Return learning rates by module, those of one run merged where they are the same."""
+    found = [run.rates() for run in runs]
+    if len(runs) == 1:
+        return [{", ".join(names): curve for names, curve in found[0].items()}]
+    if all(len(curves) == 1 for curves in found):
+        return [{"all modules": next(iter(curves.values()))} for curves in found]
+    return [{name: curve for names, curve in each.items() for name in names} for each in found]
+
+
+def _lines_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -> None:
+    """Draw curves by module: in a colour for each if there is one run, else in a dash for each."""
+    modules = list(dict.fromkeys(module for curves in runs for module in curves))
+    if len(runs) == 1:
+        looks = {m: {"color": c} for m, c in zip(modules, itertools.cycle(COLORS))}
+        shown = looks
+    else:
+        looks = {m: {"linestyle": d} for m, d in zip(modules, itertools.cycle(DASHES))}
+        shown = {m: {**look, "color": "#888888"} for m, look in looks.items()}
+    for curves, color in zip(runs, itertools.cycle(COLORS)):
+        for module, curve in curves.items():
+            _line(axes, curve, smooth, **{"color": color, **looks[module]})
+    _legend(axes, shown)
+
+
+def _line(axes: Any, curve: Curve, smooth: int, **look: str) -> None:
+    """Draw a curve; with smoothing, its raw form stands faintly behind."""
+    steps, values = curve
+    if smooth > 1:
+        axes.plot(*thinned(curve, MOST_POINTS), **look, linewidth=0.8, alpha=0.3)
+        curve = steps, moving_average(values, smooth)
+    # A single point makes no line.
+    marker = "." if len(steps) == 1 else None
+    axes.plot(*thinned(curve, MOST_POINTS), **look, linewidth=1.4, marker=marker)
+
+
+def _legend(owner: Any, looks: dict[str, dict[str, str]], **how: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    if looks:
+        # matplotlib leaves out names that begin with an underscore.
+        names = [f" {name}" if name.startswith("_") else name for name in looks]
+        owner.legend([Line2D([], [], **look) for look in looks.values()], names, **how)
+
+
+def _make_logarithmic(axes: Any) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):  # type: ignore[misc]
+        """Leaves out what LogFormatter does, and writes the rest as 0.5 or 1000."""
+
+        def __call__(self, value: float, position: int | None = None) -> str:
+            return f"{value:g}" if super().__call__(value, position) else ""
+
+    axes.set_yscale("log")
+    # The usual labels are formulas, which are switched off. Few decades need labels in between.
+    axes.yaxis.set_major_formatter(Plain())
+    axes.yaxis.set_minor_formatter(Plain(minor_thresholds=(2, 0.5)))
+    axes.tick_params(which="minor", labelsize=7)
+
+
+def _finish(axes: Any, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel("step", fontsize=8)
+    axes.tick_params(labelsize=8)

@@ -1,0 +1,162 @@
+"""Events as lines of text, the same on a terminal and in a file.
+
+Decides: the words and numbers of each event; how many names a line shows.
+Relies on: events of `train`.
+Leaves: when a line is due to `cli.train.screen`.
+"""
+
+import math
+import signal
+from collections.abc import Sequence
+
+from mimo_launch.diag.quantities import some
+from mimo_launch.train.events import (
+    BadSamples,
+    CheckpointFailed,
+    CheckpointPassedOver,
+    CheckpointSaved,
+    EvalFinished,
+    Event,
+    ListenerFailed,
+    NonFinite,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    RunStopped,
+    StepFinished,
+    WeightsLoaded,
+    WriteFailed,
+)
+
+MOST_NAMES = 5
+
+
+def step_line(event: StepFinished) -> str:
+    """Return one step as a line of text."""
+    norms = " ".join(f"{name} {norm:.3g}" for name, norm in event.grad_norms.items())
+    zeros = sum((event.zero_grads or {}).values())
+    balance = "" if event.aux_loss is None else f"  aux loss {event.aux_loss:.4f}"
+    extra = "  SKIPPED" if event.skipped else ""
+    extra += f"  {event.bad_samples:,} bad samples" if event.bad_samples else ""
+    extra += f"  {zeros:,} zero grads" if event.zero_grads is not None else ""
+    extra += f"  waited {event.reading.waited_s:.2f} s for data" if event.reading else ""
+    return (
+        f"step {event.step:>6}  loss {event.loss:.4f}{balance}  "
+        f"grad norm {event.grad_norm:.3g} ({norms})  "
+        f"lr {event.lr:.2e}  {event.tokens_per_s:,.0f} tokens/s{extra}"
+    )
+
+
+def eval_line(event: EvalFinished) -> str:
+    """Return one evaluation as a line of text, and a second one if it says nothing."""
+    accuracy = (
+        "" if event.digit_accuracy is None else f"  digit accuracy {event.digit_accuracy:.1%}"
+    )
+    line = (
+        f"eval {event.step:>6}  loss {event.eval_loss:.4f}{accuracy}  "
+        f"({event.samples} held-out samples)"
+    )
+    if math.isfinite(event.eval_loss):
+        return line
+    why = "no held-out sample could be read"
+    if event.samples:
+        why = "the model's outputs are not finite, or no held-out sample has a label"
+    return f"{line}\nwarning: the evaluation after step {event.step} has no loss: {why}"
+
+
+def finish_line(event: RunFinished, *, bad_samples: int = 0) -> str:
+    """Return the end of a run as a line of text; `bad_samples` is the count of the whole run."""
+    skipped = f", {event.skipped} skipped" if event.skipped else ""
+    bad = f", {bad_samples} bad samples left out" if bad_samples else ""
+    saved = "" if event.saved else "; no checkpoint was saved"
+    return f"done: {event.steps} steps{skipped}{bad} in {event.seconds:.1f} s{saved}"
+
+
+def start_line(event: RunStarted) -> str:
+    """Return the start of the steps as a line of text."""
+    ranks = f"{event.world_size} rank" + "s" * (event.world_size != 1)
+    done = f", {event.first_step} of them done before" if event.first_step else ""
+    return f"{ranks} ready, {event.steps} steps{done}"
+
+
+def other_lines(event: Event) -> list[str]:
+    """Return lines for the events that are shown whenever they come."""
+    lines: list[str] = []
+    match event:
+        case RunResumed():
+            lines = [f"resumed after step {event.step} from {event.checkpoint}"]
+            lines += [f"  changed since: {change}" for change in event.changes]
+        case RunStopped():
+            name = signal.Signals(event.signal).name
+            saved = event.checkpoint or "no checkpoint was saved"
+            lines = [f"stopped by {name} after step {event.step}; {saved}"]
+        case CheckpointSaved():
+            size = _size(event.num_bytes)
+            times = f"stalled {event.stall_s:.2f} s, written in {event.seconds:.2f} s"
+            lines = [f"saved {event.step:>5}  {event.checkpoint}  {size}, {times}"]
+        case WeightsLoaded():
+            lines = _loaded(event)
+        case NonFinite():
+            lines = [_non_finite(event)]
+        case BadSamples():
+            lines = [_bad_samples(event)]
+        case _:
+            lines = _failed(event)
+    return lines
+
+
+def _failed(event: Event) -> list[str]:
+    """Return lines for what could not be written or read."""
+    match event:
+        case CheckpointFailed():
+            return [f"warning: no checkpoint of step {event.step}: {event.reason}"]
+        case CheckpointPassedOver():
+            return [f"warning: passed over {event.checkpoint}: {event.reason}"]
+        case WriteFailed():
+            return [f"warning: {event.file} cannot be written, kept for later: {event.reason}"]
+        case ListenerFailed():
+            return [f"warning: {event.listener}: {event.reason}; {event.effect}"]
+    return []
+
+
+def _loaded(event: WeightsLoaded) -> list[str]:
+    lines = [f"{event.module}: {event.num_loaded} weights from {event.checkpoint}"]
+    for names, words in (
+        (event.missing, "not in it, so initial values"),
+        (event.misfits, "of another shape, so initial values"),
+        (event.unused, "in it only, not used"),
+    ):
+        if names:
+            lines.append(f"  {len(names)} {words}: {_names(names)}")
+    return lines
+
+
+def _bad_samples(event: BadSamples) -> str:
+    ids = _names([str(sample) for sample in event.reasons])
+    sample, reason = next(iter(event.reasons.items()))
+    what = "step" if event.split == "train" else "the evaluation after step"
+    return (
+        f"warning: {what} {event.step} leaves out samples that cannot be read: {ids} "
+        f"({sample}: {reason}); {event.total} so far"
+    )
+
+
+def _non_finite(event: NonFinite) -> str:
+    ids = _names([str(sample) for sample in event.samples])
+    return (
+        f"warning: step {event.step} is skipped, its {event.what} is not finite; first on rank "
+        f"{event.rank} in {event.module}; samples {ids}"
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return some(names, MOST_NAMES, sep=", ")
+
+
+def _size(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,106 @@
+"""Options that several commands share, so that each means and says the same everywhere.
+
+Decides: their names and help.
+Relies on: typer.
+Leaves: options of one command to it.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mimo_launch.comm.world import DeviceKind
+    from mimo_launch.estimate.calibration import Calibration
+    from mimo_launch.launcher.run_on_ranks import RankDevice
+    from mimo_launch.spec.model import Spec
+
+
+class Device(StrEnum):
+    """Where workers compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Replace one value; may be repeated."),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Workers to start on this host; by default the ranks of the spec, shared evenly "
+        "among hosts.",
+    ),
+]
+Where = Annotated[
+    Device, typer.Option("--device", help="Where workers compute; auto is GPUs where there is any.")
+]
+HostProcesses = Annotated[
+    int | None, typer.Option("--nproc", min=1, help="Processes per host that the job will have.")
+]
+Runs = Annotated[Path, typer.Option(help="Folder that holds run folders.")]
+ConsoleRanks = Annotated[
+    str | None,
+    typer.Option(metavar="RANKS", help="Show the output of these ranks too, e.g. 0,5-7."),
+]
+Nnodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Hosts of the job, 1 by default; given, RANK and WORLD_SIZE do not count."
+    ),
+]
+NodeRank = Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
+]
+JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
+
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE.json",
+        help="Constants for estimates, from `bench --calibrate`.",
+    ),
+]
+
+
+def constants_of(path: Path | None) -> "Calibration | None":
+    """Return the constants that `--calibration` names. Raises: typer.BadParameter."""
+    from mimo_launch.estimate.calibration import CalibrationError, load
+
+    try:
+        return None if path is None else load(path)
+    except CalibrationError as error:
+        raise typer.BadParameter(str(error), param_hint="--calibration") from None
+
+
+def device_here(spec: "Spec", wanted: "DeviceKind", num_workers: int) -> "RankDevice":
+    """Return the device of so many workers on this host. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.gpus import NotEnoughGpus, device_of, refuse_backends
+
+    try:
+        device = device_of(wanted, num_workers)
+        refuse_backends(spec, device)
+        return device
+    except NotEnoughGpus as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+
+
+def shown_ranks(text: str | None) -> frozenset[int]:
+    """Return the ranks that `--console-ranks` names. Raises: typer.BadParameter."""
+    from mimo_launch.launcher.worker_logs import parse_ranks
+
+    if text is None:
+        return frozenset()
+    try:
+        return parse_ranks(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--console-ranks") from error

@@ -1,0 +1,88 @@
+"""The index of shards, made before any worker starts, and what is said of it.
+
+Decides: that ranks never wait for an index in a process group: it is there before there is one.
+Relies on: `data.webdataset.index`, of which one process of a host makes the index and others
+wait.
+Leaves: reading samples to the workers.
+"""
+
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import typer
+
+from mimo_launch.cli.shared.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.data.webdataset.index import Progress, Say
+    from mimo_launch.spec.model import Spec
+
+
+def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
+    """Make the indexes of a spec's shards, where they are missing or out of date.
+
+    Does nothing for other kinds of data. With `speaks`, says what was found and left out.
+
+    Raises: typer.Exit if there is nothing to train on, or an index cannot be made.
+    """
+    from mimo_launch.spec.model import WebdatasetData
+
+    if not isinstance(spec.data, WebdatasetData):
+        return
+    from mimo_launch.data.webdataset.samples import ShardSamples
+
+    try:
+        with ExitStack() as stack:
+            say = _progress(console, stack) if speaks else _silence
+            found = ShardSamples(spec, spec.data, say)
+    except (OSError, ValueError) as error:
+        if speaks:
+            console.note(f"error: {error}")
+        raise typer.Exit(1) from error
+    if speaks:
+        for note in found.notes:
+            console.note(f"warning: {note}")
+        for split in found.splits.values():
+            console.note(f"data: {split.summary()}")
+
+
+def _silence(progress: "Progress") -> None:
+    pass
+
+
+def _progress(console: Console, stack: ExitStack) -> "Say":
+    """Return what shows the making of an index: a bar on a terminal, else a line for each split."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from mimo_launch.cli.shared.bars import Bars, rich_on
+
+    rich = rich_on(sys.stderr, console)
+    told: set[tuple[str, str]] = set()
+
+    def tell(progress: "Progress") -> None:
+        if (progress.split, progress.why) not in told:
+            told.add((progress.split, progress.why))
+            shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
+            console.note(f"data: makes the index of {shards} ({progress.split}): {progress.why}")
+
+    if not rich.is_terminal:
+        return tell
+    bar = Bar(
+        TextColumn("shards"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[samples]:,} samples, {task.fields[bad]:,} bad"),
+        TimeRemainingColumn(),
+        console=rich,
+    )
+    stack.enter_context(Bars(bar, rich, console, transient=True))
+    task = bar.add_task("shards", total=None, samples=0, bad=0)
+
+    def draw(progress: "Progress") -> None:
+        tell(progress)
+        done, shards = progress.done, progress.shards
+        bar.update(task, total=shards, completed=done, samples=progress.samples, bad=progress.bad)
+
+    return draw

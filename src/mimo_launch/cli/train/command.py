@@ -1,0 +1,127 @@
+"""`mimo-launch train`: validate, plan, start the workers (or join them), show progress.
+
+Decides: the options.
+Relies on: `checks` for everything that can be known before a process starts; `cli.launch.origin`
+for who started this process.
+Leaves: everything that happens to `cli.launch.start`.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import Console, console_of, run_output
+from mimo_launch.cli.shared.options import (
+    ConsoleRanks,
+    Device,
+    Endpoint,
+    JobName,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    Runs,
+    Where,
+    shown_ranks,
+)
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.train.screen import LiveProgress, PlainProgress
+
+HELP = """
+\b
+Examples:
+  mimo-launch train topologies/quickstart.yaml --nproc 8
+  mimo-launch train spec.yaml --steps 20 --set optimizer.lr=1e-3
+  mimo-launch train spec.yaml --runs /scratch/me/runs
+  mimo-launch train spec.yaml --device cpu
+  mimo-launch train spec.yaml --max-restarts 3
+  mimo-launch train spec.yaml --steps 5 --profile 2
+  mimo-launch train spec.yaml --no-resume
+  mimo-launch train spec.yaml --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500
+  torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
+  srun --ntasks-per-node 1 mimo-launch train spec.yaml
+
+Validate and plan the spec, start one worker per rank and train: each on a GPU of its own where the
+host has any (see --device), else on its processors. Under torchrun the process joins as the rank
+it is given; under srun one task per rank does so, too, and one task per host starts the workers of
+that host. The run folder holds the resolved spec, the plan, metrics.jsonl and the workers' logs. A
+run whose folder has a complete checkpoint goes on after it.
+The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops at once.
+Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 129, 130
+or 143 when interrupted.
+"""
+
+
+def train(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")],
+    nproc: Nproc = None,
+    device: Where = Device.AUTO,
+    overrides: Overrides = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")
+    ] = None,
+    profile: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="STEPS", help="Measure this many steps and draw their timelines."
+        ),
+    ] = 0,
+    runs: Runs = Path("runs"),
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--no-resume",
+            help="Go on from the newest complete checkpoint, or start anew; by default go on if "
+            "there is one.",
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Times to start again after a failure.")
+    ] = 0,
+    console_ranks: ConsoleRanks = None,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: Endpoint = None,
+    rdzv_id: JobName = "run",
+) -> None:
+    """Train a spec, one worker per rank."""
+    from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
+    from mimo_launch.cli.launch.request import Start
+    from mimo_launch.cli.launch.start import start
+    from mimo_launch.cli.shared.shards import ready_shards
+    from mimo_launch.launcher.rank_tasks import Training
+
+    console = console_of(ctx)
+    console.needs_no_reader = True
+    shown = shown_ranks(console_ranks)
+    settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
+    place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
+    origin = Origin(place=place, launches=nnodes is not None)
+    spec, origin = checked_spec(file, settings, origin, nproc, console, device=device)
+    ready_shards(spec, console, speaks=origin.speaks)
+    request = Start(
+        spec=spec,
+        task=Training(profile),
+        file=file,
+        runs=runs,
+        say=console.answer,
+        show=partial(_progress, console),
+        resume=resume,
+        max_restarts=max_restarts,
+        shown=shown,
+        device=device.value,
+    )
+    raise typer.Exit(start(request, origin, console))
+
+
+def _progress(console: Console, plain: bool) -> "PlainProgress | LiveProgress":
+    from mimo_launch.cli.shared.bars import rich_on
+    from mimo_launch.cli.train.screen import PlainProgress, progress_for
+
+    rich = rich_on(run_output(), console)
+    return PlainProgress(rich) if plain else progress_for(rich, console)

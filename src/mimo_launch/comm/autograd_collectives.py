@@ -1,0 +1,171 @@
+"""Collectives inside the model, each with the adjoint that its place asks for.
+
+Decides: what flows back through every gather, split and sum.
+Relies on: `collectives`; tensors are token lists, sharded along dim 0.
+Leaves: choosing between them to `layers`.
+
+Legend: N tokens of a microbatch, D width; a lower-case n is this rank's share of N.
+Source: Megatron-LM's operators f and g (arXiv:1909.08053) and their sequence-parallel forms
+(arXiv:2205.05198).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.collectives import (
+    all_gather,
+    all_gather_uneven,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+)
+from mimo_launch.comm.process_groups import Group
+
+
+class _EnterTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grad, ctx.group), None
+
+
+class _ExitTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grad, ctx.group), None
+
+
+class _ScatterTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_gather(grad, ctx.group), None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_to_all(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_to_all(grad, ctx.group), None
+
+
+class _SplitRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return _own_share(rows, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        return all_gather_uneven(rows, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _own_share(grad, ctx.sizes, ctx.group), None, None
+
+
+def _own_share(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+    start = sum(sizes[: group.index])
+    # A copy, not a view: FSDP hooks the outputs of a module and would lose them on a view.
+    return rows[start : start + sizes[group.index]].clone()
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+def enter_tp(x_ND: Tensor, group: Group) -> Tensor:
+    """Pass a replicated activation into a tensor-parallel region.
+
+    Shapes: x_ND and result [N, D], equal on every rank. Gradient: sum over `group`, because each
+    rank used x for a different slice of the output. Traffic: none forward, all-reduce backward.
+    """
+    return _apply(_EnterTp, x_ND, group) if group.handle is not None else x_ND
+
+
+def exit_tp(x_ND: Tensor, group: Group) -> Tensor:
+    """Sum partial outputs into a replicated activation.
+
+    Shapes: [N, D] -> [N, D]. Gradient: passed on unchanged, it is already complete on every rank.
+    """
+    return _apply(_ExitTp, x_ND, group) if group.handle is not None else x_ND
+
+
+def gather_tokens(x_nD: Tensor, group: Group) -> Tensor:
+    """Gather token shards where a tensor-parallel region begins (sequence parallelism).
+
+    Shapes: [n, D] -> [N, D]. Gradient: reduce-scatter, the sum that `enter_tp` makes, cut.
+    """
+    return _apply(_GatherTokens, x_nD, group) if group.handle is not None else x_nD
+
+
+def scatter_tokens(x_ND: Tensor, group: Group) -> Tensor:
+    """Sum partial outputs and keep this rank's tokens (sequence parallelism).
+
+    Shapes: [N, D] -> [n, D]. Gradient: all-gather.
+    """
+    return _apply(_ScatterTokens, x_ND, group) if group.handle is not None else x_ND
+
+
+def exchange(x: Tensor, group: Group) -> Tensor:
+    """Send part i of dim 0 to rank i of `group`, and return what every rank has sent, by rank.
+
+    Shapes: [group size, ...] -> the same. Gradient: the exchange back.
+    """
+    return _apply(_Exchange, x, group) if group.handle is not None else x
+
+
+def split_rows(rows_RD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+    """Leave an encoder whose output is replicated over tp: keep the rows this rank sends.
+
+    Shapes: [R, D] -> [sizes[index], D]. Gradient: all-gather, because every tp rank needs the
+    gradient of all rows; zero-filling (the natural adjoint of a slice) would lose the others' rows.
+    """
+    return _apply(_SplitRows, rows_RD, sizes, group) if group.handle is not None else rows_RD
+
+
+def gather_rows(rows_rD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+    """Enter a language model whose input is replicated over tp: complete the rows.
+
+    Shapes: [sizes[index], D] -> [R, D]. Gradient: this rank's share, unsummed, because the
+    gradient is already complete on every tp rank; summing (the natural adjoint of a gather) counts
+    it tp times.
+    """
+    return _apply(_GatherRows, rows_rD, sizes, group) if group.handle is not None else rows_rD

@@ -1,0 +1,80 @@
+"""Whether numbers were finite, noted on the device while they pass, and read only after a bad step.
+
+Decides: how a rank keeps what it saw of its own numbers before a sum mixes them with those of
+others.
+Relies on: NaN and infinity surviving every sum they enter.
+Leaves: naming the rank that is to blame to `train.non_finite`.
+
+A plain sum reads a tensor once, without a copy of it and without waiting for the device. Sums of
+finite numbers can overflow; that is looked at only when a step is bad already.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp, Work
+from torch.distributed.fsdp import FSDPModule
+
+from mimo_launch.comm.collectives import reduce_scatter_into
+
+
+class FiniteFlag:
+    """Whether everything shown since the last `clear` was finite."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), dtype=torch.float64, device=device)
+
+    def clear(self) -> None:
+        """Forget what was shown."""
+        self._sum.zero_()
+
+    def show(self, x: Tensor) -> None:
+        """Look at a tensor."""
+        self._sum.add_(x.detach().sum())
+
+    def show_all(self, tensors: list[Tensor]) -> None:
+        """Look at several tensors of one type."""
+        if tensors:
+            self._sum.add_(torch.stack(torch._foreach_norm(tensors, 1)).sum())
+
+    @property
+    def value(self) -> Tensor:
+        """A float64 scalar of the device that is finite if all of it was; it changes with more."""
+        return self._sum
+
+
+class WatchedReduceScatter:
+    """FSDP2's reduce-scatter, with a look at what this rank puts in."""
+
+    def __init__(self, flag: FiniteFlag) -> None:
+        self._flag = flag
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return a buffer for the input or the output."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduce `input_tensor` into this rank's share."""
+        self._flag.show(input_tensor)
+        return reduce_scatter_into(output_tensor, input_tensor, group, op, async_op=async_op)
+
+
+def watch(unit: FSDPModule, flag: FiniteFlag) -> None:
+    """Show `flag` this rank's gradients of an FSDP unit before they are summed over its group.
+
+    For groups of several ranks: in a group of one nothing is reduced, and nothing is called. FSDP2
+    has another hook, after its all-reduce, which is no way out: with it FSDP2 goes on in another
+    stream than the one to which the memory of the gradients belongs, which is then given away too
+    early. With full sharding on one rank, gradients of later units overwrote them.
+    """
+    unit.set_custom_reduce_scatter(WatchedReduceScatter(flag))  # type: ignore[arg-type]

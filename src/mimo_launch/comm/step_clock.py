@@ -1,0 +1,95 @@
+"""Notes when this rank did what, while somebody asks for it.
+
+Decides: what a time is: on a processor when a call was made and returned, on a GPU when the stream
+that computes came to it, since the host runs ahead of the GPU.
+Relies on: one clock for all ranks of a host; CUDA events, which cost a few microseconds each.
+Leaves: which parts of a step are noted to the executor, the session and `token_exchange`, reading
+it to `train`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.schedule.actions import Slot
+
+
+class Section(StrEnum):
+    """Parts of a step that are no slots of the program."""
+
+    STEP = "step"
+    PARTIAL_SUMS = "partial sums"
+    TOTALS = "totals"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A collective inside of a slot, in which these ranks bring tokens to experts or back."""
+
+    ranks: tuple[int, ...]
+
+
+What = Slot | Section | Meeting
+# What ran, and when it started and ended, in seconds of the host's clock.
+Noted = tuple[What, float, float]
+_Instant = Any  # A host time in seconds, or a torch.cuda.Event.
+
+
+class StepClock:
+    """Notes spans of time between `start` and `stop`; costs nothing outside of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._noted: list[tuple[What, _Instant, _Instant]] | None = None
+        self._origin: tuple[float, _Instant] = (0.0, 0.0)  # One moment on both clocks.
+
+    def start(self) -> float:
+        """Begin to note; return the time. Waits for the GPU, to set its clock by the host's."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._origin = (time.perf_counter(), self._now())
+        self._noted = []
+        return self._origin[0]
+
+    @contextmanager
+    def span(self, what: What) -> Iterator[None]:
+        """Note what happens inside, if it ends well."""
+        if self._noted is None:
+            yield
+            return
+        begin = self._now()
+        yield
+        self._noted.append((what, begin, self._now()))
+
+    def meeting(self, *groups: Group) -> AbstractContextManager[None]:
+        """Note what happens inside as a meeting of the first group of several ranks, if any."""
+        several = next((group for group in groups if group.size > 1), None)
+        return nullcontext() if several is None else self.span(Meeting(several.ranks))
+
+    def stop(self) -> list[Noted]:
+        """Return what was noted since `start`, in the order of ends; waits for the GPU."""
+        noted, self._noted = self._noted or [], None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return [(what, self._seconds(begin), self._seconds(end)) for what, begin, end in noted]
+
+    def _now(self) -> _Instant:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _seconds(self, instant: _Instant) -> float:
+        """Return an instant on the host's clock."""
+        if isinstance(instant, float):
+            return instant
+        host, origin = self._origin
+        return host + float(origin.elapsed_time(instant)) / 1e3

@@ -1,0 +1,81 @@
+"""The default process group and the device of a worker.
+
+Decides: which backends carry tensors of the processor and of the GPU.
+Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what `init_method` says.
+Leaves: groups of a layout to `process_groups`.
+
+On GPUs the world has two backends: NCCL for CUDA tensors, gloo for tensors and objects of the
+processor, so that agreements between hosts never wait for a device. Communicators are made by their
+first use (no `device_id` is passed): one that exists from the start would carry all point-to-point
+transfers of its group in one queue, where transfers of different channels wait for each other.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+DeviceKind = Literal["auto", "cpu", "cuda"]
+# Streams of transfers and of compute must not share a hardware queue: a transfer that waits for its
+# peer would hold up the kernels behind it.
+MAX_CONNECTIONS = "32"
+
+
+# On GPUs groups time out so much later than the launcher, which names the rank to blame and has the
+# stack of every rank; the watchdog of NCCL ends processes without either.
+GPU_GRACE_SECONDS = 30
+
+
+class DeviceError(RuntimeError):
+    """The wanted device is not there, or its settings would make a job hang."""
+
+
+def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
+    """Return the device of a worker: `auto` is CUDA where there is any.
+
+    Raises: DeviceError if there is no such device.
+    """
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    found = torch.cuda.device_count()
+    if local_rank >= found:
+        raise DeviceError(
+            f"worker {local_rank} of this host has no GPU: {found} found; start at most {found} "
+            "workers per host, or use --device cpu"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def group_timeout(seconds: float, device: torch.device) -> timedelta:
+    """Return the timeout of process groups in a job that counts as hung after `seconds`."""
+    return timedelta(seconds=seconds + (GPU_GRACE_SECONDS if device.type == "cuda" else 0))
+
+
+def join_world(device: torch.device, *, timeout: timedelta, **init: Any) -> None:
+    """Make `device` the current one and create the default process group.
+
+    `init` is passed on to `init_process_group`. Ranks: collective over the world. Raises:
+    DeviceError for `CUDA_DEVICE_MAX_CONNECTIONS=1`.
+    """
+    if device.type != "cuda":
+        dist.init_process_group("gloo", timeout=timeout, **init)
+        return
+    if os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", MAX_CONNECTIONS) == "1":
+        raise DeviceError(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 makes transfers and compute wait for each other until "
+            f"the job hangs; unset it, or set it to {MAX_CONNECTIONS}"
+        )
+    set_allocator()
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, **init)
+
+
+def set_allocator() -> None:
+    """Give the allocator of CUDA the settings of this process's environment.
+
+    It reads them when torch is imported, which a forked worker's parent did before they were made.
+    """
+    if settings := os.environ.get("PYTORCH_ALLOC_CONF"):
+        torch._C._accelerator_setAllocatorSettings(settings)

@@ -1,0 +1,28 @@
+"""What an encoder of your own is made of: the one address to import it from.
+
+Decides: the names that stay from release to release.
+Relies on: `models` and `layers`, where they are defined.
+Leaves: how they are used to docs/own-modules.md.
+"""
+
+from mimo_launch.layers.attention import Attention
+from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.models.custom_encoder import EncoderFactory, EncoderStage
+from mimo_launch.models.encoder_inputs import EncoderInput
+from mimo_launch.models.projector import projector
+
+__all__ = [
+    "Attention",
+    "ColumnLinear",
+    "EncoderFactory",
+    "EncoderInput",
+    "EncoderStage",
+    "Norm",
+    "ParallelContext",
+    "RowLinear",
+    "SegmentedModule",
+    "projector",
+    "replicated",
+]

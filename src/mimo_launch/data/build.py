@@ -1,0 +1,29 @@
+"""Builds the data set that a spec names.
+
+Decides: which one that is.
+Relies on: `dataset` for what a data set answers.
+Leaves: samples to the data sets.
+"""
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.digits import DigitStrips
+from mimo_launch.data.synthetic import SyntheticSamples
+from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
+
+
+def build_dataset(spec: Spec) -> Dataset:
+    """Return the data set that `data:` names.
+
+    Raises:
+        ValueError: The longest sample exceeds `batch.seq`, or an encoder cannot read the images;
+            shards hold nothing to train on (see `webdataset.samples`).
+        OSError: Shards cannot be read, or their index written.
+    """
+    if isinstance(spec.data, DigitsData):
+        return DigitStrips(spec, spec.data)
+    if isinstance(spec.data, WebdatasetData):
+        # Only now: tokenizers and decoders are optional packages.
+        from mimo_launch.data.webdataset.samples import ShardSamples
+
+        return ShardSamples(spec, spec.data)
+    return SyntheticSamples(spec, spec.data)

@@ -1,0 +1,233 @@
+"""Strips of real handwritten digits, to be read out.
+
+A sample is BOS, the patches of the strip for each encoder in written order, ASK, the digits, EOS.
+A share of the samples spells the digits in number words instead of showing them.
+
+Decides: which images are held out, which of them a strip shows, and how pixels are scaled.
+Relies on: `digits.npz` beside this file (1,797 images of 8 x 8 pixels with values 0 to 16).
+Leaves: cutting a strip into patches to the encoder; rows are its patches, or with pixel
+shuffle squares of patches, in row-major order.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.random_draws import (
+    Draws,
+    Purpose,
+    Split,
+    generator,
+    order_of,
+    pick,
+    split_key,
+    threshold,
+)
+from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.kinds.vocabulary import (
+    ASK,
+    BOS,
+    DIGIT_SIDE,
+    EOS,
+    FIRST_DIGIT,
+    FIRST_WORD,
+    IGNORE_LABEL,
+    PAD,
+    placeholder_id,
+)
+from mimo_launch.layout.step_data import ImageSpan, SamplePlan
+from mimo_launch.spec.model import DigitsData, ImageInput, Spec, VitModel, image_input
+
+HELDOUT_SHARE = 0.2
+# Strips are made up as they are asked for, so this only has to exceed any sensible evaluation.
+HELDOUT_STRIPS = 1 << 20
+# The mean value of a pixel is 4.88; with 16ths every scaled value is exact in bf16 as well.
+PIXEL_MEAN, PIXEL_RANGE = 5.0, 16.0
+
+
+class DigitImages(NamedTuple):
+    """All images uint8 [n, 8, 8] with values 0 to 16, and their digits uint8 [n]."""
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.uint8]
+
+
+@lru_cache(maxsize=1)
+def load_digits() -> DigitImages:
+    """Read the shipped file, once per process."""
+    path = resources.files(__package__).joinpath("digits.npz")
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return DigitImages(arrays["images"], arrays["labels"])
+
+
+@lru_cache(maxsize=1)
+def image_split() -> dict[Split, tuple[int, ...]]:
+    """Indices of the train and the held-out images.
+
+    A fifth of the images of each digit is held out, the same ones whatever the seed. The images
+    come from 13 writers that the file does not name, so both splits hold all of them.
+    """
+    labels = load_digits().labels
+    words = generator(split_key(0, "heldout", Purpose.HELDOUT_IMAGES)).random_raw(len(labels))
+    heldout: list[int] = []
+    for digit in range(10):
+        members = np.flatnonzero(labels == digit)
+        shuffled = members[order_of(words[members])]
+        heldout += shuffled[: round(HELDOUT_SHARE * len(members))].tolist()
+    train = sorted(set(range(len(labels))) - set(heldout))
+    return {"train": tuple(train), "heldout": tuple(sorted(heldout))}
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """What one sample holds: the images shown, or spelled, from left to right."""
+
+    images: tuple[int, ...]
+    text_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What all samples with the same number of digits (and with or without image) share."""
+
+    num_digits: int
+    num_tokens: int
+    ask: int
+    spans: dict[str, tuple[ImageSpan, ...]]
+
+
+class DigitStrips:
+    """The `digits` data set; see `dataset.Dataset` for what the methods return."""
+
+    def __init__(self, spec: Spec, data: DigitsData) -> None:
+        """Prepare the index.
+
+        Raises:
+            ValueError: `min_digits` exceeds `max_digits`, the longest strip does not fit in
+                `batch.seq`, or the square of a row does not tile a digit.
+        """
+        if data.min_digits > data.max_digits:
+            raise ValueError(f"min_digits {data.min_digits} exceeds max_digits {data.max_digits}")
+        if longest_sample(spec) > spec.batch.seq:
+            raise ValueError(
+                f"a strip takes {longest_sample(spec)} tokens, seq is {spec.batch.seq}"
+            )
+        self._data, self._seq = data, spec.batch.seq
+        self._models = {name: _images(spec, name) for name in spec.encoders}
+        self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
+        counts = range(data.min_digits, data.max_digits + 1)
+        self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
+        # Without an encoder nobody sees the strip, so every sample must say its digits in words.
+        self._text_limit = threshold(data.text_only if spec.encoders else 1.0)
+        splits: tuple[Split, Split] = ("train", "heldout")
+        self._draws = {
+            split: Draws(split_key(spec.train.seed, split, Purpose.DIGITS), 2 + data.max_digits)
+            for split in splits
+        }
+        self._images = image_split()
+
+    def num_samples(self, split: Split) -> int:
+        """Number of strips in the split."""
+        return self._data.samples if split == "train" else HELDOUT_STRIPS
+
+    def strip(self, split: Split, index: int) -> Strip:
+        """Return which images (indices into `load_digits()`) the sample is made of.
+
+        Raises:
+            IndexError: `index` is not in [0, num_samples).
+        """
+        words, shape = self._look_up(split, index)
+        pool = self._images[split]
+        images = tuple(pool[pick(word, len(pool))] for word in words[2 : 2 + shape.num_digits])
+        return Strip(images, text_only=not shape.spans)
+
+    def name(self, split: Split, index: int) -> str:
+        """Return the number of a sample."""
+        self._look_up(split, index)
+        return f"record {index}"
+
+    def plan(self, split: Split, index: int) -> SamplePlan:
+        """Lengths and places of a sample, without its pixels."""
+        _, shape = self._look_up(split, index)
+        return SamplePlan(index, shape.num_tokens, shape.num_digits + 1, shape.spans)
+
+    def length(self, split: Split, index: int) -> int:
+        """Tokens of a sample."""
+        return self._look_up(split, index)[1].num_tokens
+
+    def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and labels int64 [seq]; labels stand from ASK to the last digit."""
+        _, shape = self._look_up(split, index)
+        digits = self._digits(self.strip(split, index))
+        tokens = np.full(self._seq, PAD, dtype=np.int64)
+        labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
+        tokens[0] = BOS
+        if not shape.spans:
+            tokens[1 : shape.ask] = FIRST_WORD + digits
+        for encoder, spans in shape.spans.items():
+            for span in spans:
+                tokens[span.position : span.position + span.rows] = self._placeholders[encoder]
+        tokens[shape.ask] = ASK
+        tokens[shape.ask + 1 : shape.num_tokens - 1] = FIRST_DIGIT + digits
+        tokens[shape.num_tokens - 1] = EOS
+        labels[shape.ask : shape.num_tokens - 1] = tokens[shape.ask + 1 : shape.num_tokens]
+        return tokens, labels
+
+    def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
+        """The strip [channels, 8, 8 x digits]: grey, the same in each channel, in -0.3 to 0.7."""
+        strip = self.strip(split, index)
+        if strip.text_only:
+            return []
+        shown = load_digits().images[list(strip.images)]
+        grey = shown.transpose(1, 0, 2).reshape(DIGIT_SIDE, -1).astype(np.float32)
+        scaled = (grey - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
+        return [np.repeat(scaled[None], self._models[encoder].channels, axis=0)]
+
+    def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
+        """Zeros [seq]: a strip is one document."""
+        self.plan(split, index)
+        return np.zeros(self._seq, dtype=np.int64)
+
+    def answer(self, split: Split, index: int) -> tuple[int, ...]:
+        """Token ids of the digits, from left to right."""
+        digits = self._digits(self.strip(split, index))
+        return tuple((FIRST_DIGIT + digits).tolist())
+
+    def _look_up(self, split: Split, index: int) -> tuple[list[int], _Shape]:
+        """The sample's random words and its shape; the first two words decide the shape."""
+        if not 0 <= index < self.num_samples(split):
+            raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
+        words = self._draws[split].row(index)
+        low, high = self._data.min_digits, self._data.max_digits
+        count = low + pick(words[1], high - low + 1)
+        return words, self._shapes[count, words[0] < self._text_limit]
+
+    def _digits(self, strip: Strip) -> npt.NDArray[np.int64]:
+        return load_digits().labels[list(strip.images)].astype(np.int64)
+
+    def _shape(self, num_digits: int, text_only: bool) -> _Shape:
+        position = 1
+        spans: dict[str, tuple[ImageSpan, ...]] = {}
+        if text_only:
+            position += num_digits
+        else:
+            for name, model in self._models.items():
+                side = DIGIT_SIDE // model.row_side
+                span = ImageSpan(position, side, side * num_digits)
+                spans[name] = (span,)
+                position += span.rows
+        return _Shape(num_digits, position + num_digits + 2, position, spans)
+
+
+def _images(spec: Spec, encoder: str) -> VitModel | ImageInput:
+    """How an encoder that can read a strip cuts it; ValueError otherwise."""
+    model = image_input(spec.encoders[encoder].model)
+    if model is None:
+        raise ValueError(f"{encoder}: {spec.encoders[encoder].model.kind} cannot read images")
+    if DIGIT_SIDE % model.row_side:
+        raise ValueError(f"{encoder}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
+    return model

@@ -1,0 +1,221 @@
+"""Which samples a step takes: one global order, the same for every layout.
+
+Decides: the order of an epoch, how steps walk through epochs, and the samples of an evaluation.
+Relies on: a data set that answers for any index in any order; `packing` for what shares a sequence.
+Leaves: sharing a step's samples among replicas to the layout.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.packing import best_fit
+from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
+from mimo_launch.layout.step_data import DataPlan, packed
+from mimo_launch.spec.model import Spec
+
+# A sample of a step: the id of a record, or of all records of a pack.
+Sample = int | tuple[int, ...]
+# Records of an epoch that are packed at once. A pack is full to some tokens by then.
+CHUNK = 4096
+
+
+class Order(Protocol):
+    """The samples of training, one step after another.
+
+    A place in the order is a number that starts at 0, and the whole state of it.
+    """
+
+    def take(self, first: int) -> tuple[Sample, ...]:
+        """Return the samples of the step that starts at a place."""
+
+    def after(self, first: int) -> int:
+        """Return the place of the step after the one that starts at `first`."""
+
+
+def global_order(spec: Spec, dataset: Dataset) -> Order:
+    """Return the order of training that a spec asks for."""
+    records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    if not spec.data.packing:
+        return records
+    return PackedOrder(records, partial(dataset.length, "train"), spec.batch.seq)
+
+
+def steps_of(order: Order, num_steps: int) -> list[tuple[Sample, ...]]:
+    """Return the samples of the first steps of a run."""
+    found, place = [], 0
+    for _ in range(num_steps):
+        found.append(order.take(place))
+        place = order.after(place)
+    return found
+
+
+class GlobalOrder:
+    """Sample ids in the order of training: permutations by (seed, epoch), one after the other.
+
+    The number of samples taken so far is the whole state, so a run resumes from it alone, on any
+    layout and with any batch. A step may reach into the next epoch (or several): no sample is
+    dropped at the end of one.
+    """
+
+    def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
+        """Set up the order.
+
+        Args:
+            num_samples: Samples in an epoch.
+            global_batch: Samples per step over all replicas.
+            seed: `train.seed`.
+
+        Raises:
+            ValueError: A size is not positive.
+        """
+        if num_samples < 1 or global_batch < 1:
+            raise ValueError(f"cannot take steps of {global_batch} out of {num_samples} samples")
+        self.num_samples, self.global_batch = num_samples, global_batch
+        self._key = split_key(seed, "train", Purpose.ORDER)
+        # Two epochs meet in a step; more than a few would keep long permutations for nothing.
+        self.epoch = lru_cache(maxsize=2)(self._make_epoch)
+
+    def ids(self, step: int) -> tuple[int, ...]:
+        """Ids of the samples of a step (counted from 0) of a run with one batch size throughout.
+
+        Raises:
+            ValueError: `step` is negative.
+        """
+        return self.take(step * self.global_batch)
+
+    def take(self, first: int) -> tuple[int, ...]:
+        """Ids of the samples of the step that starts when `first` samples have been taken.
+
+        Raises:
+            ValueError: `first` is negative.
+        """
+        if first < 0:
+            raise ValueError(f"there is no sample {first}")
+        end = first + self.global_batch
+        ids: list[int] = []
+        while first < end:
+            epoch, offset = divmod(first, self.num_samples)
+            taken = self.epoch(epoch)[offset : offset + end - first]
+            ids += taken.tolist()
+            first += len(taken)
+        return tuple(ids)
+
+    def after(self, first: int) -> int:
+        """Number of samples taken when that step is done."""
+        return first + self.global_batch
+
+    def shuffled(self, epoch: int, num: int, stream: int) -> npt.NDArray[np.int64]:
+        """A random order of `num` things of an epoch; `stream` (> 0) tells several apart."""
+        return order_of(generator(self._key, epoch, stream).random_raw(num))
+
+    def _make_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
+        return order_of(generator(self._key, epoch).random_raw(self.num_samples))
+
+
+class PackedOrder:
+    """Packs of records in the order of training: those of a `GlobalOrder`, chunk by chunk.
+
+    Each `CHUNK` records of an epoch are packed by themselves, and their packs shuffled: a pack is a
+    pure function of (seed, epoch, lengths), every record is in one pack of an epoch, and a place is
+    found by packing one chunk. A place is the number of records before the chunk, plus the packs
+    taken of it, which are never more than its records; so it is at most a chunk away from the same
+    number without packing.
+    """
+
+    def __init__(
+        self, records: GlobalOrder, length: Callable[[int], int], seq: int, chunk: int = CHUNK
+    ) -> None:
+        """Set up the order.
+
+        Args:
+            records: The order of records; its `global_batch` counts packs here.
+            length: Tokens of a record.
+            seq: Most tokens of a pack.
+            chunk: Records that are packed at once.
+        """
+        self._records, self._length, self._seq, self._size = records, length, seq, chunk
+        # The step that runs and the one after it may lie in two epochs' chunks.
+        self._packs = lru_cache(maxsize=4)(self._make_packs)
+
+    def take(self, first: int) -> tuple[Sample, ...]:
+        """Records of each pack of the step that starts at a place.
+
+        Raises:
+            ValueError: `first` is negative, or a record is longer than a sequence.
+        """
+        return self._walk(first)[0]
+
+    def after(self, first: int) -> int:
+        """Place of the step after the one that starts at `first`."""
+        return self._walk(first)[1]
+
+    def _walk(self, place: int) -> tuple[tuple[Sample, ...], int]:
+        if place < 0:
+            raise ValueError(f"there is no sample {place}")
+        found: list[Sample] = []
+        while len(found) < self._records.global_batch:
+            epoch, inside = divmod(place, self._records.num_samples)
+            chunk, taken = divmod(inside, self._size)
+            packs = self._packs(epoch, chunk)
+            more = packs[taken : taken + self._records.global_batch - len(found)]
+            found += more
+            place += len(more)
+            if taken + len(more) >= len(packs):
+                end = min((chunk + 1) * self._size, self._records.num_samples)
+                place = epoch * self._records.num_samples + end
+        return tuple(found), place
+
+    def _make_packs(self, epoch: int, chunk: int) -> list[tuple[int, ...]]:
+        first = chunk * self._size
+        ids = self._records.epoch(epoch)[first : first + self._size].tolist()
+        packs = best_fit([self._length(index) for index in ids], self._seq)
+        order = self._records.shuffled(epoch, len(packs), 1 + chunk)
+        return [tuple(ids[place] for place in packs[number]) for number in order]
+
+
+def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tuple[int, ...], ...]:
+    """Ids of the samples of one evaluation, in whole batches.
+
+    Layouts are built for steps of `global_batch` samples, so the last batch is filled up with the
+    samples that follow; they start again from 0 only when the split is exhausted.
+
+    Args:
+        num: Samples wanted, `eval.samples`.
+        global_batch: Samples per batch.
+        num_samples: Samples in the held-out split.
+
+    Returns:
+        Batches of exactly `global_batch` ids, together at least `num` or the whole split once; cut
+        the flat list at `num` to count the wanted ones alone.
+
+    Raises:
+        ValueError: A size is not positive.
+    """
+    if min(num, global_batch, num_samples) < 1:
+        raise ValueError(f"cannot evaluate {num} of {num_samples} samples by {global_batch}")
+    return tuple(
+        tuple(position % num_samples for position in range(start, start + global_batch))
+        for start in range(0, min(num, num_samples), global_batch)
+    )
+
+
+def records_of(sample: Sample) -> tuple[int, ...]:
+    """Ids of the records of a sample."""
+    return (sample,) if isinstance(sample, int) else sample
+
+
+def make_data_plan(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DataPlan:
+    """Plan of the samples `ids`, in this order; equal on all ranks and cheap on each.
+
+    Raises:
+        IndexError: An id is not in the split.
+    """
+    return DataPlan(
+        step,
+        tuple(packed([dataset.plan(split, i) for i in records_of(sample)]) for sample in ids),
+    )

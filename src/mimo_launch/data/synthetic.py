@@ -1,0 +1,204 @@
+"""Random tokens, images and clips at random places: hard cases for layouts, no task.
+
+Decides: what a synthetic sample looks like; lengths, image sizes (unless one is given), places and
+orders all vary, so that a layout which confuses two of them computes a different loss.
+Relies on: `random_draws` for words that depend on (seed, split, index) only.
+Leaves: nothing to learn; real tasks are in `digits`.
+"""
+
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.random_draws import (
+    Draws,
+    Purpose,
+    Split,
+    below,
+    generator,
+    order_of,
+    pick,
+    split_key,
+    threshold,
+)
+from mimo_launch.data.sample_sizes import largest_image, longest_sample
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
+from mimo_launch.layout.step_data import ImageSpan, SamplePlan
+from mimo_launch.spec.model import (
+    Clips,
+    ImageInput,
+    Spec,
+    SyntheticData,
+    VitModel,
+    clip_input,
+    image_input,
+)
+
+HELDOUT_SAMPLES = 1 << 20
+MAX_HEIGHT = 3
+# Words of the table that one image uses: is it there, its height, width, turn and place.
+_WORDS_PER_IMAGE = 5
+
+
+class SyntheticSamples:
+    """The `synthetic` data set; see `dataset.Dataset` for what the methods return."""
+
+    def __init__(self, spec: Spec, data: SyntheticData) -> None:
+        """Prepare the index.
+
+        Raises:
+            ValueError: The largest images leave no room for text in `batch.seq`, the vocabulary
+                holds placeholders only, an encoder does not read images, or no image has a square
+                of patches that becomes a row.
+        """
+        if longest_sample(spec) > spec.batch.seq:
+            raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
+        self._spec, self._data, self._seq = spec, data, spec.batch.seq
+        self._models = {name: _encoder(spec, name) for name in spec.encoders}
+        self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
+        self._num_text_tokens = vocab_size(spec) - len(spec.encoders)
+        if self._num_text_tokens < 1:
+            raise ValueError("the vocabulary has no token beside the placeholders")
+        self._text_limit = threshold(data.text_only)
+        # One slot per image that a sample may have: the encoders in turn, image after image.
+        self._slots = [(name, i) for i in range(data.max_images) for name in self._models]
+        self._extra_limit = max(self._text_limit, threshold(0.5))
+        width = 1 + _WORDS_PER_IMAGE * len(self._slots)
+        seed = spec.train.seed
+        splits: tuple[Split, Split] = ("train", "heldout")
+        self._draws = {
+            split: Draws(split_key(seed, split, Purpose.SYNTHETIC_PLAN), width) for split in splits
+        }
+        self._content = {
+            split: split_key(seed, split, Purpose.SYNTHETIC_CONTENT) for split in splits
+        }
+
+    def num_samples(self, split: Split) -> int:
+        """Number of samples in the split."""
+        return self._data.samples if split == "train" else HELDOUT_SAMPLES
+
+    def name(self, split: Split, index: int) -> str:
+        """Return the number of a sample."""
+        return f"record {index}"
+
+    def plan(self, split: Split, index: int) -> SamplePlan:
+        """Lengths and places of a sample, without its tokens and pixels."""
+        if not 0 <= index < self.num_samples(split):
+            raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
+        length, *words = self._draws[split].row(index)
+        turns: list[tuple[int, str, tuple[int, int]]] = []
+        places: list[int] = []
+        has_image: set[str] = set()
+        for number, (name, image) in enumerate(self._slots):
+            at = number * _WORDS_PER_IMAGE
+            present, tall, wide, turn, place = words[at : at + _WORDS_PER_IMAGE]
+            # Images above `min_images` are there half of the time, if the first one is.
+            limit = self._extra_limit if image else self._text_limit
+            chosen = present >= limit or 0 < image < self._data.min_images
+            if chosen and (image == 0 or name in has_image):
+                has_image.add(name)
+                turns.append((turn, name, self._size(name, tall, wide)))
+                places.append(place)
+        rows = sum(height * width for _, _, (height, width) in turns)
+        least = self._data.min_text
+        num_text = least + pick(length, self._seq - rows - least + 1)
+        # An image stands before text token 0 to num_text - 2: the last two text tokens stay
+        # neighbours, so every sample has a label, and every image has one behind it.
+        befores = sorted(pick(place, num_text - 1) for place in places)
+        spans: dict[str, tuple[ImageSpan, ...]] = {}
+        rows_so_far = 0
+        for before, (_, name, (height, width)) in zip(befores, sorted(turns), strict=True):
+            span = ImageSpan(before + rows_so_far, height, width)
+            spans[name] = (*spans.get(name, ()), span)
+            rows_so_far += height * width
+        # Every place but the first separates two text tokens.
+        pairs = num_text - 1 - len(set(befores) - {0})
+        return SamplePlan(index, num_text + rows, max(1, pairs * 3 // 5), spans)
+
+    def length(self, split: Split, index: int) -> int:
+        """Tokens of a sample."""
+        return self.plan(split, index).num_tokens
+
+    def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and labels int64 [seq]; three in five text tokens that follow text are labels."""
+        plan = self.plan(split, index)
+        tokens = np.full(self._seq, PAD, dtype=np.int64)
+        labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
+        is_text = np.zeros(self._seq, dtype=np.bool_)
+        is_text[: plan.num_tokens] = True
+        for encoder, spans in plan.spans.items():
+            for span in spans:
+                rows = slice(span.position, span.position + span.rows)
+                tokens[rows] = self._placeholders[encoder]
+                is_text[rows] = False
+        words = generator(self._content[split], index).random_raw(2 * plan.num_tokens)
+        values = below(words[: plan.num_tokens], self._num_text_tokens)
+        for placeholder in sorted(self._placeholders.values()):
+            values += values >= placeholder
+        tokens[: plan.num_tokens][is_text[: plan.num_tokens]] = values[is_text[: plan.num_tokens]]
+        # The last pair always counts (see `plan`), the others by lot.
+        pairs = np.flatnonzero(is_text[:-1] & is_text[1:])
+        order = order_of(words[plan.num_tokens :][: len(pairs) - 1])
+        chosen = np.append(pairs[order[: plan.num_labels - 1]], pairs[-1])
+        labels[chosen] = tokens[chosen + 1]
+        return tokens, labels
+
+    def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
+        """Standard normal numbers in the shape of each image or clip."""
+        model = self._models[encoder]
+        stream = 1 + list(self._models).index(encoder)
+        normal = np.random.Generator(generator(self._content[split], index, stream))
+        return [
+            normal.standard_normal(model.input_shape(span.height, span.width), dtype=np.float32)
+            for span in self.plan(split, index).spans.get(encoder, ())
+        ]
+
+    def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
+        """Documents of a sample, cut at random before text tokens that nothing predicts."""
+        documents = np.zeros(self._seq, dtype=np.int64)
+        if self._data.max_documents == 1:
+            return documents
+        tokens, labels = self.text(split, index)
+        placed = np.isin(tokens, list(self._placeholders.values()))
+        last = self.plan(split, index).num_tokens
+        cuts = np.flatnonzero((labels[: last - 1] == IGNORE_LABEL) & ~placed[1:last]) + 1
+        stream = 1 + len(self._models)
+        words = generator(self._content[split], index, stream).random_raw(1 + len(cuts))
+        num_cuts = min(len(cuts), pick(int(words[0]), self._data.max_documents))
+        documents[cuts[order_of(words[1:])[:num_cuts]]] = 1
+        return np.cumsum(documents)
+
+    def answer(self, split: Split, index: int) -> tuple[int, ...]:
+        """Empty: random text has no answer to score."""
+        self.plan(split, index)
+        return ()
+
+    def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:
+        """Height and width in rows, drawn within the limits of the data unless a size is given."""
+        model, data = self._models[encoder], self._data
+        if isinstance(model, Clips):
+            longest = largest_image(self._spec, encoder).width
+            least = ceil(data.min_frames / model.frames_per_row)
+            shortest = longest if model.fixed_length else min(least, longest)
+            return 1, shortest + pick(wide, longest - shortest + 1)
+        if data.image is not None:
+            return data.image[0] // model.shuffle, data.image[1] // model.shuffle
+        fewest, most = (n / model.patches_per_row for n in (data.min_patches, data.max_patches))
+        height = 1 + pick(tall, min(MAX_HEIGHT, int(most)))
+        widest = int(most) // height
+        narrowest = min(ceil(fewest / height), widest)
+        return height, narrowest + pick(wide, widest - narrowest + 1)
+
+
+def _encoder(spec: Spec, name: str) -> VitModel | ImageInput | Clips:
+    """What an encoder reads; ValueError when its smallest input is larger than all of the data."""
+    given = spec.encoders[name].model
+    model = clip_input(given) or image_input(given)
+    if model is None:
+        raise ValueError(f"{name}: {given.kind} cannot read synthetic data")
+    if largest_image(spec, name).rows == 0:
+        raise ValueError(
+            f"{name}: no image or clip holds the {model.patches_per_row} patches of a row"
+        )
+    return model

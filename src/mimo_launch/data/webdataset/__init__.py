@@ -1,0 +1,1 @@
+"""Tar shards: their index, conversations as tokens, images and clips."""

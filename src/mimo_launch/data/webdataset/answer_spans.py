@@ -1,0 +1,254 @@
+"""Where the answers of the assistant stand in the text of a conversation.
+
+Decides: that an answer is what the model has to write: from where the template's prompt for an
+answer ends to the token that ends the turn, calls of tools and reasoning included. A template with
+`{% generation %}` blocks says it itself.
+Relies on: marks around everything that somebody wrote, which the template carries into the text;
+without them, the text must be the same.
+Leaves: tokens to `sample_encoder`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from os.path import commonprefix
+from typing import Any
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.chat_template import ChatFormat, Said
+from mimo_launch.data.webdataset.template_marks import (
+    MOST,
+    PRIVATE,
+    Marked,
+    Spans,
+    marked,
+    read_marks,
+    start_mark,
+)
+
+_ADVICE = (
+    "write `{% generation %}` in front of what the assistant says and `{% endgeneration %}` behind "
+    "the token that ends it, in the chat_template.jinja of the tokenizer"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Something that somebody wrote: the content, the reasoning or a call of a message."""
+
+    message: int
+    role: str
+    name: str
+
+
+class Conversation:
+    """One conversation and its text."""
+
+    def __init__(self, chat: ChatFormat, said: Said, settings: dict[str, Any], end: str) -> None:
+        """Write it.
+
+        Args:
+            chat: The template.
+            said: The messages, as the template takes them.
+            settings: What else it gets: `tools` and `documents`.
+            end: A regular expression for a token that may end a turn.
+
+        Raises:
+            BadSample: The template refuses it or loses a part of it, or its text is too long.
+        """
+        if PRIVATE.search(json.dumps([said, settings], ensure_ascii=False)):
+            raise BadSample("it has characters of the last two planes for private use")
+        self._chat, self._said, self._settings = chat, said, settings
+        self._end, self._end_behind = re.compile(end), re.compile(rf"\s*(?:{end})")
+        self._word_end = re.compile(rf"\s|{end}")
+        self.text = chat.render(said, **settings)
+        self._pieces: list[Piece] = []
+        for number, message in enumerate(said):
+            marked(message, lambda name: self._new(number, message["role"], name))  # noqa: B023
+        self._chosen, self._whole = self._find_marks()
+        self._refuse_losses()
+
+    def answers(self) -> Spans:
+        """Return where answers start and end. Raises: BadSample if nobody can know."""
+        if self._chat.marks_answers:
+            return self._whole.blocks
+        numbers = {piece.message for piece in self._pieces if piece.role == "assistant"}
+        spans = [self._answer(number) for number in sorted(numbers)]
+        return [span for span in spans if span is not None]
+
+    def _new(self, message: int, role: str, name: str) -> int:
+        self._pieces.append(Piece(message, role, name))
+        if len(self._pieces) > MOST:
+            raise BadSample(f"it has more than {MOST:,} messages and calls")
+        return len(self._pieces) - 1
+
+    def _render(
+        self, chosen: Callable[[Piece], bool], most: int | None = None, **settings: Any
+    ) -> Marked:
+        """Return the text of the first messages, with marks around the pieces that are chosen."""
+        return self._read(self._with_marks(chosen, most), **settings)
+
+    def _with_marks(self, chosen: Callable[[Piece], bool], most: int | None) -> Said:
+        numbers = iter(range(len(self._pieces)))
+
+        def number(name: str) -> int | None:
+            found = next(numbers)
+            return found if chosen(self._pieces[found]) else None
+
+        return [marked(message, number) for message in self._said[:most]]
+
+    def _read(self, said: Said, **settings: Any) -> Marked:
+        settings = {**self._settings, **settings}
+        marks = self._chat.marks_answers
+        return read_marks(self._chat.render(said, marks_blocks=marks, **settings))
+
+    def _find_marks(self) -> tuple[Callable[[Piece], bool], Marked]:
+        """Return the text with marks, of as many pieces as the template leaves alone."""
+        choices: tuple[Callable[[Piece], bool], ...] = (
+            lambda _: True,
+            lambda piece: piece.role == "assistant",
+            # Blocks need no other marks.
+            *((lambda _: False,) if self._chat.marks_answers else ()),
+        )
+        for chosen in choices:
+            try:
+                found = self._render(chosen)
+            except BadSample:
+                continue
+            if found.text == self.text:
+                return chosen, found
+        raise BadSample(
+            f"the chat template changes its answers, so nobody knows where they are: {_ADVICE}"
+        )
+
+    def _refuse_losses(self) -> None:
+        """Refuse a conversation of which the template leaves a part out.
+
+        What it writes at the end of a conversation and not before, such as thoughts of earlier
+        turns, is left out on purpose.
+        """
+        for key, value in self._settings.items():
+            if value and self._is_text(lambda key=key: self._chat.render(  # type: ignore[misc]
+                self._said, **{**self._settings, key: None}
+            )):  # fmt: skip
+                raise BadSample(_lost(key, ""))
+        for number, piece in enumerate(self._pieces):
+            if number in self._whole.places:
+                continue
+            if self._writes(piece, None) or self._writes(piece, piece.message + 1):
+                continue
+            raise BadSample(_lost(piece.name, f" of message {piece.message + 1} ({piece.role})"))
+
+    def _writes(self, piece: Piece, most: int | None) -> bool:
+        """Return whether marks around a piece show in the text of the first messages."""
+        try:
+            found = self._render(lambda each: each is piece, most)
+        except BadSample:
+            return True
+        return bool(found.places) or (most is None and found.text != self.text)
+
+    def _is_text(self, render: Callable[[], str]) -> bool:
+        try:
+            return render() == self.text
+        except BadSample:
+            return False
+
+    def _answer(self, message: int) -> tuple[int, int] | None:
+        """Return where the answer in a message starts and ends, None if all of it is left out."""
+        here = [self._whole.places[n] for n in self._of(message) if n in self._whole.places]
+        if not here:
+            return None
+        first, last = min(a for a, _ in here), max(b for _, b in here)
+        return self._start(message, first), self._last(message, last)
+
+    def _of(self, message: int) -> Iterator[int]:
+        return (n for n, piece in enumerate(self._pieces) if piece.message == message)
+
+    def _start(self, message: int, first: int) -> int:
+        """Return where what the model writes starts: behind the prompt for an answer.
+
+        A template without such a prompt writes the same before any answer.
+        """
+        lead = self._lead(message)
+        if lead is None:
+            raise BadSample(_unknown(message))
+        start, is_near = self._common(lead, message, first)
+        if not is_near and start < first:
+            raise BadSample(_unknown(message))
+        return start
+
+    def _lead(self, message: int) -> Marked | None:
+        """Return the text up to an answer."""
+        if self._chat.has_prompt:
+            try:
+                return self._render(self._chosen, message, add_generation_prompt=True)
+            except BadSample:
+                pass  # It may ask for a message.
+        text = f"{start_mark(MOST)}x"
+        content = text if self._chat.takes_text else [{"type": "text", "text": text}]
+        said = self._with_marks(self._chosen, message)
+        try:
+            found = self._read([*said, {"role": "assistant", "content": content}])
+        except BadSample:
+            return None
+        if MOST not in found.places:
+            return None
+        # Blanks between the words of others and an answer are its own: tokens begin with them.
+        return Marked(found.text[: found.places[MOST][0]].rstrip(" "), found.places, [])
+
+    def _last(self, message: int, last: int) -> int:
+        """Return where what the model writes ends: behind the token that ends the turn."""
+        after = [a for n, (a, _) in self._whole.places.items() if self._pieces[n].message > message]
+        gap = self.text[last : min(after, default=len(self.text))]
+        is_content = any(
+            self._pieces[n].name == "content" and self._whole.places.get(n, (0, 0))[1] == last
+            for n in self._of(message)
+        )
+        if is_content and (found := self._end_behind.match(gap)):
+            return last + found.end()
+        ends = [found.end() for found in self._end.finditer(gap)]
+        if message + 1 == len(self._said):
+            own, is_whole = gap, True
+        else:
+            alone = self._render(self._chosen, message + 1)
+            stop = max(alone.places[n][1] for n in self._of(message) if n in alone.places)
+            own = commonprefix([gap, alone.text[stop:]])  # noqa: RUF071
+            is_whole = len(own) == len(alone.text) - stop
+        inside = [end for end in ends if end <= len(own)]
+        if is_whole:
+            return last + (inside[-1] if inside else len(own.rstrip()))
+        # The template ends this turn by another token where it is not the last.
+        return last + next((end for end in ends if end > len(own)), len(own.rstrip()))
+
+    def _common(self, lead: Marked, message: int, first: int) -> tuple[int, bool]:
+        """Return up to where the text agrees with the one that leads up to an answer.
+
+        They are compared behind the last mark before the answer that both have. Also says whether
+        that is enough: it is if the last thing that somebody wrote has this mark, or all agree.
+        """
+        before = [n for n, piece in enumerate(self._pieces) if piece.message < message]
+        both = [n for n in before if n in lead.places and n in self._whole.places]
+        anchor = max(both, key=lambda n: lead.places[n][1], default=None)
+        here, there = (
+            (0, 0) if anchor is None else (self._whole.places[anchor][1], lead.places[anchor][1])
+        )
+        rest, gap = lead.text[there:], self.text[here:first]
+        common = len(commonprefix([gap, rest]))  # noqa: RUF071
+        if common < min(len(rest), len(gap)):  # Not inside of a word.
+            words = [found.end() for found in self._word_end.finditer(rest, 0, common)]
+            common = words[-1] if words else 0
+        latest = self._pieces[before[-1]].message if before else None
+        is_near = not before or (anchor is not None and self._pieces[anchor].message == latest)
+        return here + common, is_near or common == len(rest)
+
+
+def _lost(name: str, where: str) -> str:
+    return (
+        f"the chat template does not write `{name}`{where}: take the tokenizer of a model that "
+        f"knows it, or leave it out of the record"
+    )
+
+
+def _unknown(message: int) -> str:
+    return f"nobody knows where the answer in message {message + 1} begins and ends: {_ADVICE}"

@@ -1,0 +1,216 @@
+"""The index of shards: made once, kept beside them, and made again when it is out of date.
+
+Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
+that ask for it wait for a lock that goes with its holder.
+Relies on: `indexer_pool` for samples, `index_columns` for files; renaming a folder is atomic.
+Leaves: samples of an index to `samples`.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.shard_patterns import shard_files
+from mimo_launch.data.webdataset.index_columns import (
+    Columns,
+    ColumnWriter,
+    DamagedIndex,
+    open_columns,
+    read_meta,
+    write_bad,
+)
+from mimo_launch.data.webdataset.indexer import Looker
+from mimo_launch.data.webdataset.indexer_pool import looked_at
+from mimo_launch.hugging_face.tokenizer import TOKENIZER, chat_sources, special_texts
+from mimo_launch.spec.model import WebdatasetData
+
+FOLDER = ".mimo-index"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the index of a split is; `why` it is made at all."""
+
+    split: Split
+    why: str
+    done: int
+    shards: int
+    samples: int
+    bad: int
+
+
+Say = Callable[[Progress], None]
+
+
+def open_index(looker: Looker, split: Split, say: Say) -> Columns:
+    """Return the index of a split, making it if there is none or if it is out of date.
+
+    Safe in any number of processes at once. `say` hears of the making.
+
+    Raises: OSError if a shard cannot be read, or the index written.
+    """
+    shards = split_files(looker.data, split)
+    wanted = _identity(looker, shards)
+    folders = _folders(looker.data, shards, wanted)
+    for folder in folders:
+        columns, _ = _usable(folder, wanted)
+        if columns is not None:
+            return columns
+    folder = next(filter(_can_be_made, folders), folders[-1])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    now = Progress(split, "another process makes it", 0, len(shards), 0, 0)
+    with _lock(folder.with_suffix(".lock"), partial(say, now)):
+        # Whoever had the lock may have made it.
+        columns, why = _usable(folder, wanted)
+        if columns is None:
+            _make(looker, shards, folder, wanted, replace(now, why=why), say)
+            columns, why = _usable(folder, wanted)
+    if columns is None:
+        raise OSError(f"the index in {folder} cannot be read: {why}")
+    return columns
+
+
+def split_files(data: WebdatasetData, split: Split) -> tuple[Path, ...]:
+    """Return the shards of a split."""
+    return shard_files((data.shards if split == "train" else data.eval_shards) or ())
+
+
+def _folders(data: WebdatasetData, shards: Sequence[Path], wanted: dict[str, Any]) -> list[Path]:
+    """Return where the index may be: folders whose name says which settings it is for."""
+    names = [wanted[part] for part in ("names", "settings")]
+    name = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
+    if data.index is not None:
+        return [Path(data.index) / name]
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return [shards[0].parent / FOLDER / name, Path(cache) / "mimo-launch" / "index" / name]
+
+
+def _can_be_made(folder: Path) -> bool:
+    beside = folder.parent
+    return os.access(beside if beside.exists() else beside.parent, os.W_OK)
+
+
+def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
+    """Return what an index depends on: settings in its name, and files that must not change."""
+    data = looker.data
+    folder = Path(data.tokenizer)
+    stats = [path.stat() for path in shards]
+    tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
+    tokenizer.update(json.dumps([chat_sources(folder), special_texts(folder)]).encode())
+    identity = {
+        "names": [str(path.absolute()) for path in shards],
+        "settings": {
+            "tokenizer": str(folder.absolute()),
+            "template": data.template.model_dump(mode="json"),
+            "said": [data.image_marker, data.audio_marker],
+            "markers": dict(looker.writer.markers),
+            "intakes": [each.sizing for each in looker.intakes],
+            "max_image_pixels": data.max_image_pixels,
+            "max_characters": data.max_characters,
+        },
+        "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
+        "tokenizer": tokenizer.hexdigest(),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(identity))  # As it is read back.
+    return found
+
+
+def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
+    """Return an index if it is there and fits, or None and why it must be made."""
+    try:
+        meta = read_meta(folder)
+        have = meta["identity"]
+        if have["tokenizer"] != wanted["tokenizer"]:
+            return None, "the tokenizer has changed"
+        for name, old, new in zip(wanted["names"], have["shards"], wanted["shards"], strict=True):
+            if old != new:
+                return None, f"{Path(name).name} has changed"
+        return open_columns(folder, meta), ""
+    except FileNotFoundError:
+        return None, "there is none yet"
+    except (DamagedIndex, KeyError, TypeError, ValueError) as error:
+        return None, f"it is damaged: {error}"
+
+
+@contextmanager
+def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of an index; the kernel lets go of it when this process ends, however it does.
+
+    `wait` is called if another process holds it. File systems without locks do without: then
+    several processes make the same index, and one of theirs is kept.
+    """
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+
+
+def _make(
+    looker: Looker,
+    shards: Sequence[Path],
+    folder: Path,
+    identity: dict[str, Any],
+    progress: Progress,
+    say: Say,
+) -> None:
+    """Make an index beside its place, and then put it there."""
+    made = _beside(folder)
+    made.mkdir()
+    suffixes: dict[str, int] = {}
+    samples, bad = 0, []
+    try:
+        writer = ColumnWriter(made)
+        try:
+            say(progress)
+            for done, found in enumerate(looked_at(looker, shards), start=1):
+                numbers = [suffixes.setdefault(each, len(suffixes)) for each in found.suffixes]
+                members = found.columns["member_suffix"]
+                renumbered = np.array(numbers, dtype=members.dtype)[members]
+                writer.append({**found.columns, "member_suffix": renumbered})
+                samples += found.num_samples
+                bad += [asdict(each) for each in found.bad]
+                say(replace(progress, done=done, samples=samples, bad=len(bad)))
+            write_bad(made, bad)
+            writer.finish({"identity": identity, "suffixes": list(suffixes), "num_bad": len(bad)})
+        finally:
+            writer.close()
+        _put(made, folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Give a new index its name; an old one makes room, a newer one of another process stays."""
+    if folder.exists():
+        old = _beside(folder)
+        with suppress(FileNotFoundError):  # Another process did the same.
+            folder.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
+    try:
+        made.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
+def _beside(folder: Path) -> Path:
+    """Return a name that no other process takes, for a folder that others may read."""
+    return folder.with_name(f"{folder.name}.{uuid4().hex[:12]}")

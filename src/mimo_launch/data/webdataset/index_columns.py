@@ -1,0 +1,153 @@
+"""The index on disk: one flat file per column, mapped into memory and read where it is needed.
+
+Decides: the columns, and when a folder holds all of them.
+Relies on: numpy's memory maps: ranks of a host share the pages that they touch.
+Leaves: what is in them to `indexer`, when they are out of date to `index`.
+
+A sample has any number of members, rows of images and learnt parts. Those of all samples stand one
+after another; `*_end` of a sample says where its own end, and that of the one before where they
+begin.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[Any]
+
+META, BAD = "index.json", "bad.jsonl"
+VERSION = 3
+
+# Per sample.
+SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
+# Per member of a sample (of which only those are kept that training reads), per run of rows of one
+# image, per run of learnt tokens, and per byte of a key.
+LISTS = {
+    "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
+    "span": {
+        "span_encoder": "u2",
+        "span_member": "u4",
+        "span_position": "u4",
+        "span_height": "u4",
+        "span_width": "u4",
+    },
+    "run": {"run_first": "u4", "run_last": "u4"},
+    "key": {"key_byte": "u1"},
+}
+ENDS = {f"{name}_end": "u8" for name in LISTS}
+TYPES = {
+    **SAMPLES,
+    **ENDS,
+    **{name: kind for columns in LISTS.values() for name, kind in columns.items()},
+}
+
+
+class DamagedIndex(Exception):
+    """The files of an index are not all there; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of an open index, by name, and the `meta` of what it was made of."""
+
+    folder: Path
+    columns: Mapping[str, Column]
+    meta: dict[str, Any]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that can be trained on."""
+        return len(self.columns["tokens"])
+
+    def range(self, name: str, sample: int) -> slice:
+        """Return where the members, spans, runs or key bytes of a sample are in their columns."""
+        ends = self.columns[f"{name}_end"]
+        return slice(int(ends[sample - 1]) if sample else 0, int(ends[sample]))
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample in its shard."""
+        found = self.columns["key_byte"][self.range("key", sample)]
+        return bytes(found).decode("utf-8", "surrogateescape")
+
+    @property
+    def num_bad(self) -> int:
+        """Records that are left out of the index."""
+        return int(self.meta["num_bad"])
+
+    def bad(self) -> Iterator[dict[str, str]]:
+        """Yield the records that are left out, as `shard`, `key` and `why`. Raises: OSError."""
+        with (self.folder / BAD).open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+class ColumnWriter:
+    """Appends the samples of shards, one after another, to the files of a new index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._stack = folder, ExitStack()
+        self._files = {
+            name: self._stack.enter_context((folder / name).open("wb")) for name in TYPES
+        }
+        self._lengths = dict.fromkeys(TYPES, 0)
+
+    def append(self, columns: Mapping[str, Column]) -> None:
+        """Write the samples of one shard, whose `*_end` count from 0. Raises: OSError."""
+        # What stands before this shard, for each list.
+        begins = {f"{name}_end": self._lengths[next(iter(LISTS[name]))] for name in LISTS}
+        for name, kind in TYPES.items():
+            column = np.ascontiguousarray(columns[name] + begins.get(name, 0), dtype=f"<{kind}")
+            column.tofile(self._files[name])
+            self._lengths[name] += len(column)
+
+    def finish(self, meta: Mapping[str, Any]) -> None:
+        """Write what the index was made of; an index without is not complete. Raises: OSError."""
+        self.close()
+        text = json.dumps({**meta, "version": VERSION, "lengths": self._lengths})
+        (self._folder / META).write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stack.close()
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return what an index was made of. Raises: DamagedIndex, FileNotFoundError."""
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedIndex(f"{META} is no JSON") from error
+    if not isinstance(meta, dict) or meta.get("version") != VERSION:
+        raise DamagedIndex("another version wrote it")
+    return meta
+
+
+def open_columns(folder: Path, meta: dict[str, Any]) -> Columns:
+    """Map the columns of an index. Raises: DamagedIndex."""
+    columns: dict[str, Column] = {}
+    for name, kind in TYPES.items():
+        path, length, dtype = folder / name, meta["lengths"].get(name), np.dtype(f"<{kind}")
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DamagedIndex(f"column {name} is missing") from error
+        if length is None or size != length * dtype.itemsize:
+            raise DamagedIndex(f"column {name} has {size} bytes for {length} values")
+        # A plain view: the class of maps makes each look-up several times slower.
+        columns[name] = (
+            np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
+            if length
+            else np.empty(0, dtype=dtype)
+        )
+    return Columns(folder, columns, meta)
+
+
+def write_bad(folder: Path, bad: Iterable[Mapping[str, str]]) -> None:
+    """Write the list of bad records, one JSON object a line. Raises: OSError."""
+    with (folder / BAD).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(each) + "\n" for each in bad)

@@ -1,0 +1,206 @@
+"""Looks at every sample of a shard once: what it says, how large its images are, what is bad.
+
+Decides: what the index knows of a sample, and which records are left out of it.
+Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; no pixel is decoded.
+Leaves: files of the index to `index_columns`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.decode import Medium, clip_length, image_size, medium_of
+from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Column
+from mimo_launch.data.webdataset.media_rows import (
+    Intake,
+    MediumSize,
+    Placed,
+    intakes_of,
+    place_rows,
+    rows_among,
+)
+from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
+from mimo_launch.data.webdataset.sample_encoder import Writer, learnt_among
+from mimo_launch.data.webdataset.tar_files import BrokenShard, Member, ShardReader, samples_of
+from mimo_launch.spec.model import Spec, WebdatasetData
+
+# Sizes of images stand in the first bytes, unless a thumbnail or a profile comes before them.
+_HEADS = (4096, 1 << 17)
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A record that is left out. Without a key it is the rest of the shard."""
+
+    shard: str
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """The samples of one shard as columns whose `*_end` count from 0, and its bad records.
+
+    `member_suffix` is a place in `suffixes`.
+    """
+
+    columns: dict[str, Column]
+    suffixes: tuple[str, ...]
+    bad: tuple[Bad, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Good samples."""
+        return len(self.columns["tokens"])
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of one sample.
+
+    `runs` are first and end of each run of learnt tokens, [runs, 2]. `media` are suffixes of its
+    images and clips, in order.
+    """
+
+    num_tokens: int
+    runs: np.ndarray
+    placed: list[Placed]
+    media: dict[Medium, list[str]]
+
+
+class Looker:
+    """Looks at samples, for one spec."""
+
+    def __init__(self, spec: Spec, data: WebdatasetData) -> None:
+        """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
+        self.spec, self.data = spec, data
+        self.intakes: tuple[Intake, ...] = intakes_of(spec)
+        self.writer = Writer(spec, data, self.intakes)
+
+    def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> Seen:
+        """Return what there is to know of a sample.
+
+        Args:
+            suffixes: Of its members.
+            read: Returns the bytes of a member, or its first few.
+
+        Raises:
+            BadSample: It cannot be trained on.
+        """
+        media: dict[Medium, list[str]] = {"image": [], "audio": []}
+        unread: list[str] = []
+        for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES), key=place_of):
+            medium = medium_of(suffix)
+            (unread if medium is None else media[medium]).append(suffix)
+        record = read_record(
+            self.data, lambda suffix: read(suffix, None) if suffix in suffixes else None
+        )
+        members = {medium: len(found) for medium, found in media.items()}
+        written = self.writer.write(record, members, unread)
+        sizes = {
+            medium: [self._size(medium, suffix, partial(read, suffix)) for suffix in found]
+            for medium, found in media.items()
+        }
+        placed = place_rows(self.intakes, written.media, sizes)
+        is_row = rows_among(len(written.tokens), [each.span for each in placed])
+        learnt = learnt_among(written.learnt, is_row)
+        if not learnt.any():
+            raise BadSample("it has no token to learn")
+        runs = np.flatnonzero(np.diff(learnt, prepend=False, append=False)).reshape(-1, 2)
+        return Seen(len(is_row), runs, placed, media)
+
+    def _size(self, medium: Medium, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
+        if medium == "audio":
+            return clip_length(suffix, read(None))
+        size = header_size(suffix, read)
+        pixels, most = size[0] * size[1], self.data.max_image_pixels
+        if pixels > most:
+            raise BadSample(
+                f"its .{suffix} has {size[1]} x {size[0]} = {pixels / 1e6:.1f} million pixels, "
+                f"`data.max_image_pixels` allows {most / 1e6:g} million"
+            )
+        return size
+
+
+def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
+    """Return height and width of an upright image, of which `read` returns the first bytes.
+
+    Raises: BadSample.
+    """
+    for limit in _HEADS:
+        with suppress(BadSample):
+            return image_size(suffix, read(limit))
+    return image_size(suffix, read(None))
+
+
+def place_of(suffix: str) -> tuple[int, str]:
+    """Return a key that sorts images of a sample: `jpg` before `1.jpg` before `10.jpg`."""
+    first = suffix.partition(".")[0]
+    return (int(first) if first.isdecimal() else 0, suffix)
+
+
+def index_shard(looker: Looker, number: int, path: Path) -> ShardIndex:
+    """Look at every sample of the shard with this number."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    suffixes: dict[str, int] = {}
+    bad: list[Bad] = []
+    reader = ShardReader((path,))
+    try:
+        for member in samples_of(path):
+            try:
+                _add(rows, number, member, _looked(looker, reader, member), suffixes)
+            except BadSample as error:
+                bad.append(Bad(path.name, member.key, str(error)))
+    except (BrokenShard, OSError) as error:
+        bad.append(Bad(path.name, "", f"the shard cannot be read on: {error}"))
+    columns = {name: np.array(rows[name], dtype=TYPES[name]) for name in TYPES}
+    return ShardIndex(columns, tuple(suffixes), tuple(bad))
+
+
+def _looked(looker: Looker, reader: ShardReader, member: Member) -> Seen:
+    if member.fault:
+        raise BadSample(member.fault)
+    try:
+        return looker.look(
+            list(member.places),
+            lambda suffix, limit: reader.read(0, member.places[suffix], limit),
+        )
+    except (OSError, EOFError, ValueError) as error:
+        raise BadSample(f"{type(error).__name__}: {error}") from error
+
+
+def _add(
+    rows: dict[str, list[int]], number: int, member: Member, seen: Seen, suffixes: dict[str, int]
+) -> None:
+    """Append one sample to the columns of a shard."""
+    runs = seen.runs
+    per_sample = (seen.num_tokens, int((runs[:, 1] - runs[:, 0]).sum()), number)
+    for name, value in zip(SAMPLES, per_sample, strict=True):
+        rows[name].append(value)
+    kept = [
+        suffix
+        for suffix in (*TEXT_SUFFIXES, *(s for found in seen.media.values() for s in found))
+        if suffix in member.places
+    ]
+    for suffix in kept:
+        rows["member_offset"].append(member.places[suffix].offset)
+        rows["member_size"].append(member.places[suffix].size)
+        rows["member_suffix"].append(suffixes.setdefault(suffix, len(suffixes)))
+    for each in seen.placed:
+        rows["span_encoder"].append(each.encoder)
+        rows["span_member"].append(each.member)
+        rows["span_position"].append(each.span.position)
+        rows["span_height"].append(each.span.height)
+        rows["span_width"].append(each.span.width)
+    for first, last in runs.tolist():
+        rows["run_first"].append(first)
+        rows["run_last"].append(last)
+    rows["key_byte"] += member.key.encode("utf-8", "surrogateescape")
+    for name, columns in LISTS.items():
+        rows[f"{name}_end"].append(len(rows[next(iter(columns))]))

@@ -1,0 +1,221 @@
+"""What a sample says: its text members as a conversation, with the places of images and clips.
+
+Decides: which shapes of JSON are understood, and that markers and members must agree in number.
+Relies on: `template` of the spec.
+Leaves: writing a conversation as tokens to `sample_encoder`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.decode import Medium
+from mimo_launch.spec.model import CaptionTemplate, ChatTemplate, WebdatasetData
+
+TEXT_SUFFIXES = ("json", "txt")
+_CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
+# As LLaVA's and ShareGPT's files name the speakers.
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+# Names of what an assistant thought before it answered; the first is that of today's templates.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+_PART_MEDIA: dict[str, Medium] = {
+    "image": "image",
+    "image_url": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a message: some text, or the next image or clip of the sample."""
+
+    kind: Literal["text"] | Medium
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `rest` are keys that only the chat template knows, such as tool calls.
+
+    `parts` are None if it has no content, or if that is a value of JSON in `rest`; `in_parts` says
+    whether they were a list.
+    """
+
+    role: str
+    parts: tuple[Part, ...] | None
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    in_parts: bool = False
+
+    def says_something(self) -> bool:
+        """Return whether there is a text, a call of a tool or reasoning in it."""
+        texts = [part.text for part in self.parts or ()]
+        reasoning = [self.rest[key] for key in REASONING if isinstance(self.rest.get(key), str)]
+        return any(text.strip() for text in texts + reasoning) or bool(self.rest.get("tool_calls"))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The text of a sample: a caption behind its images, or a conversation.
+
+    `tools` and `documents` are what its template gets beside the messages.
+    """
+
+    caption: str = ""
+    messages: tuple[Message, ...] = ()
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+
+    def media(self) -> tuple[Medium, ...]:
+        """What the markers of a conversation stand for, in order."""
+        parts = (part for message in self.messages for part in message.parts or ())
+        return tuple(part.kind for part in parts if part.kind != "text")
+
+
+def read_record(data: WebdatasetData, member: Callable[[str], bytes | None]) -> Record:
+    """Return what a sample says; `member` returns the bytes of a suffix, None if it has none.
+
+    Raises: BadSample.
+    """
+    if isinstance(data.template, ChatTemplate):
+        record = _json_of(member)
+        messages = _conversation(data, data.template, record)
+        tools, documents = (_objects(record, key) for key in ("tools", "documents"))
+        return Record(messages=messages, tools=tools, documents=documents)
+    return Record(caption=_caption(data.template, member))
+
+
+def _caption(template: CaptionTemplate, member: Callable[[str], bytes | None]) -> str:
+    text: Any
+    if template.text is None and (plain := member("txt")) is not None:
+        try:
+            text = plain.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadSample(f"its .txt is no UTF-8: {error}") from error
+        where = "its .txt"
+    else:
+        key, text = _of_key(_json_of(member), template.text, _CAPTION_KEYS)
+        where = f"`{key}` of its JSON"
+    if not isinstance(text, str):
+        raise BadSample(f"{where} is {_type_of(text)}, not text")
+    if not text.strip():
+        raise BadSample(f"{where} is empty")
+    return text
+
+
+def _json_of(member: Callable[[str], bytes | None]) -> dict[str, Any]:
+    raw = member("json")
+    if raw is None:
+        raise BadSample("it has no .json")
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadSample(f"its .json cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise BadSample(f"its .json is {_type_of(found)}, not an object")
+    return found
+
+
+def _of_key(record: dict[str, Any], key: str | None, usual: tuple[str, ...]) -> tuple[str, Any]:
+    """Return the key that holds the text, and its value."""
+    for each in usual if key is None else (key,):
+        if each in record:
+            return each, record[each]
+    wanted = " or ".join(f"`{each}`" for each in (usual if key is None else (key,)))
+    raise BadSample(f"its .json has no key {wanted}")
+
+
+def _objects(record: dict[str, Any], key: str) -> list[Any] | None:
+    """Return a list of objects beside the messages. Tables hold it as a text of JSON."""
+    found = record.get(key)
+    if isinstance(found, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(found)
+    if found is None or (isinstance(found, list) and all(isinstance(x, dict) for x in found)):
+        return found
+    raise BadSample(f"`{key}` of its JSON is {_type_of(found)}, not a list of objects")
+
+
+def _conversation(
+    data: WebdatasetData, template: ChatTemplate, record: dict[str, Any]
+) -> tuple[Message, ...]:
+    key, turns = _of_key(record, template.messages, _CHAT_KEYS)
+    if not isinstance(turns, list) or not turns:
+        raise BadSample(f"`{key}` of its JSON is {_type_of(turns)}, not a list of messages")
+    markers: dict[str, Medium] = {data.image_marker: "image", data.audio_marker: "audio"}
+    messages = [_message(turn, markers) for turn in turns]
+    if template.system is not None and messages[0].role != "system":
+        messages.insert(0, Message("system", (Part("text", template.system),)))
+    if not any(m.role == "assistant" and m.says_something() for m in messages):
+        raise BadSample("it has no answer of the assistant to learn from")
+    return tuple(messages)
+
+
+def _message(turn: Any, markers: dict[str, Medium]) -> Message:
+    """Return a turn, whether it says `role` and `content` or, as LLaVA does, `from` and `value`."""
+    if not isinstance(turn, dict):
+        raise BadSample(f"one of its messages is {_type_of(turn)}, not an object")
+    names = ("role", "content") if "role" in turn else ("from", "value")
+    role, content = (turn.get(name) for name in names)
+    if not isinstance(role, str):
+        raise BadSample("one of its messages has no role")
+    # As transformers does: what is null is not there.
+    rest = {key: value for key, value in turn.items() if key not in names and value is not None}
+    calls = rest.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise BadSample(f"`tool_calls` of a message is {_type_of(calls)}, not a list")
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name.strip():
+            raise BadSample("a call of a tool has no name")
+    if role == "tool" and not _is_said(content):
+        return Message(role, None, {**rest, "content": content})
+    parts = None if content is None else tuple(_parts(content, markers))
+    return Message(_ROLES.get(role, role), parts, rest, in_parts=isinstance(content, list))
+
+
+def _is_said(content: Any) -> bool:
+    """Return whether content is text or parts, and not what a tool returned as JSON."""
+    if isinstance(content, list):
+        return all(isinstance(each, dict) and "type" in each for each in content)
+    return content is None or isinstance(content, str)
+
+
+def _parts(content: Any, markers: dict[str, Medium]) -> list[Part]:
+    if isinstance(content, str):
+        return _split(content, markers)
+    if not isinstance(content, list):
+        raise BadSample(f"the content of a message is {_type_of(content)}")
+    parts: list[Part] = []
+    for each in content:
+        kind = each.get("type") if isinstance(each, dict) else None
+        if kind == "text" and isinstance(each.get("text"), str):
+            parts += _split(each["text"], markers)
+        elif isinstance(kind, str) and kind in _PART_MEDIA:
+            parts.append(Part(_PART_MEDIA[kind]))
+        else:
+            raise BadSample(f"a message has a part of unknown type {kind!r}")
+    return parts
+
+
+def _split(text: str, markers: dict[str, Medium]) -> list[Part]:
+    """Return a text cut at its markers."""
+    pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
+    parts = [Part(markers[each]) if each in markers else Part("text", each) for each in pieces]
+    return [part for part in parts if part.kind != "text" or part.text]
+
+
+def _type_of(value: Any) -> str:
+    """Return what a value of JSON is, in words."""
+    if value is None:
+        return "null"
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    if isinstance(value, list | str | dict) and not value:
+        return f"{names[type(value)]} of nothing"
+    return names.get(type(value), "a number")

@@ -1,0 +1,286 @@
+"""Samples as tokens: the tokenizer of a Hugging Face folder, what is learnt, where images stand.
+
+Decides: that a caption is learnt with its end token, and of a conversation the answers with the
+token that ends each turn; which token marks an image or a clip.
+Relies on: the `tokenizers` library for ids, equal to those of transformers' `apply_chat_template`.
+Leaves: rows of images to `media_rows`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken, Tokenizer
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.answer_spans import Conversation
+from mimo_launch.data.webdataset.chat_template import ChatFormats
+from mimo_launch.data.webdataset.decode import Medium
+from mimo_launch.data.webdataset.jinja import TemplateRefused
+from mimo_launch.data.webdataset.media_rows import Intake
+from mimo_launch.data.webdataset.records import Message, Part, Record
+from mimo_launch.data.webdataset.template_marks import Spans
+from mimo_launch.hugging_face.tokenizer import (
+    DEFAULT,
+    TOKENIZER,
+    TokenizerError,
+    chat_sources,
+    special_texts,
+)
+from mimo_launch.kinds.vocabulary import placeholder_id
+from mimo_launch.spec.model import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
+
+_WORDS: dict[Medium, str] = {"image": "image", "audio": "clip"}
+_USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The text tokens of a sample [n], which of them are learnt, and what stands between them.
+
+    `media` are images and clips in order, each with the number of text tokens before it.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    learnt: npt.NDArray[np.bool_]
+    media: tuple[tuple[int, Medium], ...]
+
+
+class Writer:
+    """Writes samples as tokens, for one tokenizer, template and set of encoders."""
+
+    def __init__(self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            TokenizerError: The folder has no tokenizer that can be used.
+            TemplateRefused: Its chat template cannot be used with these encoders.
+        """
+        folder = Path(data.tokenizer)
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        except Exception as error:  # The library raises nothing narrower.
+            raise TokenizerError(f"{folder / TOKENIZER} cannot be read: {error}") from error
+        # Saved settings of whoever called the tokenizer last, not of the model.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        specials = special_texts(folder)
+        self._template = data.template
+        self._most = data.max_characters
+        self._chat: ChatFormats | None = None
+        if isinstance(data.template, ChatTemplate):
+            sources = chat_sources(folder)
+            if DEFAULT not in sources:
+                raise TemplateRefused(f"{folder} has no chat template")
+            self._chat = ChatFormats(sources, specials, data.template, self._most)
+        self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
+        probe = self._tokenizer.encode("")
+        self._start = [
+            token
+            for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
+            if is_special and token != self._end
+        ][:1]
+        self._markers = self._find_markers(spec, data, intakes)
+        ids = {medium: self._tokenizer.token_to_id(text) for medium, text in self._markers.items()}
+        self._ids = {token: medium for medium, token in ids.items() if token is not None}
+        if len(self._ids) < len(self._markers):
+            raise TemplateRefused("images and clips have the same marker")
+        added = self._tokenizer.get_added_tokens_decoder()
+        texts = [kind.content for token, kind in added.items() if kind.special]
+        media = self._markers.values()
+        # The longest first: one may begin like another.
+        ends = sorted((each for each in texts if each not in media), key=len, reverse=True)
+        self._ends = "|".join(map(re.escape, ends)) or "(?!)"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the chat template, a line each."""
+        if self._chat is None:
+            return ()
+        asked, said = (Message(role, (Part("text", role),)) for role in ("user", "assistant"))
+        try:
+            conversation = self._conversed(Record(messages=(asked, said)))
+            [(_, last)] = conversation.answers()
+        except (BadSample, ValueError):  # Whatever is wrong is said of real samples.
+            return ()
+        if re.search(rf"(?:{self._ends})\Z", conversation.text[:last].rstrip()):
+            return ()
+        return (
+            "the chat template ends what is learnt of an answer with no special token, so a model "
+            "does not learn where to stop; in the chat_template.jinja of the tokenizer write "
+            "`{{ eos_token }}` behind the answer, in front of `{% endgeneration %}` if it has that",
+        )
+
+    @property
+    def markers(self) -> Mapping[Medium, str]:
+        """The token in whose place the rows of an image or a clip come."""
+        return self._markers
+
+    def write(
+        self, record: Record, members: Mapping[Medium, int], unread: Sequence[str] = ()
+    ) -> Written:
+        """Return a sample as tokens.
+
+        Args:
+            record: What it says.
+            members: Numbers of its images and clips.
+            unread: Suffixes of members that are neither text nor these: where one of these is
+                missing, they may be what was meant.
+
+        Raises:
+            BadSample: Markers and members do not agree, or nothing in it can be learnt.
+        """
+        for medium, count in members.items():
+            if count and medium not in self._markers:
+                word = _WORDS[medium]
+                raise BadSample(f"it has {_count(count, word)}, and no encoder reads any")
+        if isinstance(self._template, CaptionTemplate):
+            if self._markers and unread and not any(members.values()):
+                raise BadSample(f"it has nothing to be a caption of{_unread(unread, *_USUAL)}")
+            written = self._caption(self._template, record, members)
+        else:
+            written = self._conversation(record, members, unread)
+        if not written.learnt.any():
+            raise BadSample("it has no token to learn")
+        return written
+
+    def _caption(
+        self, template: CaptionTemplate, record: Record, members: Mapping[Medium, int]
+    ) -> Written:
+        text = template.prompt + record.caption
+        tokens, learnt = self._encode(text, [(len(template.prompt), len(text))])
+        end = [] if self._end is None else [self._end]
+        media = [
+            each for medium, n in sorted(members.items(), reverse=True) for each in [medium] * n
+        ]
+        if any(token in self._ids for token in tokens):
+            raise BadSample("its text has a token that stands for images")
+        return Written(
+            np.array([*self._start, *tokens, *end], dtype=np.int64),
+            np.array([*[False] * len(self._start), *learnt, *[True] * len(end)], dtype=np.bool_),
+            tuple((len(self._start), medium) for medium in media),
+        )
+
+    def _conversation(
+        self, record: Record, members: Mapping[Medium, int], unread: Sequence[str]
+    ) -> Written:
+        asked = Counter(record.media())
+        for medium, word in _WORDS.items():
+            have, want = members.get(medium, 0), asked[medium]
+            if have != want:
+                hint = _unread(unread, medium) if have < want else ""
+                raise BadSample(
+                    f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
+                )
+        conversation = self._conversed(record)
+        tokens, learnt = self._encode(conversation.text, conversation.answers())
+        found = tuple(self._ids[token] for token in tokens if token in self._ids)
+        if found != record.media():
+            raise BadSample(
+                f"the chat template writes {_count(len(found), 'marker')} for "
+                f"{len(record.media())}: its text has a token that stands for images"
+            )
+        places = [place for place, token in enumerate(tokens) if token in self._ids]
+        is_text = np.ones(len(tokens), dtype=np.bool_)
+        is_text[places] = False
+        media = tuple((place - i, found[i]) for i, place in enumerate(places))
+        ids = np.array(tokens, dtype=np.int64)
+        return Written(ids[is_text], learnt[is_text], media)
+
+    def _conversed(self, record: Record) -> Conversation:
+        if self._chat is None:
+            raise TypeError("a conversation needs a chat template")
+        chat = self._chat.of(record)
+        settings = {"tools": record.tools, "documents": record.documents}
+        return Conversation(chat, chat.dicts(record.messages, self._markers), settings, self._ends)
+
+    def _encode(self, text: str, learn: Spans) -> tuple[list[int], npt.NDArray[np.bool_]]:
+        """Return the tokens of a text, and which of them are learnt.
+
+        A token that goes beyond what is learnt is learnt only if that is blank.
+        """
+        if len(text) > self._most:
+            raise BadSample(
+                f"its text has {len(text):,} characters, `data.max_characters` allows "
+                f"{self._most:,}"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadSample(f"its text has half a surrogate pair: {error.reason}") from error
+        try:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # The library raises nothing narrower.
+            raise BadSample(f"the tokenizer refuses its text: {error}") from error
+        ids, offsets = encoded.ids, np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
+        learnt = np.zeros(len(ids), dtype=np.bool_)
+        for first, last in learn:
+            inside = (offsets[:, 0] < last) & (offsets[:, 1] > first)
+            beyond = inside & ((offsets[:, 0] < first) | (offsets[:, 1] > last))
+            for token in np.flatnonzero(beyond):
+                start, end = offsets[token]
+                inside[token] = not (text[start:first] + text[last:end]).strip()
+            learnt |= inside
+        return ids, learnt
+
+    def _find_markers(
+        self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]
+    ) -> dict[Medium, str]:
+        """Return the token of each medium that an encoder reads; unknown ones become tokens."""
+        usual: dict[Medium, str] = {"image": data.image_marker, "audio": data.audio_marker}
+        found: dict[Medium, str] = {}
+        added = self._tokenizer.get_added_tokens_decoder()
+        for intake in reversed(intakes):  # The first encoder of a medium has the last word.
+            own = added.get(placeholder_id(spec, intake.encoder))
+            found[intake.medium] = (
+                own.content if own else self._in_template(intake) or usual[intake.medium]
+            )
+        for text in found.values():
+            self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+        return found
+
+    def _in_template(self, intake: Intake) -> str | None:
+        """Return the one token that the chat template writes for an image or a clip."""
+        text = None if self._chat is None else self._chat.usual.media_text(intake.medium)
+        if text is None:
+            return None
+        added = self._tokenizer.get_added_tokens_decoder()
+        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+        named = [added[token].content for token in tokens if token in added]
+        if len(named) > 1:
+            raise TemplateRefused(
+                f"for {'an image' if intake.medium == 'image' else 'a clip'} it writes "
+                f"{' '.join(named)}; say which of them the rows of {intake.encoder} replace, with "
+                f"`placeholder: ID` in its module"
+            )
+        return named[0] if named else text.strip() or None
+
+
+def learnt_among(
+    learnt: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return which tokens of a sample are learnt, bool [tokens], from which text tokens are.
+
+    The first token is not: nothing predicts it.
+    """
+    found = np.zeros(len(is_row), dtype=np.bool_)
+    found[~is_row] = learnt
+    found[:1] = False
+    return found
+
+
+def _unread(suffixes: Sequence[str], *media: Medium) -> str:
+    """Return what to do about members that are not read, if there are any."""
+    if not suffixes:
+        return ""
+    named = ", ".join(f".{each}" for each in suffixes)
+    kinds = " and ".join(f"{_WORDS[each]}s as {_USUAL[each]}" for each in media)
+    return f"; its {named} {'is' if len(suffixes) == 1 else 'are'} not read: write {kinds}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"

@@ -1,0 +1,80 @@
+"""Ranks, axes, sizes and times as short text.
+
+Decides: how numbers and ranges are written, alike in tables, findings and reports.
+Relies on: nothing.
+Leaves: where they stand to its callers.
+"""
+
+from collections.abc import Sequence
+
+MAX_RUNS = 4
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return increasing ranks as `0-3`, `0,2,5`, or `0,8,..2040 (256 ranks)` if there are many."""
+    runs = as_ranges(ranks)
+    if len(runs) <= MAX_RUNS:
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    head = ",".join(str(rank) for rank in ranks[:2])
+    return f"{head},..{ranks[-1]} ({len(ranks)} ranks)"
+
+
+def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return increasing numbers as (first, last) of each run without a gap."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def some(items: Sequence[str], most: int, *, sep: str) -> str:
+    """Return the first `most` items, and how many were left out."""
+    more = len(items) - most
+    return sep.join(items[:most]) + (f"{sep}and {more} more" if more > 0 else "")
+
+
+def span_text(first: int, last: int) -> str:
+    """Return `3` or `0-3`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def sizes_text(grid: dict[str, int]) -> str:
+    """Return the axes of a grid that are larger than 1."""
+    return " ".join(f"{axis} {size}" for axis, size in grid.items() if size > 1) or "1 rank"
+
+
+def coords_text(coords: dict[str, int]) -> str:
+    """Return (tp, cp, dp, pp) of a rank."""
+    return f"({', '.join(str(coords[axis]) for axis in ('tp', 'cp', 'dp', 'pp'))})"
+
+
+def percent(share: float) -> str:
+    """Return a share without digits after the point."""
+    return f"{100 * share:.0f}%"
+
+
+def role_text(role: Sequence[str]) -> str:
+    """Return what a rank holds; the index of a stage is left out where it is 0."""
+    return " + ".join(part.removesuffix(".0") for part in role) or "idle"
+
+
+def bytes_text(size: int) -> str:
+    """Return a size with three digits: `20.8 GB`."""
+    return scaled(size, "B")
+
+
+def scaled(value: float, unit: str = "") -> str:
+    """Return a quantity with three digits and a decimal prefix: `2.28 G`, `106 TFLOP`."""
+    for power, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= power:
+            return f"{figure(value / power)} {prefix}{unit}"
+    return f"{figure(value)} {unit}".rstrip()
+
+
+def figure(value: float) -> str:
+    """Return three digits, more only in front of the point."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f}"

@@ -1,0 +1,1 @@
+"""What `plan` shows: tables, timelines and traces, as rows and as files."""

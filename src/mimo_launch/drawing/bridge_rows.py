@@ -1,0 +1,104 @@
+"""What each bridge moves in a step, rank by rank.
+
+Decides: the words for a bridge (fan-in, fan-out, ...), and what counts as local or crossing.
+Relies on: `layout.bridge_routing`, which the runtime carries out, on the step it is given.
+Leaves: saying that the step is nominal to whoever shows the rows.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
+
+from mimo_launch.drawing.rows import BridgeRow, Link, PeerRow
+from mimo_launch.layout.bridge_routing import route
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.sample_owners import replicas_that_share
+from mimo_launch.layout.samples import SampleMap
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.channels import components_of
+from mimo_launch.schedule.roles import exchanges, needs_backward
+
+
+def bridge_row(plan: Plan, step: DataPlan, module: ModuleLayout, per_node: int | None) -> BridgeRow:
+    """Return the bridge from an encoder to language."""
+    layout, groups = plan.layout, plan.layout.samples.microbatches // module.group_size
+    rows = _nominal_rows(plan.layout, step, module)
+    num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
+    return BridgeRow(
+        encoder=module.name,
+        fan=fan(num_src, num_dst),
+        num_src=num_src,
+        num_dst=num_dst,
+        balance=module.balance,
+        sharing=replicas_that_share(layout, module),
+        how="collective" if exchanges(layout, module) else "pairwise",
+        groups=groups,
+        group_size=module.group_size,
+        has_backward=needs_backward(layout, module),
+        rows=sum(rows.values()),
+        local_rows=sum(count for (src, dst), count in rows.items() if src == dst),
+        crossing_rows=sum(
+            count
+            for (src, dst), count in rows.items()
+            if per_node is not None and src // per_node != dst // per_node
+        ),
+        components=components_of(layout, module.name) if exchanges(layout, module) else (),
+        links=tuple(
+            Link(src=src, dst=dst, rows=count) for (src, dst), count in sorted(rows.items())
+        ),
+    )
+
+
+def _nominal_rows(
+    whole: Layout, nominal: DataPlan, module: ModuleLayout
+) -> dict[tuple[int, int], int]:
+    """Return the rows that each pair of ranks exchanges in a nominal step.
+
+    All groups of it are equal, and every part of dp in which the cuts of both modules fall together
+    repeats the first: one group and the first part have all there is to know.
+    """
+    samples = whole.samples
+    groups = samples.microbatches // module.group_size
+    one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
+    layout = replace(whole, samples=one)
+    step = DataPlan(0, nominal.samples[: one.global_batch])
+    num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
+    parts = gcd(num_src, num_dst)
+    first: Counter[tuple[int, int]] = Counter()
+    for transfer in route(layout, step, module.name, 0, senders=range(num_src // parts)):
+        first[transfer.src, transfer.dst] += groups * transfer.num_rows
+    src_apart = num_src // parts * module.grid.strides["dp"]
+    dst_apart = num_dst // parts * layout.language.grid.strides["dp"]
+    return {
+        (src + part * src_apart, dst + part * dst_apart): count
+        for part in range(parts)
+        for (src, dst), count in first.items()
+    }
+
+
+def fan(num_src: int, num_dst: int) -> str:
+    """Return the word for a bridge between that many encoder and language replicas."""
+    if num_src == num_dst:
+        return "one-to-one"
+    if num_src % num_dst == 0:
+        return "fan-in"
+    return "fan-out" if num_dst % num_src == 0 else "uneven"
+
+
+def peer_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
+    """Yield whom a rank exchanges rows with over one bridge, in the forward direction."""
+    groups = layout.samples.microbatches // module.group_size
+    counts: dict[tuple[str, int], list[int]] = {}
+    for group in range(groups):
+        for transfer in route(layout, plan, module.name, group, rank=rank):
+            if transfer.src == transfer.dst:
+                key = "copy", rank
+            elif transfer.src == rank:
+                key = "send", transfer.dst
+            else:
+                key = "receive", transfer.src
+            counts.setdefault(key, [0] * groups)[group] += transfer.num_rows
+    for (way, peer), rows in sorted(counts.items()):
+        yield PeerRow(bridge=module.name, way=way, peer=peer, rows=tuple(rows))

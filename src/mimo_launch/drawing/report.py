@@ -1,0 +1,225 @@
+"""The report of a whole job, and of one rank, from a checked spec.
+
+Decides: nothing; reads off what `layout` and `schedule` have decided.
+Relies on: a spec that `checks` has passed; a nominal step for rows.
+Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.diag.quantities import as_ranges
+from mimo_launch.drawing.bridge_rows import bridge_row, peer_rows
+from mimo_launch.drawing.expert_rows import expert_rows
+from mimo_launch.drawing.layer_rows import rows_of_layers
+from mimo_launch.drawing.rows import (
+    GroupRow,
+    Header,
+    HeldModule,
+    ModuleRow,
+    RankReport,
+    RankRow,
+    Ranks,
+    Report,
+    SampleRow,
+    Schedule,
+    StageRow,
+)
+from mimo_launch.drawing.timeline import peak_live, program_rows, timeline_row, timeline_rows
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.layout import EXPERT_GROUPS, MODULE_GROUPS, Layout, ModuleLayout
+from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.actions import format_program
+from mimo_launch.schedule.lower_bound import lower_bound
+from mimo_launch.schedule.simulation_result import Simulation
+from mimo_launch.spec.model import Spec
+
+
+def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
+    """Return the report of all ranks; estimates are for the default device unless told otherwise.
+
+    Raises: DeadlockError if the simulator finds that the programs do not end.
+    """
+    spec, layout, simulation = plan.spec, plan.layout, plan.course
+    step = nominal_data_plan(spec)
+    per_node = spec.nodes.gpus if spec.nodes else None
+    timeline = timeline_rows(layout, simulation)
+    busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
+    return Report(
+        header=_header(plan, step),
+        modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
+        ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
+        groups=tuple(_group_rows(layout, per_node)),
+        layers=rows_of_layers(spec, layout, step.samples[0]),
+        experts=expert_rows(spec, layout, step.samples[0]),
+        stages=tuple(_stage_rows(layout, simulation)),
+        bridges=tuple(bridge_row(plan, step, each, per_node) for each in layout.encoders),
+        schedule=Schedule(
+            makespan=simulation.makespan,
+            lower_bound=lower_bound(layout, plan.units),
+            bubble=sum(n * bubble for n, bubble in busy) / max(1, sum(n for n, _ in busy)),
+            timeline=timeline,
+            programs=program_rows(layout, plan.training),
+        ),
+        estimates=Estimator.of(plan, calibration).estimates(),
+    )
+
+
+def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = None) -> RankReport:
+    """Return the report of one rank.
+
+    Raises:
+        DeadlockError: The simulator finds that the programs do not end.
+        ValueError: The job has no such rank.
+    """
+    spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
+    step = nominal_data_plan(spec)
+    per_node = spec.nodes.gpus if spec.nodes else None
+    return RankReport(
+        header=_header(plan, step),
+        rank=_rank_row(layout, rank, per_node),
+        groups=tuple(_group_rows(layout, per_node, rank)),
+        samples=tuple(_sample_rows(layout, step, rank)),
+        peers=tuple(row for each in layout.encoders for row in peer_rows(layout, step, each, rank)),
+        makespan=plan.course.makespan,
+        timeline=timeline_row(layout, plan.course, rank),
+        program=format_program(mine.training),
+        estimates=Estimator.of(plan, calibration).estimates(rank),
+    )
+
+
+def num_groups(layout: Layout, module: ModuleLayout) -> int:
+    """Return how many forwards a stage of a module runs in a step."""
+    return layout.samples.microbatches // module.group_size
+
+
+def _header(plan: Plan, step: DataPlan) -> Header:
+    spec, samples, sample = plan.spec, plan.layout.samples, step.samples[0]
+    return Header(
+        name=spec.name,
+        world_size=plan.layout.world_size,
+        plan_hash=plan.identity,
+        global_batch=samples.global_batch,
+        microbatches=samples.microbatches,
+        microbatch_size=samples.microbatch_size,
+        seq=plan.layout.seq,
+        ranks_per_node=spec.nodes.gpus if spec.nodes else None,
+        nominal_rows={each.name: sample.rows(each.name) for each in plan.layout.encoders},
+        nominal_labels=step.num_labels,
+    )
+
+
+def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
+    mine, grid = spec.modules[module.name], module.grid
+    return ModuleRow(
+        name=module.name,
+        kind=mine.model.kind,
+        first_rank=grid.ranks.start,
+        last_rank=grid.ranks.stop - 1,
+        grid={axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")},
+        order=grid.axes,
+        layers=mine.model.layers,
+        placement=None if module.is_language else _placement(layout, module),
+        sequence_parallel=module.sequence_parallel,
+        frozen=module.frozen,
+        sharding=mine.sharding,
+        backend=mine.backend,
+        fp8=None if mine.fp8 is None else mine.fp8.scaling,
+        recompute=mine.recompute,
+    )
+
+
+def _placement(layout: Layout, module: ModuleLayout) -> str:
+    if module.grid.ranks == layout.language.grid.ranks:
+        return "colocated"
+    mine, theirs = module.grid.ranks, layout.language.grid.ranks
+    overlaps = mine.start < theirs.stop and theirs.start < mine.stop
+    return "overlapping" if overlaps else "disjoint"
+
+
+def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
+    held = []
+    for module, stage in ((m, s) for m in layout.modules_of(rank) for s in m.stages_of(rank)):
+        held.append(
+            HeldModule(
+                module=module.name,
+                coords={axis: module.grid.index(axis, rank) for axis in ("tp", "cp", "dp", "pp")},
+                stage=stage.index,
+                first_layer=stage.first_layer,
+                last_layer=stage.first_layer + stage.num_layers - 1,
+                samples=layout.samples.global_batch // module.grid.size("dp"),
+                groups=num_groups(layout, module),
+                group_size=module.group_size,
+            )
+        )
+    node = None if per_node is None else rank // per_node
+    return RankRow(rank=rank, node=node, modules=tuple(held))
+
+
+def _group_rows(
+    layout: Layout, per_node: int | None, rank: int | None = None
+) -> Iterator[GroupRow]:
+    """Yield the groups with more than one rank; with `rank`, only those that hold it."""
+    for module in layout.modules:
+        if rank is not None and rank not in module.grid:
+            continue
+        several = (
+            tuple(axis for axis in axes if module.grid.size(axis) > 1) for axes in MODULE_GROUPS
+        )
+        # At dp 1, the groups of dp x cp are those of cp.
+        for shown in dict.fromkeys(axes for axes in several if axes):
+            groups: tuple[Ranks, ...] = (
+                module.grid.groups(*shown)
+                if rank is None
+                else (module.grid.group_of(rank, *shown),)
+            )
+            crossing = sum(_crosses(group, per_node) for group in groups)
+            yield GroupRow(module=module.name, axes=shown, groups=groups, num_crossing=crossing)
+        for axis, name in EXPERT_GROUPS.items() if module.experts else ():
+            yield from _expert_groups(module, axis, name, per_node, rank)
+
+
+def _expert_groups(
+    module: ModuleLayout, axis: str, name: str, per_node: int | None, rank: int | None
+) -> Iterator[GroupRow]:
+    """Yield the groups along an axis of the experts, if it has several ranks."""
+    view = module.experts
+    if view is None or view.size(axis) == 1:
+        return
+    groups = tuple(each for each in view.groups(axis) if rank is None or rank in each)
+    crossing = sum(_crosses(group, per_node) for group in groups)
+    yield GroupRow(module=module.name, axes=(name,), groups=groups, num_crossing=crossing)
+
+
+def _crosses(ranks: Ranks, per_node: int | None) -> bool:
+    # Groups are sorted, and nodes hold consecutive ranks.
+    return per_node is not None and ranks[0] // per_node != ranks[-1] // per_node
+
+
+def _stage_rows(layout: Layout, simulation: Simulation) -> Iterator[StageRow]:
+    for module in layout.modules:
+        for stage in module.stages:
+            ranks = module.stage_ranks(stage.index)
+            yield StageRow(
+                module=module.name,
+                stage=stage.index,
+                first_layer=stage.first_layer,
+                last_layer=stage.first_layer + stage.num_layers - 1,
+                ranks=ranks,
+                peak_live=peak_live(layout, simulation, module, stage.index),
+            )
+
+
+def _sample_rows(layout: Layout, plan: DataPlan, rank: int) -> Iterator[SampleRow]:
+    for module in layout.modules_of(rank):
+        replica = module.grid.index("dp", rank)
+        for index in range(num_groups(layout, module)):
+            samples = (
+                tuple(layout.samples.language(replica, index))
+                if module.is_language
+                else encoder_samples(layout, plan, module, replica, index)
+            )
+            yield SampleRow(module=module.name, index=index, ranges=as_ranges(samples))

@@ -1,0 +1,220 @@
+"""What `plan.plan` has to say, as frozen rows of plain values.
+
+Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
+Relies on: `layer_row_types` for kinds of layers, `estimate.rows` for what is expected of a step.
+Leaves: finding the facts to `report` and its siblings, drawing to `cli`.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.drawing.layer_row_types import ExpertsRow, LayerRow
+from mimo_launch.estimate.rows import Estimates
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The step as a whole; `nominal_rows` are the rows of one sample, by encoder."""
+
+    name: str
+    world_size: int
+    plan_hash: str
+    global_batch: int
+    microbatches: int
+    microbatch_size: int
+    seq: int
+    ranks_per_node: int | None
+    nominal_rows: dict[str, int]
+    nominal_labels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """One module; `placement` says how its ranks lie to those of language, and is None for it."""
+
+    name: str
+    kind: str
+    first_rank: int
+    last_rank: int
+    grid: dict[str, int]
+    order: tuple[str, ...]
+    layers: int
+    placement: str | None
+    sequence_parallel: bool
+    frozen: bool
+    sharding: str
+    backend: str
+    fp8: str | None
+    recompute: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldModule:
+    """One module on one rank: `groups` forwards a step, each of `group_size` microbatches."""
+
+    module: str
+    coords: dict[str, int]
+    stage: int
+    first_layer: int
+    last_layer: int
+    samples: int
+    groups: int
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank; `modules` is empty when it is idle, `node` None when the hosts are not known."""
+
+    rank: int
+    node: int | None
+    modules: tuple[HeldModule, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """All groups of a module along some axes; `num_crossing` of them span several nodes."""
+
+    module: str
+    axes: tuple[str, ...]
+    groups: tuple[Ranks, ...]
+    num_crossing: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """One stage; `peak_live` is the most microbatches whose activations it holds at once."""
+
+    module: str
+    stage: int
+    first_layer: int
+    last_layer: int
+    ranks: Ranks
+    peak_live: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Rows that one rank sends to another in a nominal step; with `src` = `dst` they are copied."""
+
+    src: int
+    dst: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeRow:
+    """One bridge to language; samples move among `sharing` replicas of the encoder (1: never).
+
+    `how` is `collective` (an exchange inside each of `components`) or `pairwise` (one transfer per
+    link). `rows`, `local_rows` and `crossing_rows` count a nominal step, forward.
+    """
+
+    encoder: str
+    fan: str
+    num_src: int
+    num_dst: int
+    balance: str
+    sharing: int
+    how: str
+    groups: int
+    group_size: int
+    has_backward: bool
+    rows: int
+    local_rows: int
+    crossing_rows: int
+    components: tuple[Ranks, ...]
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One forward or backward in model time."""
+
+    action: str
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """Ranks that do the same work at the same times; `role` is what they hold."""
+
+    role: tuple[str, ...]
+    ranks: Ranks
+    bubble: float
+    work: tuple[Work, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRow:
+    """The action list of all ranks with one role, as text."""
+
+    role: tuple[str, ...]
+    ranks: Ranks
+    program: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The step in model time: one unit is a forward or a backward of one microbatch.
+
+    No order of the same work ends before `lower_bound`.
+    """
+
+    makespan: float
+    lower_bound: float
+    bubble: float
+    timeline: tuple[TimelineRow, ...]
+    programs: tuple[ProgramRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything about all ranks."""
+
+    header: Header
+    modules: tuple[ModuleRow, ...]
+    ranks: tuple[RankRow, ...]
+    groups: tuple[GroupRow, ...]
+    layers: tuple[LayerRow, ...]
+    experts: tuple[ExpertsRow, ...]
+    stages: tuple[StageRow, ...]
+    bridges: tuple[BridgeRow, ...]
+    schedule: Schedule
+    estimates: Estimates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRow:
+    """Samples that a rank's module works on in one forward, as ranges of indices, both ends in."""
+
+    module: str
+    index: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRow:
+    """Rows between a rank and one peer; `rows[i]` belong to group i. `way`: send, receive, copy."""
+
+    bridge: str
+    way: str
+    peer: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """Everything about one rank."""
+
+    header: Header
+    rank: RankRow
+    groups: tuple[GroupRow, ...]
+    samples: tuple[SampleRow, ...]
+    peers: tuple[PeerRow, ...]
+    makespan: float
+    timeline: TimelineRow
+    program: str
+    estimates: Estimates

@@ -1,0 +1,179 @@
+"""What ranks did and when, as spans: one form for a planned step and for a measured one.
+
+Decides: the timeline that drawings and traces read, and its JSON (docs/timeline.md).
+Relies on: actions as text that parses back; nothing else of a simulation or of a run.
+Leaves: pictures to `svg`, Perfetto to `trace`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mimo_launch.drawing.rows import Ranks
+from mimo_launch.layout.layout import Layout
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.actions import Action, Slot, parse_action
+from mimo_launch.schedule.channels import is_sender, partners
+
+VERSION = 1
+# Pictures and traces show so many ranks one by one, unless asked for others.
+MOST_RANKS = 64
+
+
+class Unit(StrEnum):
+    """What the numbers of a timeline count; planned steps have model units, measured ones time."""
+
+    MODEL = "model units"
+    SECONDS = "seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action of one rank, from its start to its end.
+
+    A transfer starts when its rank is ready for it, and so shows what the rank waited for. `peers`
+    are the ranks that a send goes to; other spans have none.
+    """
+
+    rank: int
+    action: Action
+    start: float
+    stop: float
+    peers: Ranks = ()
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether the span is a forward or a backward."""
+        return self.action.kind.is_compute
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The spans of `num_ranks` ranks; time begins at 0."""
+
+    unit: Unit
+    num_ranks: int
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        for span in self.spans:
+            if not (0 <= span.rank < self.num_ranks and 0 <= span.start <= span.stop):
+                raise ValueError(f"{span} is outside of {self.num_ranks} ranks or ends too early")
+
+    @property
+    def makespan(self) -> float:
+        """When the last span ends."""
+        return max((span.stop for span in self.spans), default=0.0)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that occur: language, then the others by name, whatever the ranks hold."""
+        names = {span.action.module for span in self.spans}
+        return tuple(sorted(names, key=lambda name: (name != "language", name)))
+
+    def by_rank(self) -> tuple[tuple[Span, ...], ...]:
+        """Return the spans of each rank in the order of their starts."""
+        rows: list[list[Span]] = [[] for _ in range(self.num_ranks)]
+        for span in sorted(self.spans, key=lambda span: span.start):
+            rows[span.rank].append(span)
+        return tuple(tuple(row) for row in rows)
+
+
+def alike(timeline: Timeline) -> tuple[Ranks, ...]:
+    """Return each rank by itself; above 64 of them, ranks that hold the same stages together."""
+    if timeline.num_ranks <= MOST_RANKS:
+        return tuple((rank,) for rank in range(timeline.num_ranks))
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
+    for rank, spans in enumerate(timeline.by_rank()):
+        ranks_of.setdefault(role_of_spans(spans), []).append(rank)
+    return tuple(map(tuple, ranks_of.values()))
+
+
+def role_of_spans(spans: Sequence[Span]) -> tuple[str, ...]:
+    """Return the stages that a rank's spans compute, as `module.stage`, encoders first."""
+    held = {(span.action.module, span.action.stage) for span in spans if span.is_compute}
+    ordered = sorted(held, key=lambda each: (each[0] == "language", each[0], each[1] or 0))
+    return tuple(f"{module}.{stage}" for module, stage in ordered)
+
+
+def bubble_of(spans: Sequence[Span], makespan: float) -> float:
+    """Return the share of the makespan in which a rank with these spans does not compute."""
+    busy = sum(span.stop - span.start for span in spans if span.is_compute)
+    return 1.0 - busy / makespan if makespan else 0.0
+
+
+def planned(plan: Plan) -> Timeline:
+    """Return the timeline of a training step; the transfers of a slot have equal times.
+
+    Raises: DeadlockError if the programs do not end.
+    """
+    spans = (
+        Span(rank, action, event.start, event.stop, _peers(plan.layout, rank, action))
+        for rank, events in enumerate(plan.course.events)
+        for event in events
+        for action in event.slot
+    )
+    return Timeline(Unit.MODEL, plan.layout.world_size, tuple(spans))
+
+
+def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float]]]) -> Timeline:
+    """Return the timeline of a real step: per rank, each slot with its start and end in seconds.
+
+    Time begins when the first rank does; the clocks of all ranks must be one.
+    """
+    begin = min((start for times in by_rank for _, start, _ in times), default=0.0)
+    spans = (
+        Span(rank, action, start - begin, stop - begin, _peers(layout, rank, action))
+        for rank, times in enumerate(by_rank)
+        for slot, start, stop in times
+        for action in slot
+    )
+    return Timeline(Unit.SECONDS, len(by_rank), tuple(spans))
+
+
+def _peers(layout: Layout, rank: int, action: Action) -> Ranks:
+    return partners(layout, rank, action) if is_sender(action.kind) else ()
+
+
+def timeline_json(timeline: Timeline) -> str:
+    """Return a timeline as JSON, one span per line."""
+    lines = ",\n".join(f"  {json.dumps(_plain(span))}" for span in timeline.spans)
+    head = f'"version": {VERSION}, "unit": "{timeline.unit}", "num_ranks": {timeline.num_ranks}'
+    return f'{{{head}, "spans": [\n{lines}\n]}}\n'
+
+
+def parse_timeline(text: str) -> Timeline:
+    """Return the timeline that `timeline_json` wrote.
+
+    Raises: ValueError if the text is anything else.
+    """
+    data: Any = json.loads(text)
+    try:
+        if data["version"] != VERSION:
+            raise ValueError(f"version {data['version']} is not {VERSION}")
+        spans = tuple(_span(each) for each in data["spans"])
+        return Timeline(Unit(data["unit"]), data["num_ranks"], spans)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a timeline: {type(error).__name__}: {error}") from error
+
+
+def _plain(span: Span) -> dict[str, Any]:
+    rest = {"peers": span.peers} if span.peers else {}
+    action = {"rank": span.rank, "action": str(span.action)}
+    return {**action, "start": span.start, "stop": span.stop, **rest}
+
+
+def _span(data: dict[str, Any]) -> Span:
+    action, peers = parse_action(data["action"]), tuple(data.get("peers", ()))
+    return Span(data["rank"], action, data["start"], data["stop"], peers)
+
+
+def describe(action: Action) -> str:
+    """Return an action in words, such as `vision bridge: send gradient 3`."""
+    names = {"F": "forward", "B": "backward", "SEND": "send", "RECV": "receive"}
+    verb, _, way = action.kind.value.partition("_")
+    what = names.get(verb, verb.lower()) + (" gradient" if way == "B" else "")
+    place = "bridge" if action.stage is None else f"stage {action.stage}"
+    return f"{action.module} {place}: {what} {action.index}"

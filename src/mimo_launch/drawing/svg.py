@@ -1,0 +1,222 @@
+"""A timeline as an SVG picture that needs nothing else: no script, no font file, no style sheet.
+
+Decides: how a step looks; every span is one element of class `box` or `mark`.
+Relies on: `svg_layout` for rows and sizes, `colors` for the palette.
+Leaves: the file to the caller.
+"""
+
+import re
+from collections.abc import Iterator
+from xml.sax.saxutils import escape
+
+from mimo_launch.diag.quantities import percent
+from mimo_launch.drawing.colors import colors
+from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
+from mimo_launch.drawing.svg_layout import (
+    DIGIT,
+    Row,
+    Sizes,
+    axis_unit,
+    mean_bubble,
+    rows_of,
+    sizes_of,
+    text_width,
+    ticks_of,
+)
+from mimo_launch.schedule.actions import Kind
+
+INK, DIM, IDLE, MARK = "#1f2328", "#59636e", "#e4e7ea", "#6b7580"
+FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
+MARGIN, BUBBLE_WIDTH, LEGEND_FONT, SWATCH, LINE = 16.0, 76.0, 12.0, 20.0, 20.0
+# Transfers run along the lower edge of a row; boxes end above it.
+MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
+# The second stage of a module on one rank is drawn lower than the first, and so on.
+DOWN, MAX_DOWN = 2.0, 4.0
+# XML 1.0 has no way to write these.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | None = None) -> str:
+    """Return the picture of a timeline; with `rank`, of that rank alone on the whole axis."""
+    rows, left_out = rows_of(timeline, rank)
+    keys = list(_keys(timeline, rows))
+    # Sizes do not depend on the top, so the legend can be broken to the width first.
+    free = sizes_of(timeline, rows, 0.0)
+    full = free.left + free.width + BUBBLE_WIDTH + MARGIN
+    legend, legend_bottom = _legend(keys, full)
+    sizes = sizes_of(timeline, rows, legend_bottom + 34)
+    height = sizes.bottom + 46
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(full)}" height="{_n(height)}" '
+        f'viewBox="0 0 {_n(full)} {_n(height)}" font-family="{escape(FONT)}">',
+        f"<title>{text(name)}</title>",
+        *_defs(timeline),
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        *_heading(timeline, name, plan_hash, left_out),
+        *legend,
+        *_backgrounds(rows, sizes),
+        *_axis(timeline, sizes),
+        *_spans(timeline, rows, sizes),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def text(words: str) -> str:
+    """Return text as XML, without the characters that XML cannot hold."""
+    return escape(_FORBIDDEN.sub("\ufffd", words))
+
+
+def _n(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def _defs(timeline: Timeline) -> Iterator[str]:
+    yield "<defs>"
+    rules = [
+        f".t{{fill:{INK}}}.d{{fill:{DIM}}}.n{{font-weight:600;text-anchor:middle}}",
+        f".f{{fill:{INK}}}.b{{fill:#fff}}.mark{{fill:{MARK}}}.e{{text-anchor:end}}",
+    ]
+    for number, _ in enumerate(timeline.modules):
+        light, dark = colors(number)
+        rules.append(f".f{number}{{fill:{light}}}.b{number}{{fill:url(#h{number})}}")
+        yield (
+            f'<pattern id="h{number}" width="5" height="5" patternUnits="userSpaceOnUse" '
+            f'patternTransform="rotate(45)"><rect width="5" height="5" fill="{dark}"/>'
+            '<rect width="1" height="5" fill="#fff" fill-opacity="0.22"/></pattern>'
+        )
+    yield f"<style>{''.join(rules)}</style>"
+    yield "</defs>"
+
+
+def _heading(timeline: Timeline, name: str, plan_hash: str, left_out: str) -> Iterator[str]:
+    word, factor = axis_unit(timeline)
+    facts = [
+        "planned step" if timeline.unit is Unit.MODEL else "measured",
+        f"plan {plan_hash}",
+        f"{timeline.num_ranks} ranks",
+        f"makespan {timeline.makespan * factor:.6g} {word}",
+        f"bubble {percent(mean_bubble(timeline))}",
+        left_out,
+    ]
+    line = " \u00b7 ".join(fact for fact in facts if fact)
+    yield (
+        f'<text class="t" x="{_n(MARGIN)}" y="28" font-size="18" font-weight="600">'
+        f"{text(name)}</text>"
+    )
+    yield f'<text class="d" x="{_n(MARGIN)}" y="48" font-size="13">{text(line)}</text>'
+
+
+def _keys(timeline: Timeline, rows: tuple[Row, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the class and the meaning of each entry of the legend."""
+    seen = {(s.action.module, s.action.kind) for row in rows for s in row.spans}
+    for number, module in enumerate(timeline.modules):
+        for kind, word in ((Kind.FORWARD, "forward"), (Kind.BACKWARD, "backward")):
+            if (module, kind) in seen:
+                yield f"{kind.value.lower()}{number}", f"{module} {word}"
+    yield "idle", "idle (bubble)"
+    if any(not kind.is_compute for _, kind in seen):
+        yield "mark", "transfer, with the wait for it"
+    yield "", "number: microbatch of language, group of an encoder"
+    if any(row.has_chunks for row in rows):
+        yield "", "2.1: number 2 on stage 1, where a rank has several; later stages are lower"
+
+
+def _legend(keys: list[tuple[str, str]], full: float) -> tuple[list[str], float]:
+    """Return the legend, broken into lines, and where it ends."""
+    lines, x, y = [], MARGIN, 72.0
+    for style, words in keys:
+        swatch = SWATCH + 6 if style else 0.0
+        width = swatch + text_width(words, LEGEND_FONT) + 18
+        if x > MARGIN and x + width > full - MARGIN:
+            x, y = MARGIN, y + LINE
+        if style == "idle":
+            lines.append(_rect(x, y - 11, SWATCH, 14, f'fill="{IDLE}"'))
+        elif style == "mark":
+            lines.append(_rect(x, y - 6, SWATCH, MARK_HEIGHT, f'fill="{MARK}"'))
+        elif style:
+            lines.append(_rect(x, y - 11, SWATCH, 14, f'class="{style}"'))
+        lines.append(
+            f'<text class="t" x="{_n(x + swatch)}" y="{_n(y)}" font-size="{_n(LEGEND_FONT)}">'
+            f"{text(words)}</text>"
+        )
+        x += width
+    return lines, y
+
+
+def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
+    return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" {rest}/>'
+
+
+def _backgrounds(rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
+    """Yield the name of each row, its bubble, and the ground on which idle time shows."""
+    font = f'font-size="{_n(sizes.font)}"'
+    right = sizes.left + sizes.width + BUBBLE_WIDTH - 8
+    yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>bubble</text>'
+    yield f'<text class="d" x="{_n(MARGIN)}" y="{_n(sizes.top - 8)}" {font}>rank</text>'
+    for row, top in zip(rows, sizes.tops, strict=True):
+        y = _n(top + sizes.row / 2 + sizes.font * 0.36)
+        share = percent(row.bubble) if row.role else ""
+        yield f'<text class="t" x="{_n(MARGIN)}" y="{y}" {font}>{text(row.label)}</text>'
+        yield f'<text class="d e" x="{_n(right)}" y="{y}" {font}>{share}</text>'
+        yield _rect(sizes.left, top, sizes.width, sizes.row, f'class="ground" fill="{IDLE}"')
+
+
+def _axis(timeline: Timeline, sizes: Sizes) -> Iterator[str]:
+    """Yield lines through the rows at round times, labelled above and below."""
+    font = 'font-size="11" text-anchor="middle"'
+    for time, label in ticks_of(timeline, sizes):
+        x = _n(sizes.x(time))
+        yield (
+            f'<path d="M{x} {_n(sizes.top - 4)}V{_n(sizes.bottom + 4)}" '
+            f'stroke="#c8cdd3" stroke-width="1"/>'
+        )
+        for y in (sizes.top - 8, sizes.bottom + 16):
+            yield f'<text class="d" x="{x}" y="{_n(y)}" {font}>{label}</text>'
+    middle, below = sizes.left + sizes.width / 2, sizes.bottom + 34
+    words = f"time in {axis_unit(timeline)[0]}"
+    yield f'<text class="d" x="{_n(middle)}" y="{_n(below)}" {font}>{words}</text>'
+
+
+def _spans(timeline: Timeline, rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
+    numbers = {module: number for number, module in enumerate(timeline.modules)}
+    for row, top in zip(rows, sizes.tops, strict=True):
+        yield from _row(row, top, sizes, numbers)
+
+
+def _row(row: Row, top: float, sizes: Sizes, numbers: dict[str, int]) -> Iterator[str]:
+    """Yield the spans of a row: transfers first, so that none hides a box."""
+    for span in row.spans:
+        if not span.is_compute:
+            width = max(LEAST_MARK, sizes.scale * (span.stop - span.start))
+            # A transfer at the very end stays inside the axis.
+            x = min(sizes.x(span.start), sizes.left + sizes.width - width)
+            y = top + sizes.row - MARK_HEIGHT
+            shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
+            yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
+    for span in row.spans:
+        if span.is_compute:
+            yield from _box(span, row, top, sizes, numbers[span.action.module])
+
+
+def _box(span: Span, row: Row, top: float, sizes: Sizes, number: int) -> Iterator[str]:
+    action, x = span.action, sizes.x(span.start)
+    stages = row.stages_of(action.module)
+    down = min(MAX_DOWN, DOWN * stages.index(action.stage or 0))
+    y, width, height = top + down, sizes.scale * (span.stop - span.start), sizes.row - GAP - down
+    # A hairline of background parts boxes that follow each other.
+    drawn = width - 1 if width > 4 else width
+    shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(drawn)}" height="{_n(height)}"'
+    style = action.kind.value.lower()
+    yield f'<rect class="box {style}{number}" {shape}><title>{_hover(span)}</title></rect>'
+    short = str(action.index)
+    for label in [f"{short}.{action.stage}", short] if len(stages) > 1 else [short]:
+        if text_width(label, sizes.font, char=DIGIT) + 3 <= drawn:
+            base = y + height / 2 + sizes.font * 0.36
+            place = f'x="{_n(x + drawn / 2)}" y="{_n(base)}" font-size="{_n(sizes.font)}"'
+            yield f'<text class="n {style}" {place}>{label}</text>'
+            return
+
+
+def _hover(span: Span) -> str:
+    return text(f"{describe(span.action)}, {span.start:.6g} to {span.stop:.6g}")

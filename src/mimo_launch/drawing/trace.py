@@ -1,0 +1,162 @@
+"""A timeline in the trace event format, which ui.perfetto.dev and chrome://tracing open.
+
+Decides: which ranks a trace has; one process per rank with one track for compute and further ones
+for transfers; arrows from sends to their receives; a model unit is drawn as a millisecond.
+Relies on: `spans`; the format is described at
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+Leaves: the file to the caller.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mimo_launch.diag.quantities import role_text
+from mimo_launch.drawing.spans import (
+    MOST_RANKS,
+    Span,
+    Timeline,
+    Unit,
+    alike,
+    describe,
+    role_of_spans,
+)
+from mimo_launch.schedule.actions import Action, Kind
+
+MICROSECONDS = {Unit.MODEL: 1e3, Unit.SECONDS: 1e6}
+# Viewers bind an arrow to the slice that is open at its end, so no transfer may be empty.
+SLICE_OF_TRANSFER = 1.0
+COMPUTE_TRACK = 0
+# A span takes some 250 bytes.
+MAX_SPANS = 200_000
+
+TraceEvent = dict[str, Any]
+_Edge = tuple[str, int | None, bool, int]
+
+
+def ranks_shown(timeline: Timeline, most_spans: int = MAX_SPANS) -> tuple[int, ...]:
+    """Return the ranks of a trace, unless others are asked for: at least one, of each kind of rank.
+
+    As many as make a file that viewers open with ease, some 50 MB.
+    """
+    rows, shown, spans = timeline.by_rank(), list[int](), 0
+    for ranks in alike(timeline)[:MOST_RANKS]:
+        spans += len(rows[ranks[0]])
+        if spans > most_spans and shown:
+            break
+        shown.append(ranks[0])
+    return tuple(shown)
+
+
+def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None = None) -> str:
+    """Return a trace as JSON, of `ranks` and of what they send each other."""
+    shown = ranks_shown(timeline) if ranks is None else ranks
+    rows, scale = timeline.by_rank(), MICROSECONDS[timeline.unit]
+    events: list[TraceEvent] = []
+    tracks: dict[Span, int] = {}
+    for each in shown:
+        tracks |= _tracks(rows[each], scale)
+        used = {tracks[span] for span in rows[each]}
+        role = role_text(role_of_spans(rows[each]))
+        events.extend(_metadata(each, role, used))
+    spans = [span for each in shown for span in rows[each]]
+    slices = [_slice(span, tracks[span], scale) for span in spans]
+    # An arrow comes after the slices that it joins; sorting keeps the order of equal times.
+    arrows = _arrows(spans, tracks, scale)
+    events.extend(sorted((*slices, *arrows), key=lambda event: float(event["ts"])))
+    other = {"name": name, "unit": timeline.unit.value, "makespan": timeline.makespan}
+    if len(shown) < timeline.num_ranks:
+        other["ranks"] = f"{len(shown)} of {timeline.num_ranks}"
+    lines = ",\n".join(json.dumps(event) for event in events)
+    head = f'"displayTimeUnit": "ms", "otherData": {json.dumps(other)}'
+    return f'{{{head}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def _metadata(rank: int, role: str, tracks: Iterable[int]) -> Iterator[TraceEvent]:
+    base: TraceEvent = {"ph": "M", "pid": rank}
+    yield {**base, "name": "process_name", "args": {"name": f"rank {rank}: {role}"}}
+    yield {**base, "name": "process_sort_index", "args": {"sort_index": rank}}
+    for track in sorted(tracks):
+        label = "compute" if track == COMPUTE_TRACK else f"transfers {track}"
+        yield {**base, "tid": track, "name": "thread_name", "args": {"name": label}}
+
+
+def _tracks(spans: Iterable[Span], scale: float) -> dict[Span, int]:
+    """Give each transfer of a rank the first track on which nothing else is open."""
+    free: list[float] = []
+    tracks = {}
+    for span in spans:
+        if span.is_compute:
+            tracks[span] = COMPUTE_TRACK
+            continue
+        start = span.start * scale
+        lane = next((n for n, until in enumerate(free) if until <= start), len(free))
+        free[lane : lane + 1] = [_end(span, scale)]
+        tracks[span] = COMPUTE_TRACK + 1 + lane
+    return tracks
+
+
+def _end(span: Span, scale: float) -> float:
+    return span.stop * scale + (0.0 if span.is_compute else SLICE_OF_TRANSFER)
+
+
+def _slice(span: Span, track: int, scale: float) -> TraceEvent:
+    action, start = span.action, span.start * scale
+    category = "compute" if span.is_compute else "transfer"
+    if action.kind is Kind.FORWARD:
+        category += ",forward"
+    elif action.kind is Kind.BACKWARD:
+        category += ",backward"
+    return {
+        "name": str(action) if span.is_compute else describe(action),
+        "cat": category,
+        "ph": "X",
+        "pid": span.rank,
+        "tid": track,
+        "ts": start,
+        "dur": _end(span, scale) - start,
+        "args": {
+            "module": action.module,
+            "stage": action.stage,
+            "kind": action.kind.value,
+            "index": action.index,
+            **({"to": list(span.peers)} if span.peers else {}),
+        },
+    }
+
+
+def _arrows(spans: list[Span], tracks: dict[Span, int], scale: float) -> Iterator[TraceEvent]:
+    """Yield both ends of the arrow of each transfer between two ranks.
+
+    The n-th send of a channel meets its n-th receive, in one step as over several.
+    """
+    receives: defaultdict[tuple[int, _Edge], list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.action.kind in (Kind.RECV_F, Kind.RECV_B):
+            receives[span.rank, edge_of(span.action)].append(span)
+    sent: defaultdict[tuple[int, int, _Edge], int] = defaultdict(int)
+    number = 0
+    for span in spans:
+        edge = edge_of(span.action)
+        for peer in span.peers:
+            turn = sent[span.rank, peer, edge]
+            sent[span.rank, peer, edge] += 1
+            if turn >= len(receives[peer, edge]):
+                continue
+            receive = receives[peer, edge][turn]
+            number += 1
+            # The arrow lies inside both slices: the sender has come, the receiver has not gone.
+            leave = span.start * scale
+            base = {"cat": "transfer", "name": span.action.module, "id": number}
+            yield {**base, "ph": "s", "pid": span.rank, "tid": tracks[span], "ts": leave}
+            arrive = min(max(leave, receive.start * scale), _end(receive, scale))
+            end = {"pid": receive.rank, "tid": tracks[receive], "ts": arrive}
+            yield {**base, "ph": "f", "bp": "e", **end}
+
+
+def edge_of(action: Action) -> _Edge:
+    """Return what the two ends of a transfer have in common; a stage edge has its upper stage."""
+    lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
+    stage = None if action.stage is None else action.stage - lower
+    return action.module, stage, action.kind in (Kind.SEND_F, Kind.RECV_F), action.index

@@ -1,0 +1,218 @@
+"""Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
+
+Decides: what overlaps and what does not; docs/estimates.md lists it.
+Relies on: `flops`, `parameters` and `workload` for amounts, `calibration` for rates,
+`communication_times` for single collectives, `weight_times` for what a step does with weights.
+Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes
+from mimo_launch.estimate.flops import Flops, backward_flops, forward_by_kind
+from mimo_launch.estimate.memory import COMPUTED
+from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.estimate.weight_times import WeightTimes
+from mimo_launch.estimate.workload import LayerKind, Workload, layer_widths, row_bytes
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.stages import Stage
+from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.channels import component_of, partners
+from mimo_launch.schedule.roles import exchanges
+from mimo_launch.schedule.simulation_result import Costs
+from mimo_launch.spec.model import Spec
+
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """Seconds of one stage on one rank.
+
+    `first` comes on top of the step's first forward; `reduction` follows the last backward while
+    other work may go on; `update` is that of the optimizer. In so many seconds of all forwards and
+    backwards of a step, `all_to_all`, tokens travel to experts and back.
+    """
+
+    forward: float
+    backward: float
+    first: float
+    reduction: float
+    update: float
+    all_to_all: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Times the work of a layout. `work` is one forward of each module, by name."""
+
+    spec: Spec
+    layout: Layout
+    work: Mapping[str, Workload]
+    constants: Calibration
+
+    @property
+    def links(self) -> LinkTimes:
+        """The seconds of single collectives and transfers."""
+        return LinkTimes(self.spec, self.constants)
+
+    def costs(self) -> Costs:
+        """Return the seconds of every action, as the simulator takes them."""
+        exact: dict[tuple[str, int | None, Kind], float] = {}
+        first: dict[tuple[str, int | None], float] = {}
+        for module in self.layout.modules:
+            for stage in module.stages:
+                cost = self.stage(module, stage)
+                exact[module.name, stage.index, Kind.FORWARD] = cost.forward
+                exact[module.name, stage.index, Kind.BACKWARD] = cost.backward
+                first[module.name, stage.index] = cost.first
+                for kind in (Kind.SEND_F, Kind.SEND_B):
+                    exact[module.name, stage.index, kind] = self._edge(module)
+        for encoder in self.layout.encoders:
+            seconds = self._bridge(encoder)
+            for kind in (Kind.SEND_F, Kind.SEND_B, Kind.EXCHANGE_F, Kind.EXCHANGE_B):
+                exact[encoder.name, None, kind] = seconds
+        return Costs(exact=exact, first=first)
+
+    def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
+        """Return the seconds of a stage, on the tp rank with the largest part."""
+        weights = stage_weights(self.spec, stage, module.grid.size("tp") - 1)
+        forward = forward_by_kind(self.spec, stage, self.work[module.name])
+        backward = {
+            kind: backward_flops(self.spec, self.layout, module, stage, flops)
+            for kind, flops in forward.items()
+        }
+        overhead = self.constants.action_overhead * MICRO
+        travel = self._travel(module, stage)
+        between = self._layers(module, stage) + travel
+        ahead = self._computing(module, forward) + between + overhead
+        back, travels = self._computing(module, backward) + overhead, 1
+        if any(flops.linear for flops in backward.values()):
+            back, travels = back + between, 2
+            if self.spec.modules[module.name].recompute == "full":
+                again = {
+                    kind: Flops(linear=flops.linear, attention=flops.attention)
+                    for kind, flops in forward.items()
+                }
+                back, travels = back + self._computing(module, again) + between, 3
+        times = WeightTimes(self.spec, self.constants)
+        gather, reduction = times.gather(module, weights), times.reduction(module, weights)
+        first = 0.0
+        if weights.full_sharding:
+            # Every action gathers its weights and every backward reduces; both run beside it.
+            ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
+            late = reduction[-1] if weights.trained else 0.0
+        else:
+            back += times.accumulation(module, weights, self.work[module.name].forwards)
+            first = gather[-1] + max(0.0, sum(gather[:-1]) - ahead)
+            late = reduction[-1] + max(0.0, sum(reduction[:-1]) - back)
+        forwards = self.work[module.name].forwards
+        flops = sum(each.total for each in (*forward.values(), *backward.values())) * forwards
+        return StageCost(
+            forward=ahead,
+            backward=back,
+            first=first,
+            reduction=late,
+            update=times.update(module, weights),
+            all_to_all=travel * travels * forwards,
+            flops=flops / _parts(module),
+        )
+
+    def _computing(self, module: ModuleLayout, flops: Mapping[LayerKind, Flops]) -> float:
+        rates, spec = self.constants, self.spec
+        if module.is_language:
+            of_blocks, fp8 = (
+                (rates.language_linear, rates.language_attention),
+                rates.language_fp8_speed,
+            )
+        else:
+            of_blocks, fp8 = (rates.vision_linear, rates.vision_attention), rates.vision_fp8_speed
+        if module.fp8:
+            of_blocks = of_blocks[0] * fp8, of_blocks[1]
+        of_layers = {
+            LayerKind.BLOCK: of_blocks,
+            LayerKind.MAMBA: (rates.mamba, rates.mamba),
+            LayerKind.EXPERTS: (rates.experts, rates.experts),
+        }
+        seconds = 0.0
+        for kind, each in flops.items():
+            linear, attention = of_layers[kind]
+            seconds += each.linear / linear + each.attention / attention + each.head / rates.head
+            seconds += (each.patch + each.projector) / rates.matmul
+        speed = {"bf16": 1.0, "fp32": rates.fp32_speed, "fp64": rates.fp64_speed}
+        return seconds / speed[spec.train.precision] / TERA / _parts(module)
+
+    def _layers(self, module: ModuleLayout, stage: Stage) -> float:
+        """Return what the collectives of tp and cp inside a stage take in one direction."""
+        grid, rank = module.grid, module.grid.ranks.start
+        work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
+        number = COMPUTED[self.spec.train.precision]
+        # A region is opened and closed: a gather and a reduce-scatter of all tokens, or one
+        # all-reduce, which is as much. Embedding, projector and head are half each.
+        tokens = work.held * stream * number
+        layers = layer_widths(self.spec.modules[module.name].model, stage)
+        regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
+        seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
+        for layer in layers:
+            if layer.mamba is not None:
+                # Tokens for heads, there and back: (cp - 1) / cp of what a rank holds.
+                features = 2 * layer.query + 2 * layer.key + layer.heads
+            else:
+                features = grid.size("cp") * 2 * layer.key
+            traded = work.held * features / grid.size("tp") * number
+            if traded:
+                seconds += self.links.collective(grid.group_of(rank, "cp"), traded)
+        return seconds
+
+    def _travel(self, module: ModuleLayout, stage: Stage) -> float:
+        """Return the seconds in which tokens travel to experts and back in one direction."""
+        if module.experts is None:
+            return 0.0
+        model, number = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
+        # Each rank of a tp group sends a part of its tokens.
+        sent = self.work[module.name].held * model.hidden * number // module.grid.size("tp")
+        ep, split = module.experts.groups("ep")[0], module.experts.groups("tp")[0]
+        seconds = 0.0
+        for layer in layer_widths(model, stage):
+            if layer.experts is not None:
+                size = layer.experts.top_k * sent
+                # Ranks that split an expert gather what each of them got, and sum the answers.
+                gathered = self.links.collective(split, len(split) * size)
+                seconds += 2 * (self.links.collective(ep, size) + gathered)
+        return seconds
+
+    def _edge(self, module: ModuleLayout) -> float:
+        """Return the seconds of one activation from a stage to the next."""
+        grid, rank = module.grid, module.grid.ranks.start
+        if grid.size("pp") == 1:
+            return 0.0
+        size = self.spec.modules[module.name].model.hidden
+        shared = grid.size("tp") if module.sequence_parallel else 1
+        tokens = self.work[module.name].held // shared
+        return self.links.transfer(
+            grid.group_of(rank, "pp")[:2], tokens * size * COMPUTED[self.spec.train.precision]
+        )
+
+    def _bridge(self, encoder: ModuleLayout) -> float:
+        """Return the seconds in which the rows of one group cross a bridge, one way."""
+        width = self.spec.language.model.hidden * COMPUTED[self.spec.train.precision]
+        size = max(row_bytes(self.layout, encoder, self.work[encoder.name], width))
+        last = len(encoder.stages) - 1
+        rank = encoder.stage_ranks(last)[0]
+        if exchanges(self.layout, encoder):
+            ranks = component_of(self.layout, rank, encoder.name)
+        else:
+            ends = partners(self.layout, rank, Action(encoder.name, None, Kind.SEND_F, 0))
+            ranks = (rank, *ends)
+        others = set(ranks) - {rank}
+        # Rows that stay on their rank are copied.
+        copy = 2 * size / self.constants.memory_bandwidth / GIGA
+        return copy + (self.links.transfer(ranks, size) if others else 0.0)
+
+
+def _parts(module: ModuleLayout) -> int:
+    """Return the ranks that share the work of a replica's stage."""
+    return module.grid.size("tp") * module.grid.size("cp")

@@ -1,0 +1,253 @@
+"""What a step is expected to take: memory, FLOPs and time, once for all ranks that are alike.
+
+Decides: which ranks are alike, which of them stand for the rest, and what follows the schedule.
+Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate` for the course.
+Leaves: showing it to `drawing.report` and `cli`, judging it to `checks.memory`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.communication_times import MICRO
+from mimo_launch.estimate.cost_model import TERA, CostModel, StageCost
+from mimo_launch.estimate.memory import COMPUTED, stage_memory
+from mimo_launch.estimate.memory_peak import peak_memory
+from mimo_launch.estimate.parameters import StageWeights, stage_weights
+from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
+from mimo_launch.estimate.workload import row_bytes, workload
+from mimo_launch.layout.layout import Layout, Role
+from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.channels import channels_of, components_of
+from mimo_launch.schedule.generate import Programs
+from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
+from mimo_launch.schedule.simulate import Simulation, simulate
+from mimo_launch.spec.model import CustomModel, Spec
+
+_MILLI = 1e-3
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RankClass:
+    """Ranks that hold the same stages with equal weights and run one program."""
+
+    role: Role
+    ranks: tuple[int, ...]
+    weights: tuple[StageWeights, ...]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Estimates of a plan, for its spec or one with other settings of the same layout."""
+
+    plan: Plan
+    constants: Calibration
+    spec: Spec
+
+    @classmethod
+    def of(cls, plan: Plan, constants: Calibration | None = None) -> "Estimator":
+        """Return the estimates of a plan, on the default device unless told otherwise."""
+        return cls(plan, constants or Calibration(), plan.spec)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the plan."""
+        return self.plan.layout
+
+    @property
+    def programs(self) -> Programs:
+        """The program of each rank."""
+        return self.plan.training
+
+    @cached_property
+    def sample(self) -> SamplePlan:
+        """The sample that stands for every sample of a step."""
+        return nominal_data_plan(self.spec).samples[0]
+
+    @cached_property
+    def classes(self) -> tuple[RankClass, ...]:
+        """The classes of ranks that hold anything, in the order of their first ranks.
+
+        A rank that waits for one with more to do is not like one that does not.
+        """
+        layout, held = self.layout, dict[tuple[str, int, int], StageWeights]()
+
+        def weights(rank: int, name: str, stage: int) -> StageWeights:
+            module = layout[name]
+            key = (name, stage, module.grid.index("tp", rank))
+            if key not in held:
+                held[key] = stage_weights(self.spec, module.stages[stage], key[2])
+            return held[key]
+
+        finer = refined(classes_of(layout), layout.modules)
+        ranks_of: dict[tuple[object, ...], list[int]] = {}
+        for rank, role in enumerate(layout.roles):
+            if role:
+                sizes = tuple(weights(rank, name, stage).numel for name, stage in role)
+                kind = (role, finer[rank], id(self.programs[rank]), sizes)
+                ranks_of.setdefault(kind, []).append(rank)
+        return tuple(
+            RankClass(role, tuple(ranks), tuple(weights(ranks[0], *each) for each in role))
+            for ranks in ranks_of.values()
+            for role in (layout.roles[ranks[0]],)
+        )
+
+    @cached_property
+    def model(self) -> CostModel:
+        """The times of all actions."""
+        work = {m.name: workload(self.layout, m, self.sample) for m in self.layout.modules}
+        return CostModel(self.spec, self.layout, work, self.constants)
+
+    @cached_property
+    def _costs(self) -> dict[tuple[str, int], StageCost]:
+        return {
+            (module.name, stage.index): self.model.stage(module, stage)
+            for module in self.layout.modules
+            for stage in module.stages
+        }
+
+    def memory(self, alike: RankClass) -> MemoryRow:
+        """Return the memory of one class at its worst moment."""
+        rank, layout, work = alike.ranks[0], self.layout, self.model.work
+        stages = {
+            (name, stage): stage_memory(
+                self.spec,
+                layout,
+                layout[name],
+                layout[name].stages[stage],
+                work[name],
+                layout[name].grid.index("tp", rank),
+            )
+            for name, stage in alike.role
+        }
+        width = self.spec.language.model.hidden * COMPUTED[self.spec.train.precision]
+        return peak_memory(
+            layout,
+            stages,
+            {e.name: row_bytes(layout, e, work[e.name], width) for e in layout.encoders},
+            self.programs[rank],
+            self.constants,
+            communicators=self.communicators(rank),
+        )
+
+    def communicators(self, rank: int) -> int:
+        """Return how many NCCL communicators a rank opens: `comm.warm_up` does, at start."""
+        mine = sum(rank in ranks for ranks in self._groups)
+        # That of all ranks is one more, even where a group is as large.
+        mine += self.layout.world_size > 1
+        return mine + len(channels_of(self.layout, rank, self.programs[rank]))
+
+    @cached_property
+    def _groups(self) -> frozenset[tuple[int, ...]]:
+        """The groups of several ranks, as `GridSet` makes them: equal sets of ranks share one."""
+        found = {plan.ranks for plan in self.layout.groups}
+        found.update(*(components_of(self.layout, each.name) for each in self.layout.encoders))
+        return frozenset(ranks for ranks in found if len(ranks) > 1)
+
+    @cached_property
+    def course(self) -> Simulation:
+        """The step in seconds, of the first rank of each class."""
+        classes = [-1] * self.layout.world_size
+        for number, alike in enumerate(self.classes):
+            for rank in alike.ranks:
+                classes[rank] = number
+        meetings = ClassMeetings(self.layout, classes)
+        return simulate(self.layout, self.programs, self.model.costs(), meetings=meetings)
+
+    def estimates(self, rank: int | None = None) -> Estimates:
+        """Return what is expected of all ranks; with `rank`, of its class only."""
+        course, constants = self.course, self.constants
+        finish = {alike: self._finish(alike) for alike in self.classes}
+        update = {
+            alike: sum(self._costs[stage].update for stage in alike.role) for alike in self.classes
+        }
+        after = constants.collective_latency * MICRO + constants.step_overhead * _MILLI
+        total = max(finish.values()) + max(update.values()) + after
+        tflop = {alike: self._tflop(alike) for alike in self.classes}
+        busy = [(len(alike.ranks), course.bubble(alike.ranks[0])) for alike in self.classes]
+        world, step_tflop = (
+            self.layout.world_size,
+            sum(len(alike.ranks) * tflop[alike] for alike in self.classes),
+        )
+        tokens = self.layout.samples.global_batch * self.layout.seq
+        return Estimates(
+            device=constants.device,
+            gpu_memory=self.spec.nodes.memory if self.spec.nodes else None,
+            step_seconds=total,
+            schedule_seconds=course.makespan,
+            tokens_per_second_per_gpu=tokens / total / world,
+            tflop=step_tflop,
+            tflops_per_gpu=step_tflop / total / world,
+            bubble=sum(n * bubble for n, bubble in busy) / sum(n for n, _ in busy),
+            not_counted=self._not_counted(),
+            ranks=tuple(
+                self._row(alike, total, finish[alike], update[alike] + after, tflop[alike])
+                for alike in self.classes
+                if rank is None or rank in alike.ranks
+            ),
+        )
+
+    def _not_counted(self) -> dict[str, tuple[str, ...]]:
+        """Return what is unknown of classes of a user's own, which no plan imports."""
+        return {
+            name: ("activations",) if model.parameters else ("weights", "work", "activations")
+            for name, module in self.spec.modules.items()
+            if isinstance(model := module.model, CustomModel)
+        }
+
+    def _finish(self, alike: RankClass) -> float:
+        """Return when a class has its gradients: after its program and the last reduction."""
+        events = self.course.events[alike.ranks[0]]
+        ends = [event.stop for event in events[-1:]]
+        for event in events:
+            action = event.slot[0]
+            if action.kind is Kind.BACKWARD:
+                # That of the last backward is the latest.
+                ends.append(event.stop + self._costs[action.module, action.stage or 0].reduction)
+        return max(ends, default=0.0)
+
+    def _tflop(self, alike: RankClass) -> float:
+        return sum(self._costs[stage].flops for stage in alike.role) / TERA
+
+    def _row(
+        self, alike: RankClass, total: float, finish: float, update: float, tflop: float
+    ) -> RankEstimate:
+        memory, first = self.memory(alike), alike.ranks[0]
+        events = self.course.events[first]
+        end = events[-1].stop if events else 0.0
+        computing, reducing, updating = (
+            each / total for each in (self.course.busy(first), finish - end, update)
+        )
+        stages = []
+        for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
+            cost = self._costs[name, stage]
+            stages.append(
+                StageEstimate(
+                    module=name,
+                    stage=stage,
+                    parameters=weights.numel,
+                    trained_parameters=weights.trained,
+                    tflop=cost.flops / TERA,
+                    forward_ms=cost.forward / _MILLI,
+                    backward_ms=cost.backward / _MILLI,
+                )
+            )
+        return RankEstimate(
+            role=tuple(f"{name}.{stage}" for name, stage in alike.role),
+            ranks=alike.ranks,
+            parameters=sum(weights.numel for weights in alike.weights),
+            stages=tuple(stages),
+            memory=memory,
+            allocated_bytes=memory.allocated,
+            total_bytes=memory.total,
+            tflop=tflop,
+            bubble=self.course.bubble(first),
+            computing=computing,
+            all_to_all=sum(self._costs[stage].all_to_all for stage in alike.role) / total,
+            waiting=max(0.0, 1 - computing - reducing - updating),
+            reducing=reducing,
+            updating=updating,
+        )

@@ -1,0 +1,223 @@
+"""Memory of one stage on one rank: what it holds always, and what each action adds or frees.
+
+Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them.
+Relies on: `parameters` for weights, `saved_by_layer` for activations, `workload` for tokens.
+Leaves: their sum over the course of a step to `memory_peak`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mimo_launch.estimate.parameters import Weight, adds_in_products, stage_weights
+from mimo_launch.estimate.saved_by_layer import backward_tensors, forward_tensors, layer_tensors
+from mimo_launch.estimate.workload import Widths, Workload, layer_widths, patch_work, widths
+from mimo_launch.kinds.saved_activations import RECOMPUTED, Kept
+from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.row_owners import even_cut
+from mimo_launch.layout.stages import Stage
+from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.model import CustomModel, LanguageModel, Spec, VitModel
+
+# Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
+STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
+COMPUTED = {"fp64": 8, "fp32": 4, "bf16": 2}
+MOMENTS = {"adamw": 2, "sgd": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of one stage on one rank.
+
+    `weights`, `moments`: sharded over dp x cp, always there. `gathered`: the whole weights, from
+    the first forward to the last backward (with full sharding only the units at work);
+    `gather_buffer`: besides, while they arrive. `accumulated`: whole gradients, from the first
+    backward to the last. `gradients`: their shards, after it (with full sharding after the first).
+    `backward_gradients`, `reduce_buffer`: besides, while any, or the last, backward runs. `kept`:
+    per forward until its backward. `forward_extra`, `backward_extra`: activations while it runs.
+    `edge`: one activation between stages.
+    """
+
+    weights: int
+    moments: int
+    gathered: int
+    gather_buffer: int
+    accumulated: int
+    gradients: int
+    backward_gradients: int
+    reduce_buffer: int
+    kept: int
+    forward_extra: int
+    backward_extra: int
+    edge: int
+
+
+def stage_memory(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+) -> StageMemory:
+    """Return the memory of a stage on the ranks at `tp`."""
+    weights = stage_weights(spec, stage, tp)
+    shards = module.grid.size("dp") * module.grid.size("cp")
+    of_experts = module.experts.size("dp") if module.experts else 1
+
+    def sharded(some: Iterable[Weight]) -> int:
+        return sum(each.shard(of_experts if each.of_experts else shards) for each in some)
+
+    stored, computed = STORED[spec.train.precision], COMPUTED[spec.train.precision]
+    trained = [weight for weight in weights.all() if weight.trains]
+    shard, own = sharded(weights.all()), sharded(trained)
+    *blocks, root = weights.units()
+    if module.experts:  # Units are unlike each other: the two largest come one after another.
+        blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
+    two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
+    ends = sum(weight.numel for weight in root)
+    full = weights.full_sharding
+    accumulates = bool(own) and not full and work.forwards > 1
+    unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
+    rest = [weight for weight in root if weight.trains]
+    # Added up inside matrix products, gradients never stand beside their sum.
+    in_products = accumulates and adds_in_products(spec, module.name)
+    beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
+    block, last = (sum(each.numel for each in some) for some in (unit, rest))
+    activations = _Activations(spec, layout, module, stage, work, tp)
+    return StageMemory(
+        weights=shard * stored,
+        moments=MOMENTS[spec.optimizer.kind] * own * stored,
+        # The root stays gathered, and the next unit arrives while one computes.
+        gathered=(two_blocks + ends if full else weights.numel) * computed,
+        gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
+        accumulated=weights.trained * stored if accumulates else 0,
+        gradients=own * stored,
+        # A block is reduced as soon as it is done, the rest at the end of the backward.
+        backward_gradients=sum(each.numel for each in beside) * computed,
+        reduce_buffer=(2 * block or last) * stored,
+        kept=activations.kept(),
+        forward_extra=activations.forward(),
+        backward_extra=activations.backward(),
+        edge=activations.stream,
+    )
+
+
+def kept_by_layers(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+) -> int:
+    """Return the bytes that the layers of a stage keep of one forward on the ranks at `tp`."""
+    return _Activations(spec, layout, module, stage, work, tp).kept_by_layers()
+
+
+class _Activations:
+    """Bytes of the activations of one forward of a stage."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        layout: Layout,
+        module: ModuleLayout,
+        stage: Stage,
+        work: Workload,
+        tp: int,
+    ) -> None:
+        self.spec, self.module, self.stage, self.work = spec, module, stage, work
+        self.name, self.model = module.name, spec.modules[module.name].model
+        self.size, self.tp = widths(self.model), module.grid.size("tp")
+        self.layers = layer_widths(self.model, stage)
+        self.bytes = COMPUTED[spec.train.precision]
+        self.tokens = work.held
+        self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
+        self.words = len(even_cut(padded_vocab_size(spec), self.tp, tp))
+        self.differentiates = needs_backward(layout, module, stage.index)
+        frozen = spec.modules[module.name].frozen
+        self.through_blocks = self.differentiates and frozen != "except_projector"
+        self.weights_train = frozen is False
+        self.recomputes = spec.modules[module.name].recompute == "full"
+
+    @property
+    def stream(self) -> int:
+        """One activation between blocks or stages."""
+        return self.shared_tokens * self.size.stream * self.bytes
+
+    def kept(self) -> int:
+        """Return what stays until the backward."""
+        total = self._ends() if self.differentiates else 0
+        if self.through_blocks:
+            total += self.kept_by_layers() + self.stream
+        return total
+
+    def kept_by_layers(self) -> int:
+        """Return what of that the layers keep."""
+        if not self.through_blocks:
+            return 0
+        return sum(self._sum(self._of_layer(each), each) for each in self.layers)
+
+    def forward(self) -> int:
+        """Return what a forward needs besides, at its worst place."""
+        if self.through_blocks:
+            return self.logits()
+        alive = forward_tensors(self.model)
+        return max(*(self._sum(alive, each) for each in self.layers), self.logits())
+
+    def backward(self) -> int:
+        """Return what a backward needs besides, at its worst place."""
+        if not self.through_blocks:
+            return 0
+        return max(
+            *(self._layer_backward(each) for each in self.layers), self.logits() + self.stream
+        )
+
+    def _of_layer(self, size: Widths) -> tuple[Kept, ...]:
+        return RECOMPUTED if self.recomputes else layer_tensors(self.spec, self.name, size)
+
+    def _layer_backward(self, size: Widths) -> int:
+        total = self._sum(backward_tensors(self.model), size)
+        if self.recomputes:
+            total += self._sum(layer_tensors(self.spec, self.name, size), size)
+            total -= self._sum(RECOMPUTED, size)
+        return total
+
+    def logits(self) -> int:
+        """Return one tensor of logits; beside it stands the gradient, which is kept."""
+        is_head = self.module.is_language and self.stage.is_last
+        return self.tokens * self.words * self.bytes if is_head else 0
+
+    def _sum(self, tensors: Iterable[Kept], size: Widths) -> int:
+        """Return the bytes of some tensors of one block."""
+        tp = self.tp
+        # With fewer key heads than tp ranks, each rank holds one of them; so with Mamba's groups.
+        head = size.query // size.heads if size.mamba is None else size.mamba.state
+        key = max(size.key // tp, head)
+        total = 0
+        for each in tensors:
+            width = each.stream * size.stream + each.query * size.query // tp + each.key * key
+            width += each.inner * size.inner // tp
+            if size.experts is not None and self.module.experts is not None:
+                copies = size.experts.top_k * size.stream // tp
+                split = self.module.experts.size("tp")
+                width += copies * (each.arrived * split + each.returned)
+            tokens = self.shared_tokens if each.shared else self.tokens
+            total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
+        return total
+
+    def _ends(self) -> int:
+        """Return what the layers around the blocks keep: patches, projector, head."""
+        first, last = self.stage.is_first, self.stage.is_last
+        model, total = self.model, 0
+        patches = self.tokens - self.work.class_tokens
+        if isinstance(model, LanguageModel):
+            if last:
+                normed = self.size.stream if self.weights_train else 0
+                total += self.tokens * (normed + self.words) * self.bytes
+            return total
+        if isinstance(model, CustomModel):
+            return total
+        if first and self.through_blocks:
+            split = self.tp if self.module.sequence_parallel else 1
+            total += patches // split * patch_work(model).kept * self.bytes
+            if isinstance(model, VitModel) and model.pre_norm:
+                total += self.stream
+        if last:
+            out = self.spec.language.model.hidden
+            inner = 2 * model.projector_width(out) // self.tp
+            held_rows = patches // model.patches_per_row
+            total += patches * self.size.stream * self.bytes
+            total += held_rows * (inner + out // self.tp) * self.bytes
+        return total

@@ -1,0 +1,152 @@
+"""The largest memory of a rank in the course of a step, with its parts.
+
+Decides: what is alive at each action of a program.
+Relies on: `memory` for the bytes of each stage.
+Leaves: whether it fits to `checks.memory`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.memory import StageMemory
+from mimo_launch.estimate.rows import MemoryRow
+from mimo_launch.layout.layout import Layout
+from mimo_launch.schedule.actions import Action, Kind, Program
+
+Stages = Mapping[tuple[str, int], StageMemory]
+RowBytes = Mapping[str, tuple[int, int]]
+GB = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Course:
+    """What changes during a step, in bytes."""
+
+    gathered: int = 0
+    gradients: int = 0
+    activations: int = 0
+    transfers: int = 0
+
+
+class _Walk:
+    """Goes through a program and remembers the worst moment."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        stages: Stages,
+        row_bytes: RowBytes,
+        program: Program,
+    ) -> None:
+        self.layout, self.stages, self.row_bytes = layout, stages, row_bytes
+        self.now = _Course()
+        self.started: set[tuple[str, int]] = set()
+        self.seen: set[tuple[str, int]] = set()
+        self.last = {
+            (a.module, a.stage or 0): a for slot in program for a in slot if a.kind is Kind.BACKWARD
+        }
+        self.weights = sum(each.weights for each in stages.values())
+        self.moments = sum(each.moments for each in stages.values())
+        self.worst: tuple[int, ...] = (0,) * 5
+        self._note()
+        for slot in program:
+            for action in slot:
+                self._run(action)
+
+    def _note(self, *, gradients: int = 0, activations: int = 0, buffers: int = 0) -> None:
+        """Compare this moment, with what is there for it alone, to the worst so far."""
+        now = self.now
+        parts = (
+            self.weights + now.gathered,
+            now.gradients + gradients,
+            self.moments,
+            now.activations + activations,
+            now.transfers + buffers,
+        )
+        if sum(parts) > sum(self.worst):
+            self.worst = parts
+
+    def _run(self, action: Action) -> None:
+        if action.kind is Kind.FORWARD:
+            self._forward((action.module, action.stage or 0))
+        elif action.kind is Kind.BACKWARD:
+            self._backward(action, (action.module, action.stage or 0))
+        elif action.stage is not None:
+            # Input gradients stay in their send buffers until the step ends.
+            if action.kind is Kind.SEND_B:
+                self.now.transfers += self.stages[action.module, action.stage].edge
+        else:
+            self._bridge(action)
+
+    def _forward(self, key: tuple[str, int]) -> None:
+        stage, buffers = self.stages[key], 0
+        if key not in self.started:
+            self.started.add(key)
+            self.now.gathered += stage.gathered
+            buffers = stage.gather_buffer
+        self.now.activations += stage.kept
+        self._note(activations=stage.forward_extra, buffers=buffers)
+
+    def _backward(self, action: Action, key: tuple[str, int]) -> None:
+        stage = self.stages[key]
+        if key not in self.seen:
+            self.seen.add(key)
+            self.now.gradients += stage.accumulated
+        is_last = self.last[key] == action
+        self._note(
+            gradients=stage.backward_gradients,
+            activations=stage.backward_extra,
+            buffers=stage.reduce_buffer if is_last else 0,
+        )
+        self.now.activations -= stage.kept
+        if is_last:
+            self.now.gradients += stage.gradients - stage.accumulated
+            self.now.gathered -= stage.gathered
+            self._note()
+
+    def _bridge(self, action: Action) -> None:
+        """Account for rows: leaves and their gradients at language, packed buffers at both ends."""
+        sent, received = self.row_bytes[action.module]
+        at_encoder = (action.module, len(self.layout[action.module].stages) - 1) in self.stages
+        at_language = (self.layout.language.name, 0) in self.stages
+        if action.kind in (Kind.RECV_F, Kind.EXCHANGE_F) and at_language:
+            self.now.transfers += 2 * received
+        elif action.kind in (Kind.SEND_B, Kind.EXCHANGE_B) and at_language:
+            # The leaves go; the packed gradients stay in their buffers if they are sent pairwise.
+            self.now.transfers -= received if action.kind is Kind.SEND_B else 2 * received
+        if action.kind is Kind.SEND_F and at_encoder:
+            self.now.transfers += sent
+        elif action.kind in (Kind.RECV_B, Kind.EXCHANGE_B) and at_encoder:
+            self._note(buffers=sent)
+        self._note()
+
+
+def peak_memory(
+    layout: Layout,
+    stages: Stages,
+    row_bytes: RowBytes,
+    program: Program,
+    calibration: Calibration,
+    *,
+    communicators: int,
+) -> MemoryRow:
+    """Return the memory of a rank at its worst moment.
+
+    `stages` are those it holds. `row_bytes` says per encoder what an encoder rank sends and what a
+    language rank receives for one group; `communicators` counts those of NCCL that it opens.
+    """
+    worst = _Walk(layout, stages, row_bytes, program).worst
+    weights, gradients, optimizer, activations, transfers = worst
+    workspace = round(calibration.workspace_memory * GB) if stages else 0
+    outside = calibration.context_memory + communicators * calibration.communicator_memory
+    return MemoryRow(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        transfers=transfers,
+        workspace=workspace,
+        reserve=round(calibration.allocator_slack * (sum(worst) + workspace)),
+        device=round(outside * GB),
+    )

@@ -1,0 +1,85 @@
+"""Seconds of what a step does with weights: gather them, add up and reduce gradients, update.
+
+Decides: how many bytes each of these moves.
+Relies on: `parameters` for the weights of a stage and its FSDP units, `communication_times`.
+Leaves: what they hide behind to `cost_model`.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.communication_times import GIGA, LinkTimes
+from mimo_launch.estimate.memory import COMPUTED, STORED
+from mimo_launch.estimate.parameters import StageWeights, Weight, adds_in_products
+from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.spec.model import Spec
+
+# Passes of the optimizer over a shard, in numbers read or written: AdamW reads weight, gradient and
+# two moments and writes all but the gradient; the norm reads each gradient once more.
+_PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
+
+
+@dataclass(frozen=True)
+class WeightTimes:
+    """Times the weights of a stage on one rank."""
+
+    spec: Spec
+    constants: Calibration
+
+    @property
+    def links(self) -> LinkTimes:
+        """The seconds of single collectives."""
+        return LinkTimes(self.spec, self.constants)
+
+    def gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
+        """Return the seconds in which each FSDP unit is gathered, the root last."""
+        number, seconds = COMPUTED[self.spec.train.precision], []
+        for unit in weights.units():
+            group = _replicas(module, unit)
+            size = sum(weight.numel for weight in unit) * number
+            # Copied in and out of the buffer.
+            copies = 4 * size / self.constants.memory_bandwidth / GIGA
+            seconds.append(self.links.collective(group, size) + copies)
+        return seconds
+
+    def reduction(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
+        """Return the seconds in which the gradients of each unit are reduced, the root last."""
+        number, seconds = STORED[self.spec.train.precision], []
+        for unit in weights.units():
+            group = _replicas(module, unit)
+            size = sum(weight.numel for weight in unit if weight.trains) * number
+            copies = 2 * size / self.constants.memory_bandwidth / GIGA
+            seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
+        return seconds
+
+    def accumulation(self, module: ModuleLayout, weights: StageWeights, forwards: int) -> float:
+        """Return the seconds of adding a microbatch's gradients to those before, if there are."""
+        if forwards == 1:
+            return 0.0
+        precision = self.spec.train.precision
+        stored, computed = STORED[precision], COMPUTED[precision]
+        fused = 0
+        if adds_in_products(self.spec, module.name):
+            fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
+        # A pass reads the sum and the gradient and writes the sum. A product reads the sum, and
+        # writes it where it would write the gradient.
+        size = (weights.trained - fused) * (2 * stored + computed)
+        size += fused * (2 * stored - computed)
+        return size / self.constants.memory_bandwidth / GIGA
+
+    def update(self, module: ModuleLayout, weights: StageWeights) -> float:
+        """Return the seconds in which the optimizer updates this rank's shards."""
+        own = sum(
+            sum(weight.numel for weight in unit if weight.trains) / len(_replicas(module, unit))
+            for unit in weights.units()
+        )
+        size = own * STORED[self.spec.train.precision]
+        passes = _PASSES[self.spec.optimizer.kind]
+        return passes * size / self.constants.memory_bandwidth / GIGA
+
+
+def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
+    """Return the ranks that share out the weights of an FSDP unit."""
+    if module.experts is not None and unit and unit[0].of_experts:
+        return module.experts.groups("dp")[0]
+    return module.grid.group_of(module.grid.ranks.start, "dp", "cp")

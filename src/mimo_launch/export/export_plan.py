@@ -1,0 +1,211 @@
+"""What an export writes: its folders, their configurations and tensors, decided before any byte.
+
+Decides: which folders there are, types of tensors, and every reason why a module cannot be written.
+Relies on: `hugging_face` for architectures and names, `sources` for where weights came from.
+Leaves: reading, writing and renaming to `export`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+
+from mimo_launch.checkpoint.finding import Checkpoint, prefix_of
+from mimo_launch.export.companion_files import Companions, companions_of
+from mimo_launch.export.configs import whole_config
+from mimo_launch.export.sources import Source, source_of
+from mimo_launch.export.tensors import FileTensor, file_tensors
+from mimo_launch.export.unused_layers import with_unused
+from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
+from mimo_launch.hugging_face.family import Place
+from mimo_launch.hugging_face.folder import Config
+from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
+from mimo_launch.spec.model import LanguageModel, Spec
+
+DType = Literal["auto", "source", "bf16", "fp16", "fp32", "fp64"]
+TORCH = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+
+
+class CannotExport(Exception):
+    """The run cannot be written as asked; `reasons` are all of them, one line each."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = tuple(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPlan:
+    """A folder to be written: `where` below the target, `""` for the target itself.
+
+    `projector` are tensors of a file of their own, `projector_config` says what they compute.
+    """
+
+    where: str
+    modules: tuple[str, ...]
+    config: Config
+    tensors: tuple[FileTensor, ...]
+    projector: tuple[FileTensor, ...] = ()
+    projector_config: dict[str, Any] = field(default_factory=dict)
+    beside: Companions = field(default_factory=lambda: Companions({}))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(each.num_bytes for each in (*self.tensors, *self.projector))
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Plans the folders of one checkpoint."""
+
+    checkpoint: Checkpoint
+    dtype: DType = "auto"
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the run."""
+        return self.checkpoint.spec
+
+    @cached_property
+    def sources(self) -> dict[str, Source | None]:
+        """Where the weights of each module came from, as far as it is known and still there."""
+        return {name: source_of(self.spec, name) for name in self.spec.modules}
+
+    @cached_property
+    def modules(self) -> Modules:
+        """The modules, with a vocabulary of which padding is left out."""
+        spec = self.spec
+        models = {name: module.model for name, module in spec.modules.items()}
+        if isinstance(text := models["language"], LanguageModel):
+            models["language"] = text.model_copy(update={"vocab": vocab_size(spec)})
+        tokens = {name: placeholder_id(spec, name) for name in spec.encoders}
+        return Modules(models=models, tokens=tokens, width=models["language"].hidden)
+
+    def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
+        """Return the folders to be written: one per module of `wanted`; without any, of all.
+
+        That is one folder where transformers has a model of these modules together. Raises:
+        CannotExport with every reason.
+        """
+        unknown = [name for name in wanted if name not in self.spec.modules]
+        names = [name for name in wanted or self.spec.modules if name not in unknown]
+        reasons = [
+            f"there is no module `{name}`; there are {', '.join(self.spec.modules)}"
+            for name in unknown
+        ]
+        if self.dtype == "source":
+            reasons += [
+                f"the source of `{name}` is not known: its `init_from` leads to no folder here"
+                for name in names
+                if self.sources[name] is None
+            ]
+        whole = None if wanted else together(self.modules)
+        found = {} if whole else {name: alone(self.modules, name) for name in names}
+        for name in (name for name, each in found.items() if each is None):
+            kept = obstacles(self.modules.models[name])
+            reasons += [f"`{name}` is {reason}" for reason in kept or [_UNKNOWN]]
+        if reasons:
+            raise CannotExport(reasons)
+        if whole:
+            return [self._folder(whole, "")]
+        return [self._folder(each, name) for name, each in found.items() if each]
+
+    def _folder(self, found: Architecture, where: str) -> FolderPlan:
+        """Return the folder of an architecture. Raises: ValueError if a tensor has no place."""
+        tensors, projector, settings = [], [], {}
+        for name in found.parts:
+            model, source = self.modules.models[name], self.sources[name]
+            found, unused = with_unused(found, name, model, source, partial(self._dtype, name))
+            tensors += unused
+            mine, ends = self._tensors(found, name)
+            tensors += mine
+            if ends:
+                projector += ends
+                settings = _projector_config(model, ends)
+        num_bytes = Counter[torch.dtype]()
+        for each in tensors:
+            num_bytes[each.dtype] += each.num_bytes
+        main = str(num_bytes.most_common(1)[0][0]).removeprefix("torch.")
+        config = whole_config(found, self.sources, main, self.spec.batch.seq)
+        return FolderPlan(
+            where,
+            tuple(found.parts),
+            config,
+            tuple(tensors),
+            tuple(projector),
+            settings,
+            companions_of(self.spec, found.parts, self.sources, config),
+        )
+
+    def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
+        """Return the tensors of a module, and those of a projector that has no place among them."""
+        model, part = self.modules.models[name], found.parts[name]
+        segments = self.checkpoint.segments(name)
+        places = {key: part.place(key, model) for key in segments}
+        ends = {key: shape for key, shape in segments.items() if places[key] is None}
+
+        def place(key: str) -> Place:
+            at = places[key]
+            return Place(key) if at is None else replace(at, name=part.file_name(at.name))
+
+        dtype_of = self._dtypes(name, places)
+        made = [
+            file_tensors(
+                {key: shape for key, shape in segments.items() if (key in ends) == is_end},
+                place,
+                dtype_of,
+                prefix=prefix_of(name),
+                vocab=vocab_size(self.spec) if isinstance(model, LanguageModel) else None,
+            )
+            for is_end in (False, True)
+        ]
+        return made[0], made[1]
+
+    def _dtypes(
+        self, name: str, places: Mapping[str, Place | None]
+    ) -> Callable[[str], torch.dtype]:
+        """Return what gives the type of a segment, by its place in the files to be written."""
+        model, source = self.modules.models[name], self.sources[name]
+
+        def of_segment(key: str) -> torch.dtype:
+            try:
+                at = None if source is None else source.part.place(key, model)
+            except KeyError:  # A segment that `init_partial` let the model have besides.
+                at = None
+            found = self._dtype(name, None if at is None else at.name)
+            there = places[key]
+            keeps = there is not None and there.at_least_fp32
+            return torch.promote_types(found, torch.float32) if keeps else found
+
+        return of_segment
+
+    def _dtype(self, name: str, inner: str | None) -> torch.dtype:
+        """Return the type of a tensor of a module, by what the family of its source calls it."""
+        if self.dtype in TORCH:
+            return TORCH[self.dtype]
+        source = self.sources[name]
+        return TORCH[self.spec.train.precision] if source is None else source.dtype(inner)
+
+
+_UNKNOWN = "of a kind that transformers does not have"
+
+
+def _projector_config(model: Any, tensors: Sequence[FileTensor]) -> dict[str, Any]:
+    """Return what `projector.json` says."""
+    matrices = [each.shape for each in tensors if len(each.shape) > 1]
+    return {
+        "projector": model.projector,
+        "activation": getattr(model, "projector_activation", "gelu"),
+        "patches_per_row": model.patches_per_row,
+        "in_features": matrices[0][1],
+        "out_features": matrices[-1][0],
+    }

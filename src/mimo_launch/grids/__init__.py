@@ -1,1 +1,0 @@
-"""Live process groups of a layout."""

@@ -1,0 +1,1 @@
+"""Folders of Hugging Face models: weights, tokenizers and processors, without torch."""

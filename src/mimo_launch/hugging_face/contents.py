@@ -1,0 +1,141 @@
+"""What a Hugging Face folder holds, by our words: modules, their sizes, tensors and types.
+
+Decides: what is said of a folder, and which keys of a model need not be written.
+Relies on: `config.json` and the headers of the files; no tensor is read.
+Leaves: showing it to `cli.inspect`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.hugging_face import vit
+from mimo_launch.hugging_face.architectures import value_of
+from mimo_launch.hugging_face.folder import CONFIG, Config, ConfigError, has_weights, read_config
+from mimo_launch.hugging_face.headers import Header, read_headers
+from mimo_launch.hugging_face.part import Part
+from mimo_launch.hugging_face.registry import parts_not_read, parts_of
+from mimo_launch.spec.load import model_from_data
+
+# What a whole model calls the token that stands for a row of an image.
+_TOKENS = ("image_token_index", "image_token_id")
+NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
+
+    `not_computed` are settings, as `key: value`, that our model does not have; there are no keys
+    and no tensors then. `placeholder` is the token that stands for its rows, if the folder says it.
+    """
+
+    name: str
+    model_type: str
+    kind: str
+    keys: Mapping[str, Any]
+    not_computed: tuple[str, ...]
+    tensors: int
+    parameters: int
+    placeholder: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A folder: its `model_type`, modules, files, and elements by type (`BF16`).
+
+    `unread` is what of it belongs to no module of ours, in words.
+    """
+
+    folder: Path
+    model_type: str
+    modules: tuple[Module, ...]
+    files: tuple[str, ...]
+    dtypes: Mapping[str, int]
+    unread: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements in all files."""
+        return sum(self.dtypes.values())
+
+
+def read_contents(folder: Path) -> Contents:
+    """Look into a folder. Raises: ConfigError; FilesError."""
+    config = read_config(folder)
+    headers = read_headers(folder) if has_weights(folder) else {}
+    dtypes = Counter[str]()
+    for header in headers.values():
+        dtypes[header.dtype] += header.numel
+    model_type = str(config.get("model_type"))
+    parts = [_described(part, config, headers) for part in parts_of(config)]
+    return Contents(
+        folder,
+        model_type,
+        tuple(parts),
+        tuple(sorted({header.file for header in headers.values()})),
+        dict(dtypes),
+        tuple(
+            f"{setting}; read are {', '.join(types)}" for setting, types in parts_not_read(config)
+        ),
+    )
+
+
+def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -> Module:
+    family, not_computed = part.family, part.not_computed()
+    keys = {} if not_computed else part.keys()
+    if keys and family.model_type == vit.CLIP:
+        keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
+    mine = {}
+    if keys:
+        try:
+            # As a spec has them, of which the words of an error speak.
+            plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
+            model = model_from_data({"kind": family.kind, **plain})
+        except ValueError as error:
+            raise ConfigError(f"of {CONFIG}, {error}") from error
+        mine = {
+            name: header
+            for name, header in headers.items()
+            if part.inner_name(name) is not None and not part.is_ignored(name, model)
+        }
+    token = next((config[key] for key in _TOKENS if isinstance(config.get(key), int)), None)
+    return Module(
+        name=NAMES[family.kind],
+        model_type=family.model_type,
+        kind=family.kind,
+        keys=_with_training(part, _needed(family.kind, keys)) if keys else {},
+        not_computed=not_computed,
+        tensors=len(mine),
+        parameters=sum(header.numel for header in mine.values()),
+        placeholder=token if family.kind == "vit" else None,
+    )
+
+
+def _with_training(part: Part[Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys with those that say how the folder's model is trained."""
+    training = part.training()
+    return {**keys, "moe": {**keys["moe"], **training}} if training else keys
+
+
+def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys without those that say what is so by default, in sections as well."""
+    kept = dict(keys)
+
+    def is_said(rest: Mapping[str, Any], key: str) -> bool:
+        try:
+            return bool(value_of(model_from_data({"kind": kind, **rest}), key) == keys[key])
+        except ValueError:  # What was left out has no default.
+            return False
+
+    for key, value in keys.items():
+        if is_said(rest := {name: each for name, each in kept.items() if name != key}, key):
+            kept = rest
+            continue
+        for inner in value if isinstance(value, dict) else ():
+            section = {name: each for name, each in kept[key].items() if name != inner}
+            if is_said({**kept, key: section}, key):
+                kept[key] = section
+    return kept

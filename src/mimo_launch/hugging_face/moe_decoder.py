@@ -1,0 +1,167 @@
+"""Decoders with experts of Mixtral and Qwen3-MoE shape.
+
+Decides: what their configurations say of experts, and what the tensors of these are called.
+Relies on: `decoder` for all else of a block; `config.json` as transformers 4 and 5 write it.
+Leaves: reading tensors to `checkpoint`.
+
+Source: `transformers` 5.23, models/mixtral and models/qwen3_moe; arXiv:2401.04088,
+arXiv:2505.09388.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mimo_launch.hugging_face import decoder
+from mimo_launch.hugging_face.experts import moe_keys
+from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.spec.model import DecoderModel
+
+# What transformers balances the load of experts with.
+BALANCE = 0.001
+_MLP = re.compile(r"layers\.(\d+)\.mlp\.(router|experts\.(\d+)\.(gate|up|down))\.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a family has besides experts, and how it calls them.
+
+    `only_experts`: every layer has them, and their weights are normalised. `width` is the setting
+    that says theirs, `maps` are their tensors by ours. `defaults` are those of its configuration
+    where they are not those of dense decoders; `only` is what is computed.
+    """
+
+    block: decoder.Kind
+    only_experts: bool
+    width: str
+    prefix: str
+    maps: Mapping[str, str]
+    architecture: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "mixtral": Kind(
+        block=decoder.Kind(qkv_bias=False, qk_norm=False, kv_heads=8, head_size=None),
+        only_experts=True,
+        width="intermediate_size",
+        prefix="block_sparse_moe",
+        maps={"gate": "w1", "up": "w3", "down": "w2"},
+        architecture="MixtralForCausalLM",
+        defaults={
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 14336,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        only={"sliding_window": None},
+    ),
+    "qwen3_moe": Kind(
+        block=decoder.Kind(qkv_bias=False, qk_norm=True, kv_heads=4, head_size=None),
+        only_experts=False,
+        width="moe_intermediate_size",
+        prefix="mlp",
+        maps={each: f"{each}_proj" for each in ("gate", "up", "down")},
+        architecture="Qwen3MoeForCausalLM",
+        defaults={
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "intermediate_size": 6144,
+        },
+    ),
+}
+
+
+def not_computed(kind: Kind, config: Config) -> Iterator[str]:
+    """Yield, as `key: value`, what the model asks for and our decoder does not do."""
+    yield from decoder.not_computed(config, by_layer=False)
+    for key, only in kind.only.items():
+        if differs(config, key, only):
+            yield f"{key}: {short(config[key])}"
+    dense = config.get("mlp_only_layers") or []
+    if dense != list(range(len(dense))):
+        yield f"mlp_only_layers: {short(dense)}"
+
+
+def keys(kind: Kind, config: Config) -> dict[str, Any]:
+    """Return the keys of `model` that say the same as a configuration. Raises: ConfigError."""
+    config = {**kind.defaults, **config}
+    found = decoder.keys(kind.block, config)
+    # transformers 5 writes the former and reads both.
+    count = next(key for key in ("num_local_experts", "num_experts") if key in config)
+    moe = {
+        "experts": number(config, count),
+        "top_k": number(config, "num_experts_per_tok"),
+        "width": number(config, kind.width),
+    }
+    if kind.only_experts:
+        del found["mlp"]
+    else:
+        moe |= {
+            "normalize": bool(config.get("norm_topk_prob", False)),
+            "every": number(config, "decoder_sparse_step", 1),
+            "first_dense": len(config.get("mlp_only_layers") or []),
+        }
+    return {**found, "moe": moe_keys(**moe)}
+
+
+def balance(config: Config) -> dict[str, Any]:
+    """Return the keys of `moe` that say how a configuration trains. Raises: ConfigError."""
+    return {"aux_loss": number(config, "router_aux_loss_coef", BALANCE)}
+
+
+def place(kind: Kind, name: str, model: DecoderModel) -> Place:
+    """Return where the tensor is that we call `name`, less the module.
+
+    Raises: KeyError for a name that a decoder does not have.
+    """
+    found = _MLP.fullmatch(name)
+    if found is None:
+        return decoder.place(name, model)
+    layer, what, expert, weight = found.groups()
+    inner = "gate" if what == "router" else f"experts.{expert}.{kind.maps[weight]}"
+    return Place(f"model.layers.{layer}.{kind.prefix}.{inner}.weight")
+
+
+def config_of(model_type: str, model: DecoderModel) -> Config:
+    """Return the configuration of a decoder of ours with experts, as transformers 5 writes it."""
+    kind, moe = KINDS[model_type], model.moe
+    if moe is None:
+        raise ValueError(f"a {model_type} has experts")
+    config = {
+        **decoder.config_of(model_type, model),
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        kind.width: moe.width,
+    }
+    if kind.only_experts:
+        return config
+    return {
+        **config,
+        "norm_topk_prob": moe.normalize,
+        "decoder_sparse_step": moe.every,
+        "mlp_only_layers": list(range(moe.first_dense)),
+    }
+
+
+FAMILIES = tuple(
+    Family(
+        model_type=name,
+        kind="decoder",
+        not_computed=partial(not_computed, kind),
+        keys=partial(keys, kind),
+        place=partial(place, kind),
+        is_ignored=decoder.is_ignored,
+        fits=partial(decoder.fits, kind.block),
+        config=partial(config_of, name),
+        architecture=kind.architecture,
+        training=balance,
+    )
+    for name, kind in KINDS.items()
+)

@@ -1,0 +1,258 @@
+"""Nemotron-H: hybrid models of Mamba-2, attention, MLP and mixture-of-experts layers.
+
+Decides: what its configuration means, which settings our hybrid model cannot compute, and where our
+segments are in its tensors, of which two are fused.
+Relies on: `config.json` as transformers 5 and NVIDIA's folders have it; defaults are those of its
+config class.
+Leaves: comparing with a spec to `checks.hugging_face`, reading tensors to `checkpoint`.
+
+Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624. Names are those of decoders, so
+that a vocabulary may grow as theirs does.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
+from mimo_launch.hugging_face.experts import moe_keys
+from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.hugging_face.part import NoSuchPart, Part
+from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
+
+NEMOTRON_H, _MOE = "nemotron_h", "moe"
+# Letters by the names of layers, those that older versions wrote among them.
+_LETTERS = {
+    "linear_attention": MAMBA,
+    "mamba": MAMBA,
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "mlp": MLP,
+    _MOE: EXPERTS,
+}
+_NAMES = {MAMBA: "linear_attention", ATTENTION: "full_attention", MLP: "mlp", EXPERTS: _MOE}
+_ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm_f.weight"}
+_LAYERS = {
+    "norm": "norm",
+    **{f"attention.{x}": f"mixer.{x}_proj" for x in "qkvo"},
+    **{f"mlp.{x}": f"mixer.{x}_proj" for x in ("up", "down")},
+    "mamba.norm": "mixer.norm",
+    "mamba.out": "mixer.out_proj",
+    "moe.router": "mixer.gate",
+    **{f"moe.shared.{x}": f"mixer.shared_experts.{x}_proj" for x in ("up", "down")},
+}
+_EXPERT = re.compile(r"moe\.experts\.(\d+)\.(up|down)")
+_BIAS = "moe.router.expert_bias"
+_ALONE = {
+    **{f"mamba.{x}": f"mixer.{x}" for x in ("A_log", "dt_bias", "D")},
+    _BIAS: "mixer.gate.e_score_correction_bias",
+}
+# Layers that predict further tokens, which transformers leaves out as well.
+_IGNORED = re.compile(r"^mtp\.")
+_MIN_STEP = 0.001
+# What of its settings is computed.
+_ONLY = {
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "quantization_config": None,
+}
+_ONLY_OF_EXPERTS = {"n_group": 1, "topk_group": 1, "moe_latent_size": None}
+
+
+def not_computed(config: Config) -> Iterator[str]:
+    """Yield, as `key: value`, what the model asks for and our hybrid model does not do."""
+    where, layers = _layers(config)
+    for key, only in (_ONLY | _ONLY_OF_EXPERTS if _MOE in layers else _ONLY).items():
+        if differs(config, key, only):
+            yield f"{key}: {short(config[key])}"
+    yield from dict.fromkeys(f"{where}: {x}" for x in layers if x not in _LETTERS)
+
+
+def keys(config: Config) -> dict[str, Any]:
+    """Return the keys of `model` that say the same as a configuration.
+
+    Raises: ConfigError if a size is missing or is no number.
+    """
+    _, layers = _layers(config)
+    heads = number(config, "num_attention_heads", 32)
+    return {
+        "pattern": "".join(_LETTERS[layer] for layer in layers),
+        "hidden": number(config, "hidden_size", 4096),
+        "heads": heads,
+        "kv_heads": number(config, "num_key_value_heads", 8, heads),
+        "head_dim": number(config, "head_dim", 128),
+        "mlp": number(config, "intermediate_size", 21504),
+        "mamba": {
+            "heads": number(config, "mamba_num_heads", 128),
+            "head_dim": number(config, "mamba_head_dim", 64),
+            "state": number(config, "ssm_state_size", 128),
+            "groups": number(config, "n_groups", 8),
+            "conv": number(config, "conv_kernel", 4),
+            "chunk": number(config, "chunk_size", 128),
+            # transformers takes the shortest step that is drawn for the least that is computed.
+            "min_step": number(config, "time_step_min", _MIN_STEP),
+        },
+        "vocab": number(config, "vocab_size", 131072),
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "norm_eps": number(config, "layer_norm_epsilon", 1e-5),
+        "rope_theta": None,
+        "moe": _experts(config) if _MOE in layers else None,
+    }
+
+
+def _experts(config: Config) -> dict[str, Any]:
+    """Return `moe` of a hybrid model. Raises: ConfigError."""
+    dense = number(config, "intermediate_size", 21504)
+    return moe_keys(
+        experts=number(config, "n_routed_experts", 8),
+        top_k=number(config, "num_experts_per_tok", 2),
+        width=number(config, "moe_intermediate_size", 7688),
+        score="sigmoid",
+        normalize=bool(config.get("norm_topk_prob", True)),
+        scale=number(config, "routed_scaling_factor", 1.0),
+        # transformers takes 0 for not said, and makes nothing of `n_shared_experts`.
+        shared=number(config, "moe_shared_expert_intermediate_size", 7688) or dense,
+        bias_update_rate=0.0,
+    )
+
+
+def _layers(config: Config) -> tuple[str, list[str]]:
+    """Return the names of all layers and the key that says them. Raises: ConfigError."""
+    pattern = config.get("hybrid_override_pattern")
+    for key in ("layers_block_type", "layer_types"):
+        layers = config.get(key)
+        if isinstance(layers, list) and layers:
+            return key, [str(layer) for layer in layers]
+    if not isinstance(pattern, str) or not pattern:
+        raise ConfigError("config.json does not say `layers_block_type`")
+    return "hybrid_override_pattern", [_NAMES.get(letter, letter) for letter in pattern]
+
+
+def place(name: str, model: HybridModel) -> Place:
+    """Return where the tensor is that we call `name`, less the module.
+
+    Raises: KeyError for a name that a hybrid model does not have.
+    """
+    if name in _ENDS:
+        return Place(_ENDS[name])
+    _, index, inner = name.split(".", 2)
+    found = _in_layer(inner, model)
+    return replace(found, name=f"model.layers.{index}.{found.name}")
+
+
+def _in_layer(name: str, model: HybridModel) -> Place:
+    """Return where a tensor of a layer is, names being those inside the layer. Raises: KeyError."""
+    layer, _, kind = name.rpartition(".")
+    if name in _ALONE:
+        return Place(_ALONE[name], at_least_fp32=name == _BIAS)
+    if layer in _LAYERS:
+        return Place(f"{_LAYERS[layer]}.{kind}")
+    if expert := _EXPERT.fullmatch(layer):
+        return Place(f"mixer.experts.{expert[1]}.{expert[2]}_proj.{kind}")
+    sizes = model.mamba
+    if sizes is None:
+        raise KeyError(name)
+    if layer.startswith("mamba.conv."):
+        shape = (sizes.inner + 2 * sizes.shared, 1, sizes.conv) if kind == "weight" else None
+        first, rows = _rows(_convolved(sizes), layer.removeprefix("mamba.conv."))
+        return Place(f"mixer.conv1d.{kind}", first, rows, shape)
+    fused = {"z": sizes.inner, **_convolved(sizes), "dt": sizes.heads}
+    first, rows = _rows(fused, layer.removeprefix("mamba."))
+    return Place(f"mixer.in_proj.{kind}", first, rows)
+
+
+def _convolved(sizes: MambaSizes) -> dict[str, int]:
+    return {"x": sizes.inner, "B": sizes.shared, "C": sizes.shared}
+
+
+def _rows(parts: Mapping[str, int], wanted: str) -> tuple[int, int]:
+    """Return the first row and the number of rows of a part. Raises: KeyError."""
+    names = list(parts)
+    if wanted not in parts:
+        raise KeyError(wanted)
+    return sum(parts[name] for name in names[: names.index(wanted)]), parts[wanted]
+
+
+def is_ignored(name: str, model: HybridModel) -> bool:
+    """Return whether a tensor of a file says what others say already, or is left out by rule."""
+    return bool(_IGNORED.match(name)) or (model.tied and name == HEAD)
+
+
+def fits(model: HybridModel) -> bool:
+    """Return whether a hybrid model of ours is a Nemotron-H: its attention knows no positions."""
+    return model.rope_theta is None
+
+
+def config_of(model: HybridModel) -> Config:
+    """Return the configuration of a hybrid model of ours, as transformers 5 writes it."""
+    sizes = model.mamba or MambaSizes.model_validate({"heads": 128})
+    return {
+        "model_type": NEMOTRON_H,
+        "layers_block_type": [_NAMES[letter] for letter in model.pattern],
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_size,
+        "intermediate_size": model.mlp_width,
+        "mamba_num_heads": sizes.heads,
+        "mamba_head_dim": sizes.head_dim,
+        "ssm_state_size": sizes.state,
+        "n_groups": sizes.groups,
+        "conv_kernel": sizes.conv,
+        "chunk_size": sizes.chunk,
+        "time_step_min": sizes.min_step,
+        "vocab_size": model.vocab,
+        "tie_word_embeddings": model.tied,
+        "layer_norm_epsilon": model.norm_eps,
+        **({} if model.moe is None else _config_of_experts(model.moe)),
+    }
+
+
+def _config_of_experts(moe: Moe) -> Config:
+    return {
+        "n_routed_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.width,
+        "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": moe.shared,
+        "norm_topk_prob": moe.normalize,
+        "routed_scaling_factor": moe.scale,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
+HYBRID = Family(
+    model_type=NEMOTRON_H,
+    kind="hybrid",
+    not_computed=not_computed,
+    keys=keys,
+    place=place,
+    is_ignored=is_ignored,
+    fits=fits,
+    config=config_of,
+    architecture="NemotronHForCausalLM",
+)
+
+
+def part(config: Config, kind: str) -> Part[HybridModel]:
+    """Return the whole of a folder, under either of its two prefixes. Raises: NoSuchPart."""
+    if kind != HYBRID.kind:
+        raise NoSuchPart(f"model_type: {NEMOTRON_H}")
+    return Part(
+        family=HYBRID,
+        config=config,
+        prefixes=(
+            ("", ""),
+            ("backbone.", "model."),
+            ("backbone.embeddings.", "model.embed_tokens."),
+            ("model.embeddings.", "model.embed_tokens."),
+        ),
+    )

@@ -1,0 +1,94 @@
+"""Finds the parts of a folder.
+
+Decides: which families there are, and which models hold several modules.
+Relies on: one file per architecture.
+Leaves: what they say to them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mimo_launch.hugging_face import decoder, llava, moe_decoder, nemotron_h, qwen2_vl, vit, whisper
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.part import NoSuchPart, Part
+
+_ALL: tuple[Family[Any], ...] = (
+    *decoder.FAMILIES,
+    *moe_decoder.FAMILIES,
+    *vit.FAMILIES,
+    *qwen2_vl.FAMILIES,
+    whisper.ENCODER,
+    nemotron_h.HYBRID,
+)
+FAMILIES = {each.model_type: each for each in _ALL}
+# Models that hold a part of a kind under names of their own, by `model_type`.
+PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
+    vit.SIGLIP: vit.tower,
+    vit.CLIP: vit.tower,
+    "siglip": partial(vit.tower_of_pair, vit.SIGLIP),
+    "clip": partial(vit.tower_of_pair, vit.CLIP),
+    llava.MODEL_TYPE: llava.part,
+    qwen2_vl.MODEL_TYPE: qwen2_vl.part,
+    whisper.WHISPER: whisper.part,
+    nemotron_h.NEMOTRON_H: nemotron_h.part,
+}
+KINDS = ("vit", "audio", "decoder", "hybrid")
+
+
+def part_of(config: Config, kind: str) -> Part[Any]:
+    """Return what of a folder is a module of a kind. Raises: NoSuchPart; ConfigError."""
+    name = config.get("model_type")
+    if isinstance(name, str) and name in PARTS:
+        return PARTS[name](config, kind)
+    family = family_of(config)
+    if family is None or family.kind != kind:
+        raise NoSuchPart(f"model_type: {name if isinstance(name, str) else short(name)}")
+    return Part(family=family, config=config)
+
+
+def parts_of(config: Config) -> list[Part[Any]]:
+    """Return every module of ours that a folder holds, encoders first. Raises: ConfigError."""
+    found = []
+    for kind in KINDS:
+        try:
+            found.append(part_of(config, kind))
+        except NoSuchPart:
+            continue
+    return found
+
+
+def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
+    """Return what of a folder is no module of ours, and what would be. Raises: ConfigError.
+
+    Each is a setting, such as `text_config.model_type: gemma`, with the model types that are read.
+    """
+    name, found = config.get("model_type"), []
+    own = f"model_type: {name if isinstance(name, str) else short(name)}"
+    for kind in KINDS:
+        try:
+            part_of(config, kind)
+        except NoSuchPart as error:
+            if error.setting != own:
+                types = [x.model_type for x in _ALL if x.kind == kind]
+                found.append(
+                    (error.setting, llava.types(kind) if name == llava.MODEL_TYPE else types)
+                )
+    if not found and not parts_of(config):
+        found.append((own, list(dict.fromkeys([*FAMILIES, *PARTS]))))
+    return found
+
+
+def family_of(config: Config) -> Family[Any] | None:
+    """Return the family that a configuration names, None if it is not one of ours."""
+    name = config.get("model_type")
+    return FAMILIES.get(name) if isinstance(name, str) else None
+
+
+def model_types(kind: str) -> list[str]:
+    """Return the `model_type`s of folders that hold a module of a kind."""
+    both = (llava.MODEL_TYPE, qwen2_vl.MODEL_TYPE)
+    whole = {"vit": ("siglip", "clip", *both), "decoder": both}
+    names = [name for name, family in FAMILIES.items() if family.kind == kind]
+    return [*names, *whole.get(kind, ())]

@@ -1,0 +1,50 @@
+"""Token ids that follow from the spec alone.
+
+Decides: the vocabulary of the digits task, and the placeholder token of each encoder.
+Relies on: the spec's types only.
+Leaves: making samples to `data`.
+"""
+
+from mimo_launch.spec.model import LanguageModel, Spec
+
+PAD, BOS, EOS, ASK = 0, 1, 2, 3
+FIRST_DIGIT = 4
+FIRST_WORD = 14
+DIGITS_BASE_VOCAB = 24
+DIGIT_SIDE = 8
+IGNORE_LABEL = -100
+
+
+def vocab_size(spec: Spec) -> int:
+    """Number of real tokens, placeholders included and padding excluded."""
+    model = spec.language.model
+    vocab = model.vocab if isinstance(model, LanguageModel) else "digits"
+    return DIGITS_BASE_VOCAB + len(spec.encoders) if vocab == "digits" else vocab
+
+
+def padded_vocab_size(spec: Spec) -> int:
+    """Rows of the embedding and the head: the vocabulary rounded up to `vocab_multiple`."""
+    model = spec.language.model
+    multiple = model.vocab_multiple if isinstance(model, LanguageModel) else 1
+    return -(-vocab_size(spec) // multiple) * multiple
+
+
+def placeholder_id(spec: Spec, encoder: str) -> int:
+    """Token that stands for a row of `encoder`: the one given, or one of the last ids.
+
+    Those belong to the encoders without a given one, in written order.
+    """
+    given = spec.encoders[encoder].placeholder
+    if given is not None:
+        return given
+    last = _with_last_ids(spec)
+    return vocab_size(spec) - len(last) + last.index(encoder)
+
+
+def num_last_placeholders(spec: Spec) -> int:
+    """Number of ids at the end of the vocabulary that stand for rows."""
+    return len(_with_last_ids(spec))
+
+
+def _with_last_ids(spec: Spec) -> list[str]:
+    return [name for name, module in spec.encoders.items() if module.placeholder is None]

@@ -1,0 +1,253 @@
+"""The one report of a failed run, as lines of text.
+
+Decides: what a person needs first: who, where, when, what it said; then the others, in groups, so
+that a thousand ranks fit on a screen; then files and the command that goes on.
+Relies on: `failure`; the layout for places.
+Leaves: printing to `cli`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mimo_launch.diag.quantities import ranks_text
+from mimo_launch.launcher.failure import Failure
+from mimo_launch.launcher.flight_recorder import recorded_ranks
+from mimo_launch.launcher.host_limits import environment_fault
+from mimo_launch.launcher.verdict import Kind, RankState
+from mimo_launch.launcher.worker_logs import (
+    ERROR,
+    RECORDER,
+    STACK,
+    STDERR,
+    attempt_folder,
+    rank_folder,
+)
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.runtime.progress import Cause, Phase
+from mimo_launch.spec.model import Spec
+
+MAX_GROUPS = 8
+MAX_FRAMES = 3
+MAX_MESSAGE = 80
+MAX_LINE = 500
+_AGAIN = "the same command would end in the same way; first change what is said above"
+_HOST_AHEAD = "(this is where its host is, which runs ahead of its GPU)"
+_FROZEN = "it was stopped (Ctrl-Z), paused or suspended until waits timed out; no rank is to blame"
+_FIRST = "   = "
+_MORE = " " * 14
+
+
+def headline(failure: Failure, spec: Spec) -> str:
+    """Return who is to blame, with its place, in one line."""
+    rank, kind = failure.verdict.rank, failure.verdict.kind
+    if kind is Kind.ABSENT:
+        return "error: " + "; ".join(
+            f"{host.name} (node {host.node}, ranks {ranks_text(host.ranks)}) does not answer"
+            for host in failure.absent
+        )
+    if kind is Kind.NO_FOLDER:
+        return f"error: the run folder is no longer that of this run: {failure.folder_lost}"
+    if kind is Kind.FROZEN:
+        return f"error: the whole job stood still for {failure.frozen_s:.0f} s"
+    if failure.verdict.final:
+        return "error: the run ended itself"
+    words = {
+        Kind.RAISED: "failed first",
+        Kind.DIED: "stopped first",
+        Kind.STOPPED: "stands still",
+        Kind.STUCK: "is stuck",
+        Kind.BEHIND: "is the furthest behind",
+        Kind.LOST: "lost its connection",
+        Kind.LINGERS: "has finished but does not leave",
+    }[kind]
+    return f"error: rank {rank} {words} ({place(build_layout(spec), rank)}){_host(failure, rank)}"
+
+
+def place(layout: Layout, rank: int) -> str:
+    """Return the modules that a rank holds, and its coordinates in each."""
+    places = [
+        f"{m.name} " + " ".join(f"{axis} {i}" for axis, i in m.grid.coords_of(rank).items())
+        for m in layout.modules_of(rank)
+    ]
+    return "; ".join(places) or "idle rank"
+
+
+def report_lines(
+    failure: Failure,
+    spec: Spec,
+    run: Path,
+    *,
+    command: str,
+    checkpoint: str | None = None,
+    resumable: bool = True,
+) -> list[str]:
+    """Return the whole report; `command` starts the run again.
+
+    A `resumable` one goes on after its newest complete `checkpoint`, if there is any.
+    """
+    frozen = failure.verdict.kind is Kind.FROZEN
+    rank = -1 if frozen else failure.verdict.rank
+    state = failure.of(rank)
+    lines = [headline(failure, spec)]
+    if failure.verdict.kind is Kind.NO_FOLDER:
+        lines += _row("folder", [f"{run}: nothing more can be kept, so the run was ended"])
+        return [*lines, *_row("again", [command])]
+    if frozen:
+        lines += _row("said", [_FROZEN])
+    if state is not None:
+        lines += _row("said", _said(failure, state))
+        fault = environment_fault(state.message)
+        lines += _row("help", list(fault)) if fault else []
+        ahead = [_HOST_AHEAD] if state.gpu else []
+        lines += _row("during", [_doing(failure, state), *ahead])
+    final = failure.verdict.final  # All ranks ended alike, and would again.
+    if not final:
+        lines += _row("others", _others(failure, rank))
+    lines += _row("files", _files(failure, run, rank))
+    again = [_AGAIN] if final else []
+    return [*lines, *again_lines(command, checkpoint, resumable=resumable, first=again)]
+
+
+def again_lines(
+    command: str, checkpoint: str | None, *, resumable: bool, first: Sequence[str] = ()
+) -> list[str]:
+    """Return how to go on with a run, or to start it again: `command`, and from where it goes on.
+
+    What `first` says stands before the command.
+    """
+    if not resumable:
+        return _row("again", [*first, command])
+    after = f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet"
+    return _row("resume", [*first, command, after])
+
+
+def _row(name: str, lines: Sequence[str]) -> list[str]:
+    head = f"{_FIRST}{name + ':':<8} "
+    return [(head if number == 0 else _MORE) + line for number, line in enumerate(lines)]
+
+
+def _host(failure: Failure, rank: int) -> str:
+    if len(failure.hosts) < 2:
+        return ""
+    host = next((host for host in failure.hosts if rank in host.ranks), None)
+    return "" if host is None else f" on {host.name} (node {host.node})"
+
+
+def _said(failure: Failure, state: RankState) -> list[str]:
+    """Return the message of the rank to blame, or what was seen of it."""
+    match failure.verdict.kind:
+        case Kind.DIED:
+            return [_death(failure, state)]
+        case Kind.STOPPED:
+            return ["its process is stopped (SIGSTOP, or a debugger)"]
+        case Kind.STUCK | Kind.BEHIND | Kind.LINGERS:
+            still = f"nothing for {failure.timeout} s or longer"
+            if failure.verdict.kind is Kind.BEHIND:
+                gpu = "its GPU, which waits for " if state.gpu else ""
+                still += f"; every rank is waiting for {gpu}others"
+            elif state.deaf:
+                still += "; a call outside of Python keeps the interpreter (the GIL)"
+            elif state.beats:
+                still = f"it works, but its step has not ended for {failure.timeout} s or longer"
+            at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
+            said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
+            return [still, *(at or said or ["its stack could not be read"])]
+    message = [line for line in state.message.splitlines() if line.strip()] or ["(no message)"]
+    return [_cut(line) for line in message[:MAX_FRAMES]]
+
+
+def _cut(line: str) -> str:
+    """Return a line that fits into a report; a tensor in a message may fill many screens."""
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ... (the rest is in {STDERR})"
+
+
+def _death(failure: Failure, state: RankState) -> str:
+    end = state.end
+    if end is None:
+        return "its process is gone"
+    if end.killed_by == "SIGKILL":
+        if failure.oom_killed:
+            return "killed by SIGKILL: the kernel's out-of-memory killer ended a process meanwhile"
+        return "killed by SIGKILL (by hand, or by the out-of-memory killer of the machine)"
+    if end.killed_by:
+        return f"killed by {end.killed_by}; {STDERR} may have its stack"
+    if end.status == 0:
+        return "left with status 0 before the run ended"
+    return f"left with status {end.status}"
+
+
+def _doing(failure: Failure, state: RankState) -> str:
+    """Return step and action of a rank."""
+    step = f"step {state.step}, " if state.step else ""
+    action = failure.actions.get(state.rank)
+    where = f": {action} (slot {state.position + 1} of {state.size})" if action else ""
+    return f"{step}{state.phase.words}{where}"
+
+
+def _others(failure: Failure, blamed: int) -> list[str]:
+    """Return what all other ranks were doing, equal ones in one line."""
+    others = [state for state in failure.states if state.rank != blamed]
+    groups = _grouped({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
+    if len(groups) > MAX_GROUPS:
+        groups = _grouped({s.rank: f"{_how(s)}, step {s.step}, {s.phase.words}" for s in others})
+    lines = [f"{_these(ranks)}: {text}" for text, ranks in groups.items()]
+    more = len(lines) - MAX_GROUPS
+    lines = [*lines[:MAX_GROUPS], *([f"and {more} more groups of ranks"] if more > 0 else [])]
+    lines += [
+        f"ranks {ranks_text(host.ranks)}: unknown, {host.name} (node {host.node}) does not answer"
+        for host in failure.absent
+        if blamed not in host.ranks
+    ]
+    return lines
+
+
+def _these(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_text(ranks)}"
+
+
+def _grouped(texts: dict[int, str]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        groups.setdefault(text, []).append(rank)
+    return groups
+
+
+def _how(state: RankState) -> str:
+    """Return in a word what a rank that is not to blame was up to."""
+    message = state.message.partition("\n")[0][:MAX_MESSAGE]
+    words = (
+        (state.phase is Phase.FINISHED, "finished"),
+        (state.cause is Cause.LOST, "lost a peer"),
+        (state.cause is Cause.TIMEOUT, "waited in vain"),
+        (bool(state.failed), f"failed too ({message})"),
+        (state.died, "died too"),
+        (state.stopped, "stopped"),
+        (_waits_for_gpu(state), "waiting for its GPU"),
+        (state.waits, f"waiting in {state.frames[0].function}" if state.frames else ""),
+        (bool(state.frames), f"busy in {state.frames[0]}" if state.frames else ""),
+    )
+    return next((text for applies, text in words if applies), "running")
+
+
+def _waits_for_gpu(state: RankState) -> bool:
+    return bool(state.frames) and state.frames[0].waits_for_gpu
+
+
+def _files(failure: Failure, run: Path, rank: int) -> list[str]:
+    """Return where to read on; only files that exist."""
+    folder = rank_folder(run, failure.attempt, rank)
+    names = [name for name in (ERROR, STDERR) if _has_text(folder / name)]
+    state = failure.of(rank)
+    names += [STACK] if state is not None and state.frames else []
+    lines = [f"{folder}/ ({', '.join(names)})"] if names else []
+    lines.append(f"{attempt_folder(run, failure.attempt)}/ (one folder per rank)")
+    recorder = attempt_folder(run, failure.attempt) / RECORDER
+    if recorded := recorded_ranks(recorder):
+        read = f"read with torchfrtrace {recorder} -p rank_"
+        lines.append(f"{recorder}/ (NCCL's flight recorder of {_these(recorded)}; {read})")
+    metrics = run / "metrics.jsonl"
+    return [*lines, *([str(metrics)] if metrics.exists() else [])]
+
+
+def _has_text(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0

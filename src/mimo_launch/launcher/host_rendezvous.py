@@ -1,0 +1,247 @@
+"""The launchers of a job on several hosts, from the first contact to the start of an attempt.
+
+Decides: node 0 names the number of an attempt and where its workers meet; all hosts must run the
+same plan and see the same run folder; a host that is silent for `LOST_SECONDS` has left.
+Relies on: `host_messages` to know what others say.
+Leaves: what happens after the start to `many_hosts`.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.diag.quantities import ranks_text
+from mimo_launch.launcher.failure import Host
+from mimo_launch.launcher.host_messages import Link
+from mimo_launch.launcher.hosts import Meeting, worker_store
+from mimo_launch.launcher.network import (
+    answers,
+    interface_of,
+    listen_at,
+    local_address,
+    parse_endpoint,
+    resolved,
+)
+from mimo_launch.launcher.preload import import_for_workers
+from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.torchrun import NodePlace
+from mimo_launch.launcher.worker_logs import next_attempt
+
+LOST_SECONDS = 10.0
+POLL_SECONDS = 0.05
+# A shared file system may show a new file late.
+FOLDER_SECONDS = 10.0
+LEAVE_SECONDS = 5.0
+
+
+class HostsError(Exception):
+    """The hosts of a job cannot start together; the message says why."""
+
+
+class Dismissed(Exception):
+    """Node 0 has nothing to do; `code` is its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Gathering:
+    """All launchers of a job. Facts are said once per attempt, or once and for all."""
+
+    def __init__(
+        self, place: NodePlace, ranks: range, plan: str, stop: StopRequest, *, timeout: int
+    ) -> None:
+        """Meet all other launchers; `plan` must be that of all of them.
+
+        Raises: HostsError if one does not come within `timeout` seconds or has another plan;
+        Interrupted.
+        """
+        self.node, self.num_nodes = place.node, place.num_nodes
+        self._stop, self._timeout = stop, timeout
+        self._address, port = parse_endpoint(place.endpoint)
+        self._round = 0
+        self._worker_store: Any = None
+        self.link = Link(self._store(place, port), self.node, self.num_nodes)
+        self.link.say(
+            name=socket.gethostname(),
+            plan=plan,
+            ranks=[ranks.start, ranks.stop],
+            route=local_address(self._address, port),
+            endpoint=resolved(self._address, port),
+        )
+        self.link.start()
+        self._wait_for_all("plan", self.link.said, "did not come")
+        others = [node for node in self.others if self.link.said(node, "plan") != plan]
+        if others:
+            raise self._apart(
+                f"{self.names(others)} has another plan: another spec, --set option or --device"
+            )
+
+    def _store(self, place: NodePlace, port: int) -> Any:
+        """Open the launchers' store at node 0, or wait for it elsewhere, and claim this node."""
+        # It warns of every address without a name.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        import_for_workers()
+        import torch.distributed as dist
+
+        if self.node and not self._wait(lambda: answers(self._address, port)):
+            raise HostsError(
+                f"nothing answers at {place.endpoint} for {self._timeout} s; the launcher of node "
+                "0 should be there"
+            )
+        try:
+            tcp = dist.TCPStore(  # type: ignore[attr-defined]
+                self._address,
+                port,
+                is_master=self.node == 0,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=LOST_SECONDS),
+                master_listen_fd=None if self.node else listen_at(self._address, port).detach(),
+            )
+        except (RuntimeError, OSError) as error:
+            raise HostsError(f"no meeting at {place.endpoint}: {error}") from error
+        store = dist.PrefixStore(place.run_id, tcp)  # type: ignore[attr-defined]
+        mine = secrets.token_hex(8)
+        if store.compare_set(f"claim/{self.node}", "", mine).decode() != mine:
+            raise HostsError(f"another launcher is node {self.node} of {place.run_id}")
+        return store
+
+    @property
+    def others(self) -> list[int]:
+        """All nodes but this one."""
+        return [node for node in range(self.num_nodes) if node != self.node]
+
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that have not been heard of for too long."""
+        return [node for node in self.others if self.link.silence(node) > LOST_SECONDS]
+
+    def say(self, name: str, fact: Any) -> None:
+        """Publish a fact about this attempt."""
+        self.link.say(**{f"{name} {self._round}": fact})
+
+    def said(self, node: int, name: str) -> Any:
+        """Return what a node has said about this attempt, or None."""
+        return self.link.said(node, f"{name} {self._round}")
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a condition, at most so long; return whether it holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def host(self, node: int) -> Host:
+        """Return what is known of a host."""
+        first, end = self.link.said(node, "ranks") or (0, 0)
+        name = self.link.said(node, "name") or f"node {node}"
+        return Host(node=node, name=name, ranks=tuple(range(first, end)))
+
+    def names(self, nodes: Sequence[int]) -> str:
+        """Return hosts as words."""
+        known = (self.host(node) for node in nodes)
+        return ", ".join(f"{h.name} (node {h.node}, ranks {ranks_text(h.ranks)})" for h in known)
+
+    def meet(self, run: Path) -> Meeting:
+        """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
+        self._round += 1
+        if self.node == 0:
+            attempt = next_attempt(run)
+            # Kept for as long as the workers need it.
+            self._worker_store, place = worker_store(self._address)
+            token = run / f".hosts-{secrets.token_hex(8)}"
+            token.touch()
+            self.say("go", [attempt, place, token.name])
+            try:
+                self._wait_for_all("sees", self.said, "did not get ready")
+            finally:
+                token.unlink()
+            self.say("start", [node for node in self.others if not self.said(node, "sees")])
+        else:
+            self._wait_for_first("go")
+            attempt, place, name = self.said(0, "go")
+            self.say("sees", self.until((run / name).exists, FOLDER_SECONDS))
+            self._wait_for_first("start")
+        blind = self.said(0, "start")
+        if blind:
+            raise self._apart(
+                f"{self.names(blind)} does not see the run folder {run} of node 0: all hosts need "
+                "the same one; give --runs a shared folder"
+            )
+        return Meeting(attempt, {**place, **self._interface()})
+
+    def close(self, absent: Sequence[int] = ()) -> None:
+        """Leave; node 0 goes last, since it holds what the others say, but for `absent` ones."""
+        self.link.say(bye=True)
+        if 0 not in self.silent:
+            self.link.flush(LEAVE_SECONDS)
+        if self.node == 0:
+            came = [node for node in self.others if self.link.said(node, "name")]
+            self.until(
+                lambda: all(
+                    self.link.said(n, "bye") or n in self.silent or n in absent for n in came
+                ),
+                LEAVE_SECONDS,
+            )
+        self.link.close()
+
+    def _apart(self, message: str) -> HostsError:
+        """Return an error, after all hosts had time to see what it is about."""
+        self.close()
+        return HostsError(message)
+
+    def _wait(self, condition: Callable[[], bool]) -> bool:
+        """Wait before the start of workers, when the first signal ends everything."""
+
+        def holds() -> bool:
+            if self._stop.signal:
+                raise Interrupted(self._stop.signal)
+            return condition()
+
+        return self.until(holds, self._timeout)
+
+    def _wait_for_all(self, name: str, said: Callable[[int, str], Any], failure: str) -> None:
+        """Wait until every other node has said something."""
+
+        def missing() -> list[int]:
+            return [node for node in self.others if said(node, name) is None]
+
+        self._wait(lambda: not missing() or 0 in self.silent)
+        if 0 in self.silent:
+            raise HostsError(f"{self.names([0])} does not answer")
+        if missing():
+            nodes = ", ".join(str(node) for node in missing())
+            raise self._apart(
+                f"node {nodes} of {self.num_nodes} {failure} within {self._timeout} s"
+            )
+
+    def _wait_for_first(self, name: str) -> None:
+        """Wait until node 0 has said something."""
+
+        def heard() -> bool:
+            dismissed = self.link.said(0, "dismissed")
+            if dismissed is not None:
+                raise Dismissed(dismissed)
+            return self.said(0, name) is not None or 0 in self.silent
+
+        if not self._wait(heard) or self.said(0, name) is None:
+            raise HostsError(f"{self.names([0])} does not answer")
+
+    def _interface(self) -> dict[str, str]:
+        """Return what gloo needs to know of this host, unless the user has said it."""
+        if "GLOO_SOCKET_IFNAME" in os.environ:
+            return {}
+        address = self.link.said(self.node, "route")
+        if self.node == 0:
+            # Seen from itself, the name of a host may mean its loopback address.
+            address = self.link.said(1, "endpoint") or address
+        interface = interface_of(address)
+        return {"GLOO_SOCKET_IFNAME": interface} if interface else {}

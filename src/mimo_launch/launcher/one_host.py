@@ -1,0 +1,209 @@
+"""Starts the workers of one host through torch elastic, and sees one attempt to its end.
+
+Decides: fork from a parent that has imported what workers need (8 ranks start in about a second)
+and has not initialised CUDA, one pipe for the events of rank 0, when workers are killed.
+Relies on: torch elastic to start processes and redirect their output; `watchdog` to see what they
+do, `hosts` for the other machines of the job.
+Leaves: the work of a worker to `forked_worker`, showing events and failures to `cli`.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimo_launch.launcher.event_pump import Pump
+from mimo_launch.launcher.flight_recorder import Recorder
+from mimo_launch.launcher.forked_worker import Job, worker_main
+from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
+from mimo_launch.launcher.host_memory import oom_kills
+from mimo_launch.launcher.hosts import Hosts, Meeting
+from mimo_launch.launcher.orphan_processes import adopt_orphans, children, end_orphans
+from mimo_launch.launcher.output_streams import Follower
+from mimo_launch.launcher.preload import import_for_workers
+from mimo_launch.launcher.process_exits import ExitWatch
+from mimo_launch.launcher.progress_board import Board
+from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.watchdog import Local, Watch
+from mimo_launch.launcher.worker_logs import STDERR, STDOUT, log_files, rank_folder
+from mimo_launch.train.events import Listener
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import PContext
+
+POLL_SECONDS = 0.05
+KILL_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audience:
+    """Who is told of an attempt.
+
+    What `screen` is entered as hears the events of rank 0, `note` remarks and what the shown ranks
+    write to stderr, `printed` what they write to stdout.
+    """
+
+    screen: AbstractContextManager[Listener]
+    note: Callable[[str], None]
+    printed: Callable[[str], None]
+
+
+def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int:
+    """Train once on this host's workers; return the signal that ended the run, or 0.
+
+    Raises: RunFailed when a worker of any host raises, dies or hangs; Interrupted on a second
+    signal, or on a first one before there are workers. No worker is left in either case.
+    """
+    import_for_workers()
+    if stop.signal:
+        raise Interrupted(stop.signal)
+    meeting = hosts.meet()
+    board, killed_before = Board(len(hosts.ranks)), oom_kills()
+    reader, writer = Pipe(duplex=False)
+    with ExitStack() as shown, _workers(job, hosts, meeting, board, writer) as watch:
+        # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
+        writer.close()
+        # Only now: workers would inherit what a thread that draws has locked.
+        pump = Pump(reader, shown.enter_context(audience.screen))
+        pump.start()
+        shown.callback(pump.join, timeout=KILL_SECONDS)
+        follower = Follower(_followed(job, hosts, meeting, audience))
+        follower.start()
+        shown.callback(follower.stop)
+        done = False
+        while not done:
+            time.sleep(POLL_SECONDS)
+            _obey(stop, board, hosts, audience.note)
+            done = watch.done() and hosts.all_done()
+            # A run whose folder went away in its last moments is not done.
+            if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
+                raise hosts.diagnose(
+                    job.spec,
+                    watch.examine,
+                    oom_killed=lambda: oom_kills() > killed_before,
+                    frozen_s=watch.frozen_s,
+                )
+        ended_by = watch.ended_by()
+    if pump.error is not None:
+        raise pump.error
+    return ended_by
+
+
+def _followed(
+    job: Job, hosts: Hosts, meeting: Meeting, audience: Audience
+) -> dict[Path, Callable[[str], None]]:
+    """Return the files of the shown ranks of this host, and who is told of their lines."""
+
+    def behind(rank: int, tell: Callable[[str], None]) -> Callable[[str], None]:
+        return lambda line: tell(f"[rank {rank}] {line}")
+
+    return {
+        rank_folder(job.run, meeting.attempt, rank) / name: behind(rank, tell)
+        for rank in hosts.ranks
+        if rank in job.shown
+        for name, tell in ((STDOUT, audience.printed), (STDERR, audience.note))
+    }
+
+
+def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], None]) -> None:
+    """Pass a stop signal on to the workers; the second ends everything."""
+    if stop.at_once:
+        hosts.interrupted(stop.signal)
+        raise Interrupted(stop.signal)
+    if stop.signal and not board.asked_to_stop:
+        board.ask_to_stop(stop.signal)
+        if hosts.lock is not None:
+            hosts.lock.stopping()
+        name = signal.Signals(stop.signal).name
+        note(f"{name}: stopping after this step; another one stops at once")
+
+
+def _folder_lost(hosts: Hosts, *, now: bool) -> str:
+    """Return what became of the run folder; `now` looks at once."""
+    if hosts.lock is None:
+        return ""
+    return hosts.lock.check() if now else hosts.lock.lost
+
+
+@contextmanager
+def _workers(
+    job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
+) -> Iterator[Watch]:
+    """Start the workers; kill those that are left, and what they have started."""
+    recorder = Recorder(job.run, meeting.attempt) if job.device == "cuda" else None
+    context = None
+    adopt_orphans()
+    before = children()
+    try:
+        context = _start(job, hosts, meeting, board, events, recorder)
+        pids = context.pids()
+        workers = tuple(
+            Local(
+                rank=rank,
+                local_rank=local_rank,
+                pid=pids[local_rank],
+                folder=rank_folder(job.run, meeting.attempt, rank),
+            )
+            for local_rank, rank in enumerate(hosts.ranks)
+        )
+        with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
+            timeout = job.spec.train.timeout
+            yield Watch(board, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
+    finally:
+        # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.
+        if context is not None:
+            context.close(signal.SIGKILL, timeout=KILL_SECONDS)
+        end_orphans(before)
+        if recorder is not None:
+            recorder.close()
+
+
+def _start(
+    job: Job,
+    hosts: Hosts,
+    meeting: Meeting,
+    board: Board,
+    events: Connection,
+    recorder: Recorder | None,
+) -> "PContext":
+    from torch.distributed.elastic.multiprocessing import start_processes
+
+    # It would log each failure with a traceback of its own, and handle signals in its own way.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
+    settings = {}
+    if recorder is not None:
+        refuse_initialised_cuda()
+        settings = gpu_settings(recorder.folder) | recorder.environment
+    ranks = dict(enumerate(hosts.ranks))
+    environments = {
+        local_rank: {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(hosts.world_size),
+            "LOCAL_WORLD_SIZE": str(len(ranks)),
+            "GROUP_RANK": str(hosts.node),
+            # The store of this attempt runs in a launcher; workers are its clients.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            # Ranks connect to those that they talk to, rather than each to every other.
+            "TORCH_GLOO_LAZY_INIT": os.environ.get("TORCH_GLOO_LAZY_INIT", "1"),
+            **meeting.environment,
+            **settings,
+        }
+        for local_rank, rank in ranks.items()
+    }
+    return start_processes(
+        name="worker",
+        entrypoint=worker_main,
+        args={local_rank: (job, board.shared, events, os.getpid()) for local_rank in ranks},
+        envs=environments,
+        logs_specs=log_files(job.run, meeting.attempt),
+        start_method="fork",
+    )

@@ -1,0 +1,149 @@
+"""What the ranks of a job are there for, once each has its session: to train, or to be measured.
+
+Decides: what a run of each kind keeps and does.
+Relies on: `train`, imported where it is used: a task is made in a launcher that needs no torch.
+Leaves: connecting, telling of errors and leaving to `worker`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from mimo_launch.bench.options import BenchOptions
+    from mimo_launch.spec.model import Spec
+    from mimo_launch.train.events import Listener
+    from mimo_launch.train.listeners.guard import Closable
+    from mimo_launch.train.session import RankSession
+
+BENCH = "bench.json"
+
+
+class NotWritten(Exception):
+    """A result cannot be written; the message says where, and why."""
+
+    restartable = False
+
+
+class RankTask(Protocol):
+    """Travels with a job to its workers, so it must pickle.
+
+    One that is `resumable` goes on after its newest checkpoint, others start again.
+    """
+
+    resumable: ClassVar[bool]
+
+    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
+        """Return what rank 0 keeps of the events in the run folder."""
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Do it, as one rank; return the signal that ended it, or 0.
+
+        `stop` returns a signal after which to stop, or 0. Ranks: collective over the world.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Run the steps of the spec, with metrics and checkpoints.
+
+    `profile_steps` steps are measured, their timelines written to `profile/` of the run folder.
+    """
+
+    resumable: ClassVar[bool] = True
+    profile_steps: int = 0
+
+    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
+        """Open metrics and what `log` asks for."""
+        from mimo_launch.train.listeners.build import listeners_of
+        from mimo_launch.train.metrics_file import MetricsFile
+
+        stops = spec.train.on_write_error == "stop"
+        metrics = MetricsFile(run_dir / "metrics.jsonl", emit, stops_on_error=stops)
+        return [metrics, *listeners_of(spec, run_dir, emit)]
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Train, from the newest checkpoint if there is one. Raises: what `train` raises."""
+        from mimo_launch.checkpoint.start_of_run import start_run
+        from mimo_launch.train.loop import Hooks, train
+        from mimo_launch.train.step_timeline import Profile
+
+        steps = self.profile_steps
+        profile = Profile(session, run_dir / "profile", steps) if steps else None
+        state, saver = start_run(session, run_dir, emit)
+        return train(session, emit, Hooks(saver=saver, stop=stop, profile=profile), state)
+
+
+@dataclass(frozen=True, slots=True)
+class Benching:
+    """Time steps of the spec; rank 0 writes `bench.json` and tells what it holds."""
+
+    resumable: ClassVar[bool] = False
+    options: "BenchOptions"
+
+    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
+        """Keep nothing before the end."""
+        return []
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Measure. Raises: what `train` raises; NotWritten."""
+        from mimo_launch.bench.measure import bench
+        from mimo_launch.runtime.progress import Phase
+        from mimo_launch.train.events import BenchFinished
+
+        result = bench(session, self.options, emit, stop)
+        if isinstance(result, int):
+            return result
+        session.where.enter(Phase.WRITING)
+        record, file = result.record(), run_dir / BENCH
+        emit(BenchFinished(record=record))  # First: what was measured is worth more than its file.
+        try:
+            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise _not_written(file, error) from error
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrating(Benching):
+    """Measure the constants of `plan`; rank 0 writes them to `out` and tells them."""
+
+    out: Path
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Measure. Raises: what `train` raises; NotWritten."""
+        from mimo_launch.bench.calibrate import calibrate
+        from mimo_launch.estimate.calibration import constants
+        from mimo_launch.runtime.progress import Phase
+        from mimo_launch.train.events import CalibrationFinished
+
+        result = calibrate(session, self.options, emit, stop)
+        if isinstance(result, int):
+            return result
+        made, measured = result
+        if session.rank:
+            return 0
+        session.where.enter(Phase.WRITING)
+        values = {each.name: getattr(made, each.name) for each in constants()}
+        told = CalibrationFinished(file=str(self.out), constants=values, measured=measured)
+        try:
+            made.dump(self.out)
+        except OSError as error:
+            emit(replace(told, file=None))
+            raise _not_written(self.out, error) from error
+        emit(told)
+        return 0
+
+
+def _not_written(file: Path, error: OSError) -> NotWritten:
+    return NotWritten(f"{file} cannot be written: {(error.strerror or str(error)).lower()}")

@@ -1,0 +1,244 @@
+"""Runs functions on several ranks of this machine and returns what each rank returned.
+
+Decides: fork with a file rendezvous and one pipe per rank; the first failing rank is the error.
+Relies on: a parent that has not started threads of torch's own (one thread per rank) and has not
+initialised CUDA (see docs/adr/0016-fork-before-cuda.md).
+Leaves: long training runs to `one_host`, which has torch elastic watch the workers.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from mimo_launch.comm.world import device_for, join_world
+from mimo_launch.launcher.gpus import refuse_initialised_cuda
+from mimo_launch.launcher.output_streams import own_streams_after_fork
+
+RankDevice = Literal["cpu", "cuda"]
+# What the default group may take longer than a job, so that the parent gives up first.
+MARGIN_SECONDS = 5
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message names it and holds its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One function to call on every rank, in a default group that meets at `store`."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    store: Path
+    timeout_s: float
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    *args: Any,
+    world_size: int,
+    timeout_s: float = 60,
+    device: RankDevice = "cpu",
+) -> list[Any]:
+    """Call `function(*args)` on every rank of a new world and return the results by rank.
+
+    On `cuda` each rank has a GPU of its own, the current device, and NCCL carries its tensors.
+    Function and arguments are inherited by fork, only results must pickle.
+
+    Raises: RankError naming the first rank that raised, died or hung, with its traceback; the
+    others are killed.
+    """
+    with Ranks(world_size, device=device) as ranks:
+        return ranks.run(function, *args, timeout_s=timeout_s)
+
+
+class Ranks:
+    """Ranks that stay for several jobs, each in a default process group of its own.
+
+    Starting processes and CUDA costs seconds, a job in a running one a fraction. After an error all
+    ranks are killed; the next job starts new ones.
+    """
+
+    def __init__(self, world_size: int, *, device: RankDevice = "cpu") -> None:
+        self.world_size, self.device = world_size, device
+        self._folder = tempfile.TemporaryDirectory(prefix="mimo-launch-")
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._jobs = 0
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+        """Call `function(*args)` on every rank and return the results by rank.
+
+        The first job of new ranks is inherited by fork; later ones must pickle. Raises: RankError.
+        """
+        self._jobs += 1
+        store = Path(self._folder.name) / f"store-{self._jobs}"
+        job = Job(function, args, store, timeout_s)
+        try:
+            if not self._processes:
+                self._start(job)
+            else:
+                message = pickle.dumps(job)
+                for pipe in self._pipes:
+                    pipe.send_bytes(message)
+            return self._collect(timeout_s)
+        except BaseException:
+            self._kill()
+            raise
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._kill()
+        self._folder.cleanup()
+
+    def _start(self, job: Job) -> None:
+        own_streams_after_fork()
+        torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent has used.
+        if self.device == "cuda":
+            refuse_initialised_cuda()
+        context = multiprocessing.get_context("fork")
+        for rank in range(self.world_size):
+            mine, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank_main,
+                args=(rank, self.world_size, self.device, theirs, [*self._pipes, mine], job),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def _collect(self, timeout_s: float) -> list[Any]:
+        """Wait for every rank; raise for the first that fails."""
+        results: dict[int, Any] = {}
+        open_pipes = dict(zip(self._pipes, range(len(self._pipes)), strict=True))
+        deadline = time.monotonic() + timeout_s
+        while open_pipes:
+            ready = wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                waiting = sorted(open_pipes.values())
+                stacks = [f"rank {r}:\n{self._stack(r)}" for r in waiting]
+                raise RankError(f"ranks {waiting} hung for {timeout_s:.0f} s\n" + "\n".join(stacks))
+            for pipe in ready:
+                rank = open_pipes.pop(pipe)  # type: ignore[call-overload]
+                try:
+                    ok, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                except (EOFError, ConnectionResetError):
+                    raise RankError(f"rank {rank} died without a word") from None
+                if not ok:
+                    raise RankError(f"rank {rank} failed:\n{value}")
+                results[rank] = value
+        return [results[rank] for rank in range(len(self._pipes))]
+
+    def _stack(self, rank: int) -> str:
+        path = _stack_file(Path(self._folder.name), rank)
+        return path.read_text() if path.exists() else "(no stack)"
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+
+def _stack_file(folder: Path, rank: int) -> Path:
+    return folder / f"stack-{rank}"
+
+
+def _rank_main(
+    rank: int,
+    world_size: int,
+    device: RankDevice,
+    pipe: Connection,
+    inherited: list[Connection],
+    job: Job,
+) -> None:
+    """Be a rank: run jobs until the parent closes the pipe; leave without interpreter shutdown."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # The answer of a command has stdout to itself.
+    for end in inherited:  # Else the pipes of a dead parent would stay open.
+        end.close()
+    # torch makes the thread pool of its parent anew at the first call, which two threads must not
+    # make at once: those of the backward, one per GPU, abort with "Invalid thread pool".
+    torch.set_num_threads(1)
+    run: Callable[..., tuple[bool, Any]] = _run_job
+    with _stack_file(job.store.parent, rank).open("w") as stack:
+        while True:
+            # A little before the parent gives up, so that the stack is there to be read.
+            faulthandler.dump_traceback_later(max(0.1, job.timeout_s - 0.5), file=stack)
+            result = run(rank, world_size, device, job)
+            run = _run_in_thread
+            faulthandler.cancel_dump_traceback_later()
+            try:
+                # Not the pickle of torch: handles of its tensors die with this process.
+                pipe.send_bytes(pickle.dumps(result))
+                job = pickle.loads(pipe.recv_bytes())
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                break
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    os._exit(0)
+
+
+def _run_in_thread(*args: Any) -> tuple[bool, Any]:
+    """Do `_run_job` in a thread of its own.
+
+    torch keeps, per thread, what operations on DTensors return, and takes meshes over equal ranks
+    for equal: results of one job would hold the meshes, and so the groups, of an earlier one.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run_job, *args).result()
+
+
+def _run_job(rank: int, world_size: int, device: RankDevice, job: Job) -> tuple[bool, Any]:
+    """Return whether a job went well, and its result or its traceback."""
+    try:
+        join_world(
+            device_for(device, rank),
+            timeout=timedelta(seconds=job.timeout_s + MARGIN_SECONDS),
+            store=dist.FileStore(str(job.store), world_size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=world_size,
+        )
+        result = job.function(*job.args)
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+    except BaseException:
+        return False, traceback.format_exc()
+    return True, result

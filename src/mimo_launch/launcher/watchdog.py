@@ -1,0 +1,168 @@
+"""Watches the workers of this host, and looks closely at each when something is wrong.
+
+Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds,
+of which only those count in which this process ran: what stops a job as a whole is no rank's fault.
+Progress is what workers write on the board; a thread that says "alive" would do so in a hung
+process as well. In a run that was asked to stop, signs of work from inside a phase are not enough,
+but for those of a save.
+Relies on: `progress_board`, `process_exits`, `stacks`, `flight_recorder`, and the files that
+workers write their errors to.
+Leaves: the verdict to `verdict`, killing and restarting to `one_host`.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch.launcher.flight_recorder import Recorder
+from mimo_launch.launcher.process_exits import Exit, ExitWatch
+from mimo_launch.launcher.progress_board import Board, Seen
+from mimo_launch.launcher.stacks import Frame, process_state, take_stacks
+from mimo_launch.launcher.verdict import RankState
+from mimo_launch.launcher.worker_errors import read_error, watchdog_words
+from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR
+from mimo_launch.runtime.progress import Phase
+
+# Failures come in groups; what is looked at a moment later is more complete.
+SETTLE_SECONDS = 0.2
+# Between two looks of a process that runs; a longer time has not been seen by anyone.
+SEEN_SECONDS = 1.0
+# A worker whose threads do not get the interpreter for so long is deaf, or for the timeout.
+DEAF_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """One worker of this host: its place on the board, its process and its folder of logs."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    folder: Path
+
+
+class Watch:
+    """The workers of one host; `timeout` is in seconds, `recorder` that of workers on GPUs."""
+
+    def __init__(
+        self,
+        board: Board,
+        workers: tuple[Local, ...],
+        exits: ExitWatch,
+        *,
+        host: int,
+        timeout: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._board, self._workers, self._exits = board, workers, exits
+        self._host, self._timeout, self._recorder = host, timeout, recorder
+        self._looked = time.monotonic()
+        self._signs = self._read_signs()
+        # For how long no worker has moved; when this process last stood still, and how long.
+        self._still = 0.0
+        self._froze, self._frozen = 0.0, 0.0
+
+    def alarm(self) -> bool:
+        """Return whether a worker failed, or all have stood still for too long."""
+        now, signs = time.monotonic(), self._read_signs()
+        gap, self._looked = now - self._looked, now
+        if gap > SEEN_SECONDS:
+            self._froze, self._frozen = now, gap
+        self._still = 0.0 if signs != self._signs else self._still + min(gap, SEEN_SECONDS)
+        self._signs = signs
+        seen = [self._board.read(worker.local_rank) for worker in self._workers]
+        if any(s.failed for s in seen):
+            return True
+        if any(_too_early(self._end(w), s) for w, s in zip(self._workers, seen, strict=True)):
+            return True
+        # One that has finished must leave as well.
+        running = any(self._end(worker) is None for worker in self._workers)
+        return running and self._still > self._timeout
+
+    @property
+    def frozen_s(self) -> float:
+        """For how long the job as a whole has stood still, if that makes waits time out now."""
+        recent = time.monotonic() - self._froze < self._timeout
+        return self._frozen if recent and self._frozen > self._timeout / 2 else 0.0
+
+    def _read_signs(self) -> list[tuple[int, ...]]:
+        """Return what changes as long as the workers make progress."""
+        seen = [self._board.read(worker.local_rank) for worker in self._workers]
+        if not self._board.asked_to_stop:
+            return [(s.changed,) for s in seen]
+        return [
+            (s.changed,) if s.phase is Phase.SAVING else (s.step, s.phase, s.position) for s in seen
+        ]
+
+    def done(self) -> bool:
+        """Return whether every worker has finished and left."""
+        return all(
+            self._end(worker) is not None
+            and self._board.read(worker.local_rank).phase is Phase.FINISHED
+            for worker in self._workers
+        )
+
+    def ended_by(self) -> int:
+        """Return the signal that the finished workers obeyed, or 0."""
+        return max(self._board.read(worker.local_rank).ended_by for worker in self._workers)
+
+    def examine(self) -> list[RankState]:
+        """Return what is known of each worker, its stack included. Takes some seconds."""
+        time.sleep(SETTLE_SECONDS)
+        if self._recorder is not None:
+            self._recorder.ask([w.rank for w in self._workers if self._end(w) is None])
+        reachable = {
+            worker.pid: worker.folder / STACK
+            for worker in self._workers
+            # Before that a worker does not know the signal, and would die of it.
+            if self._board.read(worker.local_rank).phase > Phase.STARTING
+            and process_state(worker.pid) not in ("", "Z", "T", "t")
+        }
+        stacks = take_stacks(reachable)
+        if self._recorder is not None:
+            self._recorder.wait()
+        return [self._state(worker, stacks) for worker in self._workers]
+
+    def _end(self, worker: Local) -> Exit | None:
+        return self._exits.exits.get(worker.rank)
+
+    def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
+        seen, end = self._board.read(worker.local_rank), self._end(worker)
+        now = time.monotonic_ns()
+        deaf = (now - seen.alive) / 1e9 if end is None and seen.alive else 0.0
+        ended = 0.0 if end is None else _since_epoch(end.at)
+        failed, cause = _since_epoch(seen.failed), seen.cause
+        message = read_error(worker.folder / ERROR) or self._board.message(worker.local_rank)
+        if end is not None and end.killed_by == "SIGABRT" and not failed:
+            cause, message = watchdog_words(worker.folder / STDERR)
+            failed = ended if message else 0.0
+        return RankState(
+            rank=worker.rank,
+            host=self._host,
+            phase=seen.phase,
+            step=seen.step,
+            position=seen.position,
+            changed=_since_epoch(seen.changed),
+            failed=failed,
+            cause=cause,
+            message=message,
+            end=end,
+            ended=ended,
+            process="" if end is not None else process_state(worker.pid),
+            frames=stacks.get(worker.pid, ()),
+            gpu=self._recorder is not None,
+            deaf=deaf if deaf > min(DEAF_SECONDS, self._timeout) else 0.0,
+            beats=now - seen.changed < self._timeout * 1e9,
+        )
+
+
+def _too_early(end: Exit | None, seen: Seen) -> bool:
+    if end is None:
+        return False
+    return bool(end.killed_by or end.status) or seen.phase is not Phase.FINISHED
+
+
+def _since_epoch(monotonic_ns: int) -> float:
+    """Return a time of the monotonic clock as seconds since the epoch; 0 stays 0."""
+    return time.time() - (time.monotonic_ns() - monotonic_ns) / 1e9 if monotonic_ns else 0.0

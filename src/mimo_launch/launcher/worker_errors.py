@@ -1,0 +1,158 @@
+"""What a worker says of its own error, for its launcher to read.
+
+Decides: whether an error is the worker's own or comes of a lost or late peer, what is said of a
+full GPU, and the form of `error.json` (that of torch elastic).
+Relies on: torch's exception types, and on the words of gloo and NCCL, which have no types.
+Leaves: whose fault it was to `verdict`.
+"""
+
+import json
+import re
+import time
+import traceback
+from pathlib import Path
+
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.runtime.progress import Cause
+from mimo_launch.spec.model import Spec
+
+# gloo throws plain RuntimeErrors, NCCL one type for everything; these are their words when a peer
+# is late, or gone, and those of NCCL when something is wrong with this rank itself.
+_LATE = (
+    "Timed out waiting",
+    "wait timeout after",
+    "timed out after",
+    "Timed out after",
+    "collective operation timeout",
+)
+_OWN = (
+    "ncclUnhandledCudaError",
+    "ncclInvalid",
+    "ncclInternalError",
+    "Cuda failure",
+    "CUDA error",
+    "Duplicate GPU",
+)
+_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "connectFullMesh failed",
+    "Read error",
+    "Write error",
+    "gloo/transport",
+)
+# The first lines of it are what happened, the last ones what followed.
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: .*"
+    r"|watchdog thread terminated with exception: .*"
+)
+_TAIL_BYTES = 200_000
+
+
+class OutOfGpuMemory(RuntimeError):
+    """The memory of a GPU does not suffice; the message says how full it is, what saves some."""
+
+    @classmethod
+    def on(cls, spec: Spec, rank: int, error: BaseException) -> "OutOfGpuMemory":
+        """Return the error of a rank whose allocation failed with `error`."""
+        import torch
+
+        gib = 2**30
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        total = torch.cuda.mem_get_info()[1]
+        holds = [m.name for m in build_layout(spec).modules_of(rank)]
+        return cls(
+            f"the GPU of rank {rank} ({', '.join(holds) or 'no module'}) is full: "
+            f"{allocated / gib:.1f} GiB in tensors, {reserved / gib:.1f} GiB reserved of "
+            f"{total / gib:.1f} GiB\n"
+            f"less is needed by smaller microbatches (schedule.microbatches), and under "
+            f"{' or '.join(f'modules.{name}' for name in holds) or 'a module'} by "
+            "`recompute: full`, `sharding: full`, or more ranks\n"
+            f"{str(error).partition('. GPU')[0]}"
+        )
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Return what an error that ends a worker says about who is to blame.
+
+    An exception class with `restartable = False` ends the run for good.
+    """
+    causes = []
+    link: BaseException | None = error
+    while link is not None:
+        if not getattr(link, "restartable", True):
+            return Cause.FINAL
+        causes.append(_cause(link))
+        link = link.__cause__
+    return next((cause for cause in causes if cause is not Cause.OWN), Cause.OWN)
+
+
+def _cause(error: BaseException) -> Cause:
+    import torch.distributed as dist
+
+    # Types that are re-exported under other names in the releases we support.
+    is_network = isinstance(error, dist.DistError)
+    if not is_network and not isinstance(error, RuntimeError):
+        return Cause.OWN
+    text = str(error)
+    if any(words in text for words in _LATE):
+        return Cause.TIMEOUT
+    if any(words in text for words in _OWN):
+        return Cause.OWN
+    if is_network or any(words in text for words in _GONE):
+        return Cause.LOST
+    return Cause.OWN
+
+
+def watchdog_words(path: Path) -> tuple[Cause, str]:
+    """Return what NCCL's watchdog wrote to a log before it ended the process, and what it means.
+
+    It says so, with SIGABRT, when a collective or a transfer of the GPU takes longer than its group
+    allows: a peer is late, or gone. Returns (Cause.NONE, "") if it said nothing.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return Cause.NONE, ""
+    found = _WATCHDOG.search(text)
+    if found is None:
+        return Cause.NONE, ""
+    words = " ".join(found[0].split())
+    if any(said in words for said in _LATE):
+        return Cause.TIMEOUT, words
+    own = any(said in words for said in _OWN)
+    return (Cause.OWN if own else Cause.LOST), words
+
+
+def in_words(error: BaseException) -> str:
+    """Return type and message of an error."""
+    try:
+        text = str(error)
+    except Exception as fault:  # An error of a package may have one of its own.
+        text = f"its message cannot be shown ({type(fault).__name__})"
+    return f"{type(error).__name__}: {text}".strip().removesuffix(":")
+
+
+def write_error(error: BaseException, path: Path) -> None:
+    """Write `error.json`. Raises: OSError."""
+    callstack = "".join(traceback.format_exception(error))
+    # torchrun reads both of the extra keys, and fails without them.
+    extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
+    message = {"message": in_words(error), "extraInfo": extra}
+    path.write_text(json.dumps({"message": message}), encoding="utf-8")
+
+
+def read_error(path: Path) -> str:
+    """Return the message of an `error.json`, or nothing if there is none that can be read."""
+    try:
+        message = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    for _ in range(2):
+        if isinstance(message, dict):
+            message = message.get("message", message)
+    return str(message)

@@ -1,0 +1,1 @@
+"""Layers cut over tp and cp: linear, attention, Mamba, experts, loss."""

@@ -1,0 +1,229 @@
+"""Which tokens attend to which, as index tensors made once per microbatch.
+
+Decides: positions of this rank's tokens, and the places of images in a packed list.
+Relies on: the zigzag rule and the contiguous cut of `layout.row_owners`.
+Leaves: the attention itself to `attention`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.to_device import to_device
+from mimo_launch.spec.model import RopeScaling
+
+Index = npt.NDArray[np.int64]
+# Base of the 2-D rotary embedding, the same in every published model that has one.
+ROPE2D_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents packed into sequences: `numbers` [sequences, positions] tells them apart.
+
+    `lengths` are those of all documents, sequence after sequence, as the host knows them.
+    """
+
+    numbers: Tensor
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CausalMask:
+    """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
+
+    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence; [B, S, K] where
+    the sequences differ in positions; None where attention knows no positions. `documents` are
+    packed into sequences and do not see each other. `shares` [batch, S] are 1/T for each of the T
+    tokens of a sequence, 0 for its padding; experts need them.
+    """
+
+    batch: int
+    device: torch.device
+    cos: Tensor | None
+    sin: Tensor | None
+    documents: Documents | None
+    shares: Tensor | None = None
+
+    def lower_right(self, queries: int, keys: int) -> Tensor:
+        """Return the mask of the last `queries` of the first `keys` positions, which end together.
+
+        Shapes: [queries, keys], with documents [batch, 1, queries, keys].
+        """
+        place = torch.arange(keys - queries, keys, device=self.device)
+        causal = place[:, None] >= torch.arange(keys, device=self.device)
+        if self.documents is None:
+            return causal
+        numbers = self.documents.numbers
+        mine, theirs = numbers[:, keys - queries : keys], numbers[:, :keys]
+        return (causal & (mine[:, :, None] == theirs[:, None, :]))[:, None]
+
+
+def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> Tensor:
+    """Return the positions [seq / cp_size] that cp rank `cp` holds of a sequence.
+
+    Chunks cp and 2 * cp_size - 1 - cp of 2 * cp_size, which balances causal attention.
+    """
+    places = torch.arange(seq, device=device)
+    if cp_size == 1:
+        return places
+    chunks = places.view(2 * cp_size, -1)
+    return torch.cat([chunks[cp], chunks[2 * cp_size - 1 - cp]])
+
+
+def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:
+    """Return zigzag shards as sequences in order, [B, S, ...].
+
+    Shapes: [cp_size * B * S / cp_size, ...], cp ranks one after another, each [B, 2 chunks].
+    """
+    if cp_size == 1:
+        return x_NF.view(batch, -1, *x_NF.shape[1:])
+    shards = x_NF.view(cp_size, batch, 2, -1, *x_NF.shape[1:])
+    # First chunks are 0 .. cp-1 in the order of the ranks, second chunks run backwards.
+    chunks = torch.cat([shards[:, :, 0], shards[:, :, 1].flip(0)])
+    return chunks.transpose(0, 1).flatten(1, 2)
+
+
+def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
+    """Return sequences in order as zigzag shards, [cp_size * B * S / cp_size, ...]: the reverse."""
+    if cp_size == 1:
+        return x_BSF.flatten(0, 1)
+    batch, seq = x_BSF.shape[:2]
+    chunks = x_BSF.reshape(batch, 2 * cp_size, seq // (2 * cp_size), *x_BSF.shape[2:]).transpose(
+        0, 1
+    )
+    first, second = chunks.chunk(2)
+    return torch.stack([first, second.flip(0)], dim=2).flatten(0, 3)
+
+
+def causal_mask(
+    batch: int,
+    positions: Tensor,
+    head_size: int,
+    theta: float | None,
+    dtype: torch.dtype,
+    *,
+    documents: Documents | None,
+    sections: tuple[int, ...] | None = None,
+    scaling: RopeScaling | None = None,
+    shares: Tensor | None = None,
+) -> CausalMask:
+    """Return the mask of `batch` sequences of which this rank holds the given positions.
+
+    Without a `theta` nothing is turned.
+
+    Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which the first
+    turns the first `sections[0]` pairs of a head, the second the next ones, and so on. They may
+    run on from one document to the next: a rotary embedding sees distances only.
+    """
+    if theta is None:
+        return CausalMask(batch, positions.device, None, None, documents, shares)
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
+    frequency = theta**-exponent
+    if scaling is not None:
+        frequency = scaled(frequency, scaling)
+    angle = positions.to(wide).unsqueeze(-1) * frequency
+    if positions.dim() > 1:
+        if sections is None:
+            raise ValueError("positions on several axes need the sections of a head that they turn")
+        parts = torch.split(angle, list(sections), dim=-1)
+        angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+    angle = torch.cat([angle, angle], dim=-1)
+    return CausalMask(batch, positions.device, angle.cos(), angle.sin(), documents, shares)
+
+
+def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Return the frequencies of a model that has been taught to see further.
+
+    Source: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it.
+    """
+    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMask:
+    """Tokens are images one after another; a token sees its own image.
+
+    Where the list is made of whole images of one length and nothing else, `same` says how many and
+    how long. Otherwise, for each image of which this rank holds a token: `queries` [images, most
+    tokens held] names those tokens in this rank's list, `keys` [images, longest] all its tokens in
+    the list of all cp ranks, 0 where `valid` is false. `tokens` names the place, in the flattened
+    queries, of each of this rank's tokens; padding tokens come after them. For kernels that take
+    lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`. `cos`
+    and `sin` [N, K] turn this rank's N tokens, where their places are told by rotation.
+    """
+
+    same: tuple[int, int] | None
+    queries: Tensor
+    keys: Tensor
+    valid: Tensor
+    tokens: Tensor
+    is_full: bool
+    own_lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
+    first_key: int
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+
+
+def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: bool) -> ImageMask:
+    """Return the mask of images with the given numbers of tokens.
+
+    `held` are the tokens of this rank in the list of all; it may reach into the padding. `alone`:
+    the module has no other cp rank. One that holds all images beside others that hold padding
+    still joins them in their collectives.
+    """
+    ends = np.cumsum([0, *lengths], dtype=np.int64)
+    begin, end = ends[:-1], ends[1:]
+    mine = np.maximum(begin, held.start) < np.minimum(end, held.stop)
+    begin, end = begin[mine], end[mine]
+    lengths_here = set((end - begin).tolist())
+    same = None
+    if alone and held == range(int(ends[-1])) and len(lengths_here) == 1:
+        same, begin, end = (len(begin), int(end[0])), begin[:0], end[:0]
+    # On the host: index tensors whose size depends on values would make it wait for a device.
+    keys, valid = _padded(begin, end)
+    own_begin, own_end = np.maximum(begin, held.start), np.minimum(end, held.stop)
+    queries, own = _padded(own_begin, own_end)
+    return ImageMask(
+        same,
+        to_device(np.where(own, queries - held.start, 0), device),
+        to_device(keys, device),
+        to_device(valid, device),
+        to_device(own.flatten().nonzero()[0], device),
+        is_full=len(lengths_here) <= 1,
+        own_lengths=tuple((own_end - own_begin).tolist()),
+        key_lengths=tuple((end - begin).tolist()),
+        first_key=int(begin[0]) if len(begin) else 0,
+    )
+
+
+def turned_by_place(
+    mask: ImageMask, places_N2: Tensor, head_size: int, dtype: torch.dtype
+) -> ImageMask:
+    """Return the mask with the angles of (y, x) of this rank's tokens (2-D RoPE).
+
+    Of the pairs of a head, half turn with y and half with x, both at the frequencies of a head half
+    as wide. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
+    angle = (places_N2.to(wide).unsqueeze(-1) * ROPE2D_THETA**-exponent).flatten(1)
+    angle = torch.cat([angle, angle], dim=-1)
+    return replace(mask, cos=angle.cos(), sin=angle.sin())
+
+
+def _padded(begin: Index, end: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
+    """Return begin .. end of each row, 0 where the row is shorter, and where it is not."""
+    longest = int((end - begin).max()) if len(begin) else 0
+    places = begin[:, None] + np.arange(longest)
+    valid = places < end[:, None]
+    return np.where(valid, places, 0), valid

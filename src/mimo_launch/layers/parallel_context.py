@@ -1,0 +1,119 @@
+"""What a layer knows about parallelism: its groups, its part, how regions begin and end.
+
+Decides: which pair of collectives surrounds a tensor-parallel region.
+Relies on: `comm.autograd_collectives`.
+Leaves: the maths to the layers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import FunctionType
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_tokens, scatter_tokens
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.step_clock import StepClock
+from mimo_launch.layers.aux_loss import LossMeter
+from mimo_launch.layers.parameter_segments import Segment, TpGrad
+from mimo_launch.layers.te_fp8 import Fp8
+from mimo_launch.layout.row_owners import even_cut
+
+SINGLE = Group((0,), 0, None)
+
+
+Result = TypeVar("Result")
+
+
+@cache
+def _compiled(function: Any, owner: str, width: int) -> Any:
+    """Return a compiled copy of a function for tensors of one module and width.
+
+    torch.compile keeps what it makes by code object, and makes code for any width once it has seen
+    two, which is slower than code for one; so each gets a code object of its own.
+    """
+    name = f"{owner}_{function.__name__}_{width}"
+    return torch.compile(FunctionType(function.__code__.replace(), function.__globals__, name))
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelContext:
+    """Parallelism of one module on one rank; the default is one rank alone.
+
+    `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
+    passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
+    provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
+    `meter` adds up the losses that balance their load, `clock` notes when tokens travel. `replicas`
+    (dp x cp) are the ranks that hold the same layers and other tokens. `fp8`: blocks multiply in 8
+    bits.
+    """
+
+    tp: Group = SINGLE
+    cp: Group = SINGLE
+    sequence_parallel: bool = False
+    dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    compiled: bool = False
+    owner: str = ""
+    backend: Literal["torch", "transformer_engine"] = "torch"
+    fp8: Fp8 | None = None
+    ep: Group = SINGLE
+    expert_tp: Group = SINGLE
+    replicas: Group = SINGLE
+    meter: LossMeter | None = None
+    clock: StepClock = field(default_factory=lambda: StepClock(torch.device("cpu")))
+
+    def part(self, total: int) -> range:
+        """Return this tp rank's share of `total` items."""
+        return even_cut(total, self.tp.size, self.tp.index)
+
+    def one_of(self, heads: int, whole: Segment) -> Segment:
+        """Return this rank's part of a segment of so many heads, fewer than tp ranks: one head.
+
+        Other ranks hold the same, and the gradient of each is a term of a sum.
+        """
+        head, copy = divmod(self.tp.index, self.tp.size // heads)
+        rows = whole.shape[0] // heads
+        return replace(
+            whole,
+            start=head * rows,
+            stop=(head + 1) * rows,
+            tp_grad="partial",
+            counted=copy == 0,
+        )
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Begin a tensor-parallel region: tokens in, all tokens out, [n or N, D] -> [N, D]."""
+        return gather_tokens(x, self.tp) if self.sequence_parallel else enter_tp(x, self.tp)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """End a tensor-parallel region by summing partial outputs, [N, D] -> [n or N, D]."""
+        return scatter_tokens(x, self.tp) if self.sequence_parallel else exit_tp(x, self.tp)
+
+    def fused(
+        self, function: Callable[..., Result], first: Tensor, *more: Tensor | float
+    ) -> Result:
+        """Call a function of tensors: in one pass over memory, where modules are compiled."""
+        if not self.compiled:
+            return function(first, *more)
+        made: Callable[..., Result] = _compiled(function, self.owner, first.shape[-1])
+        return made(first, *more)
+
+    @property
+    def token_grad(self) -> TpGrad:
+        """Kind of gradient of a replicated weight that acts on the tokens between regions."""
+        return "partial" if self.sequence_parallel else "complete"
+
+    @property
+    def inner_grad(self) -> TpGrad:
+        """Kind of gradient of a replicated weight inside a tensor-parallel region."""
+        return "partial" if self.tp.size > 1 else "complete"
+
+    @property
+    def counts(self) -> bool:
+        """Whether this tp rank counts replicated weights in the gradient norm."""
+        return self.tp.index == 0

@@ -1,0 +1,176 @@
+"""Parameters as canonical segments: full, unfused tensors and the part of each a rank holds.
+
+Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to
+the full tensors that users, checkpoints and proofs know by name.
+Relies on: layers declaring their parameters through `declare`.
+Leaves: values to `initial_weights`, sums over tp to `optimizer.gradient_reduction`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+# sharded: this rank alone has the gradient of its part. complete: every tp rank computes the same
+# full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
+TpGrad = Literal["sharded", "complete", "partial"]
+# sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `initial_weights`.
+# given: not drawn, see `plain_parameters`.
+InitKind = Literal["normal", "zeros", "ones", "sinusoids", "log_decay", "time_step", "given"]
+# Where layers that know nothing of segments have theirs (see `plain_parameters`).
+ADOPTED = "adopted_segments"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One canonical tensor and the part of it that this rank holds.
+
+    `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` the part held.
+    Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
+    is true on the one whose gradient enters the norm. `std` is the scale of a normal init. One that
+    does not train keeps its values even where its module trains. Weight decay applies to those with
+    `decay`, and to an `embedding` (of tokens, of positions, of a class) if the spec says so.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int | None
+    start: int
+    stop: int
+    tp_grad: TpGrad
+    counted: bool
+    init: InitKind = "normal"
+    std: float = 0.02
+    decay: bool = True
+    trains: bool = True
+    embedding: bool = False
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the part this rank holds."""
+        if self.axis is None:
+            return self.shape
+        sizes = list(self.shape)
+        sizes[self.axis] = self.stop - self.start
+        return tuple(sizes)
+
+    def cut(self, full: Tensor) -> Tensor:
+        """Return this rank's part of a full tensor."""
+        return (
+            full
+            if self.axis is None
+            else full.narrow(self.axis, self.start, self.stop - self.start)
+        )
+
+
+def sharded(
+    name: str,
+    shape: tuple[int, ...],
+    axis: int,
+    part: range,
+    *,
+    std: float = 0.02,
+    init: InitKind = "normal",
+    decay: bool = True,
+) -> Segment:
+    """Return a segment whose part belongs to this tp rank alone."""
+    return Segment(name, shape, axis, part.start, part.stop, "sharded", True, init, std, decay)
+
+
+def replicated(
+    name: str,
+    shape: tuple[int, ...],
+    tp_grad: TpGrad,
+    *,
+    counted: bool,
+    std: float = 0.02,
+    init: InitKind = "normal",
+    decay: bool = True,
+    trains: bool = True,
+) -> Segment:
+    """Return a segment that every tp rank holds whole."""
+    return Segment(name, shape, None, 0, shape[0], tp_grad, counted, init, std, decay, trains)
+
+
+class SegmentedModule(nn.Module):
+    """A layer that owns parameters; FSDP replaces the tensors, the declaration stays.
+
+    Where fused layers are an implementation detail, `names_itself` drops the layer's own name from
+    the path: `attention.inputs` holds `attention.q.weight`, on every layout. `segments` are by the
+    attribute that holds them; for layers of a library it leads into them, with dots.
+    """
+
+    names_itself = True
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments: dict[str, tuple[Segment, ...]] = {}
+
+    def declare(self, attribute: str, *segments: Segment, dtype: torch.dtype) -> None:
+        """Add a parameter that holds `segments` fused along dim 0, values unset."""
+        rows = sum(segment.local_shape[0] for segment in segments)
+        shape = (rows, *segments[0].local_shape[1:])
+        self.register_parameter(attribute, nn.Parameter(torch.empty(shape, dtype=dtype)))
+        self.segments[attribute] = segments
+
+    def declare_buffer(self, attribute: str, segment: Segment, *, dtype: torch.dtype) -> None:
+        """Add what is no parameter, and saved and loaded like one, value unset.
+
+        FSDP2 leaves it alone: every replica holds it whole, and one of them must be `counted`.
+        """
+        values = torch.empty(segment.local_shape, dtype=dtype)
+        self.register_buffer(attribute, values, persistent=False)
+        self.segments[attribute] = (segment,)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A segment with its full name and its rows `first_row:last_row` in its local parameter."""
+
+    name: str
+    segment: Segment
+    first_row: int
+    last_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredParameter:
+    """A live parameter (plain or sharded by FSDP) or buffer, and the segments fused in it."""
+
+    parameter: Tensor
+    placed: tuple[Placed, ...]
+
+    def decays(self, *, embeddings: bool) -> bool:
+        """Whether weight decay applies; all segments of a parameter agree."""
+        segment = self.placed[0].segment
+        return segment.decay or (embeddings and segment.embedding)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains where its module does; all segments of a parameter agree."""
+        return self.placed[0].segment.trains
+
+
+def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredParameter]:
+    """Yield every declared tensor below `root` with its segments under their full names.
+
+    A full name is `module.path.to.layer.segment`, the same on every layout.
+    """
+    for path, layer in root.named_modules():
+        segmented = isinstance(layer, SegmentedModule)
+        by_attribute = layer.segments if segmented else vars(layer).get(ADOPTED, {})
+        if segmented and not layer.names_itself:
+            path = path.rpartition(".")[0]  # noqa: PLW2901
+        prefix = ".".join(part for part in (module_name, path) if part)
+        for attribute, segments in by_attribute.items():
+            placed, row = [], 0
+            for segment in segments:
+                rows = segment.local_shape[0]
+                placed.append(Placed(f"{prefix}.{segment.name}", segment, row, row + rows))
+                row += rows
+            yield DeclaredParameter(attrgetter(attribute)(layer), tuple(placed))

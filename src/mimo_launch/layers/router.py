@@ -1,0 +1,106 @@
+"""The router of a mixture of experts, and the loss that balances their load.
+
+Decides: scores, the choice of experts, and what each rank adds to the balance loss.
+Relies on: tokens that no other rank of the module has (`models.mixture_of_experts` sees to it).
+Leaves: moving tokens to `token_dispatch`, balancing them without a loss to `expert_bias`.
+
+Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch.
+
+The balance loss is that of Switch Transformers (arXiv:2101.03961, section 2.2), per sample as in
+DeepSeek-V3 (arXiv:2412.19437, section 2.1.2). With f_e the share of a sample's T tokens that chose
+expert e, and P_e the mean of its scores, divided by their sum: E / k * sum over e of f_e * P_e, 1
+when all is balanced. Padding is no token. Only P has a gradient, and is a sum over tokens: so each
+rank adds the terms of its own tokens, the f of the whole sample being summed over ranks first, and
+the loss is the sum over all ranks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.comm.collectives import all_reduce
+from mimo_launch.layers.aux_loss import add_loss
+from mimo_launch.layers.expert_bias import ExpertBias
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.layers.pointwise import widened
+from mimo_launch.spec.experts import Moe
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShares:
+    """What each of this rank's tokens is of its sample, [n]: which one, and 1/T, 0 for padding.
+
+    There are `num_samples` B; the numbers count from 0.
+    """
+
+    num_samples: int
+    sample: Tensor
+    share: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The experts that each token goes to and the weights of their answers, [n, k] each."""
+
+    experts: Tensor
+    weights: Tensor
+
+
+class Router(SegmentedModule):
+    """Chooses `top_k` experts for each token, in at least fp32."""
+
+    def __init__(
+        self, context: ParallelContext, model: Moe, width: int, coefficient: float
+    ) -> None:
+        """`coefficient` is that of the balance loss over the samples of a step."""
+        super().__init__()
+        self.context, self.model, self.coefficient = context, model, coefficient
+        # Each tp rank routes tokens of its own, with sequence parallelism and without.
+        self.declare(
+            "weight",
+            replicated(
+                "weight",
+                (model.experts, width),
+                context.inner_grad,
+                counted=context.counts,
+                std=width**-0.5,
+            ),
+            dtype=context.dtype,
+        )
+        self.expert_bias: ExpertBias | None = None
+        if model.bias_update_rate is not None:
+            self.expert_bias = ExpertBias(context, model.experts, model.bias_update_rate)
+
+    def forward(self, x_nD: Tensor, tokens: TokenShares | None) -> Choice:
+        """Return the choice of every token; with `tokens` its backward balances the load."""
+        wide = widened(x_nD)
+        logits = F.linear(wide, self.weight.to(wide.dtype))
+        is_softmax = self.model.score == "softmax"
+        scores_nE = logits.softmax(dim=-1) if is_softmax else logits.sigmoid()
+        ranked_nE = scores_nE.detach() if self.expert_bias is None else self.expert_bias(scores_nE)
+        experts = ranked_nE.topk(self.model.top_k, dim=-1).indices
+        weights = scores_nE.gather(-1, experts)
+        if self.model.normalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights * self.model.scale
+        if tokens is not None and self.coefficient and scores_nE.requires_grad:
+            weights = add_loss(
+                weights, self._balance(scores_nE, experts, tokens), self.context.meter
+            )
+        if tokens is not None and self.expert_bias is not None:
+            weights = self.expert_bias.count(weights, experts, tokens.share > 0)
+        return Choice(experts, weights)
+
+    def _balance(self, scores_nE: Tensor, experts_nk: Tensor, tokens: TokenShares) -> Tensor:
+        """Return this rank's terms of the balance loss of a microbatch."""
+        chosen = torch.zeros_like(scores_nE).scatter_(1, experts_nk, 1.0)
+        numbers = torch.arange(tokens.num_samples, device=scores_nE.device)
+        is_of = tokens.sample == numbers[:, None]
+        shares_Bn = torch.where(is_of, tokens.share, 0.0).to(scores_nE.dtype)
+        f_BE = all_reduce(all_reduce(shares_Bn @ chosen, self.context.tp), self.context.cp)
+        parts_nE = scores_nE / scores_nE.sum(dim=-1, keepdim=True)
+        factor = self.coefficient * self.model.experts / self.model.top_k
+        return factor * (f_BE * (shares_Bn @ parts_nE)).sum()

@@ -1,0 +1,134 @@
+"""The state space model of Mamba-2 over sequences, chunk by chunk, and its short convolution.
+
+Decides: how a recurrence over tokens becomes matrix products, and where it starts anew.
+Relies on: nothing but torch; on GPUs `ssd_kernels` computes the same.
+Leaves: projections, groups of ranks and norms to `mamba`.
+
+A head remembers h [P, K] and, token by token, h = exp(dt A) h + dt x B^T and y = h C + D x. Inside
+a chunk that is a masked matrix product like attention; from chunk to chunk h alone is handed on.
+Source: T. Dao and A. Gu, Transformers are SSMs (arXiv:2405.21060), section 6.
+
+Legend: B sequences of S tokens, H heads of P channels, G groups of R heads that share B and C, K
+numbers of state, F channels; c chunks of i or j tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.layers.pointwise import widened
+
+
+def ssd(
+    x_BSHP: Tensor,
+    dt_BSH: Tensor,
+    a_H: Tensor,
+    b_BSGK: Tensor,
+    c_BSGK: Tensor,
+    d_H: Tensor,
+    *,
+    chunk: int,
+    documents_BS: Tensor | None = None,
+    initial_BHPK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return y like x, and the state behind the last token [B, H, P, K], in at least fp32.
+
+    `dt` are positive time steps, `a` is negative. Tokens of another number in `documents` than the
+    one before start from nothing; the initial state is that before the first token, of the same
+    document. `chunk` changes no result. Any S, 0 included.
+    """
+    shape, heads, groups = x_BSHP.shape, x_BSHP.shape[2], b_BSGK.shape[2]
+    wide = widened(x_BSHP)
+    x, b, c = (_chunked(widened(t), chunk) for t in (x_BSHP, b_BSGK, c_BSGK))
+    dt = _chunked(dt_BSH.to(wide.dtype), chunk)
+    numbers = None if documents_BS is None else _chunked(documents_BS, chunk, repeat_last=True)
+    x, dt = (t.reshape(*t.shape[:3], groups, heads // groups, *t.shape[4:]) for t in (x, dt))
+    a = a_H.to(wide.dtype).view(groups, -1)
+    # Logarithms of decays from a chunk's start to behind each token.
+    decay_BciGR = (dt * a).cumsum(dim=2)
+    inputs = x * dt.unsqueeze(-1)
+    within = _within_chunks(inputs, decay_BciGR, b, c, numbers)
+    if initial_BHPK is None:
+        state = wide.new_zeros((shape[0], heads, shape[3], b.shape[-1]))
+    else:
+        state = initial_BHPK.to(wide.dtype)
+    state = state.reshape(-1, groups, heads // groups, *state.shape[2:])
+    before, state = _states(inputs, decay_BciGR, b, numbers, state)
+    reach = decay_BciGR.exp()
+    if numbers is not None:
+        reach = reach * (numbers == _last_before(numbers)[..., None])[..., None, None]
+    handed = torch.einsum("zcign,zcgrpn,zcigr->zcigrp", c, before, reach)
+    y = (within + handed).flatten(1, 2)[:, : shape[1]].reshape(shape)
+    y = y + d_H.to(wide.dtype).unsqueeze(-1) * wide
+    return y.to(x_BSHP.dtype), state.flatten(1, 2)
+
+
+def _within_chunks(
+    inputs: Tensor, decay: Tensor, b: Tensor, c: Tensor, numbers: Tensor | None
+) -> Tensor:
+    """Return what tokens get from those before them in their chunk, and from themselves."""
+    size = decay.shape[2]
+    # [B, c, i, j, G, R]: from behind token j to behind token i.
+    between = decay.unsqueeze(3) - decay.unsqueeze(2)
+    hidden = torch.ones(size, size, dtype=torch.bool, device=decay.device).triu(1)
+    if numbers is not None:
+        hidden = hidden | (numbers.unsqueeze(3) != numbers.unsqueeze(2))
+    weight = between.masked_fill(hidden[..., None, None], float("-inf")).exp()
+    scores = torch.einsum("zcign,zcjgn->zcijg", c, b).unsqueeze(-1) * weight
+    return torch.einsum("zcijgr,zcjgrp->zcigrp", scores, inputs)
+
+
+def _states(
+    inputs: Tensor, decay: Tensor, b: Tensor, numbers: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the states before each chunk, [B, c, G, R, P, K], and the one behind the last."""
+    to_end = (decay[:, :, -1:] - decay).exp()
+    through = decay[:, :, -1].exp()
+    if numbers is not None:
+        to_end = to_end * (numbers == numbers[:, :, -1:])[..., None, None]
+        through = through * (numbers[:, :, -1] == _last_before(numbers))[..., None, None]
+    added = torch.einsum("zcjgn,zcjgr,zcjgrp->zcgrpn", b, to_end, inputs)
+    before = []
+    for index in range(decay.shape[1]):
+        before.append(state)
+        state = through[:, index, ..., None, None] * state + added[:, index]
+    return torch.stack(before, dim=1) if before else added, state
+
+
+def _last_before(numbers_Bci: Tensor) -> Tensor:
+    """Return the document of the token before each chunk, [B, c]; the first chunk's is its own."""
+    first = numbers_Bci[:, :1, 0]
+    return torch.cat([first, numbers_Bci[:, :-1, -1]], dim=1)
+
+
+def _chunked(t_BS: Tensor, chunk: int, *, repeat_last: bool = False) -> Tensor:
+    """Return tokens in chunks, [B, c, chunk, ...]; what is missing is 0, or like the last token.
+
+    A token of which all is 0 leaves the state as it is.
+    """
+    missing = -t_BS.shape[1] % chunk
+    if missing:
+        last = t_BS[:, -1:] if repeat_last else torch.zeros_like(t_BS[:, -1:])
+        t_BS = torch.cat([t_BS, last.expand(-1, missing, *t_BS.shape[2:])], dim=1)
+    batch, length = t_BS.shape[:2]
+    return t_BS.reshape(batch, length // chunk, chunk, *t_BS.shape[2:])
+
+
+def causal_conv(
+    x_BSF: Tensor, weight_FW: Tensor, bias_F: Tensor, *, documents_BS: Tensor | None = None
+) -> Tensor:
+    """Return silu of each channel's convolution over its last W tokens, the token itself included.
+
+    Tokens of other documents, and those before the first, count as 0. [B, S, F] -> the same, at
+    least fp32 inside.
+    """
+    x, weight = widened(x_BSF), widened(weight_FW)
+    length, width = x.shape[1], weight.shape[1]
+    total = widened(bias_F) + x * weight[:, -1]
+    for back in range(1, min(width, length)):
+        earlier = x[:, :-back] * weight[:, -1 - back]
+        if documents_BS is not None:
+            same = documents_BS[:, back:] == documents_BS[:, :-back]
+            earlier = earlier * same.unsqueeze(-1)
+        total = total + F.pad(earlier, (0, 0, back, 0))
+    return F.silu(total).to(x_BSF.dtype)

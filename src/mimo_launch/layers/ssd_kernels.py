@@ -1,0 +1,91 @@
+"""The same as `ssd`, computed by the Triton and CUDA kernels of mamba-ssm and causal-conv1d.
+
+Decides: when their kernels are used: on a GPU, where both packages are installed, below fp64.
+Relies on: mamba-ssm 2.2 or later and causal-conv1d 1.4 or later, imported at the first use.
+Leaves: what is computed to `ssd`, which computes it everywhere else and is what they are tested
+against.
+
+Legend: as in `ssd`.
+"""
+
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mimo_launch.checks.packages import is_installed
+from mimo_launch.layers import ssd as plain
+
+# Channels of the convolution's kernel, and its widths (its sources, `causal_conv1d.cpp`).
+CHANNEL_STEP, WIDTHS = 8, range(2, 5)
+
+
+@cache
+def _are_installed() -> bool:
+    return all(is_installed(name) for name in ("mamba_ssm", "causal_conv1d"))
+
+
+def _can(x: Tensor) -> bool:
+    return x.is_cuda and x.numel() > 0 and x.dtype != torch.float64 and _are_installed()
+
+
+def ssd(
+    x_BSHP: Tensor,
+    dt_BSH: Tensor,
+    a_H: Tensor,
+    b_BSGK: Tensor,
+    c_BSGK: Tensor,
+    d_H: Tensor,
+    *,
+    chunk: int,
+    documents_BS: Tensor | None = None,
+    initial_BHPK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what `ssd.ssd` does."""
+    if not _can(x_BSHP):
+        return plain.ssd(
+            x_BSHP, dt_BSH, a_H, b_BSGK, c_BSGK, d_H, chunk=chunk,
+            documents_BS=documents_BS, initial_BHPK=initial_BHPK,
+        )  # fmt: skip
+    if x_BSHP.dtype == torch.float32:
+        # Triton would round factors to TF32, which torch does only if it is told to. Three such
+        # products for one are as good as fp32; without tensor cores ("ieee") the kernels take
+        # minutes to compile.
+        os.environ.setdefault("TRITON_F32_DEFAULT", "tf32x3")
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    y, last = mamba_chunk_scan_combined(
+        x_BSHP,
+        dt_BSH,
+        a_H.float(),
+        b_BSGK,
+        c_BSGK,
+        chunk_size=chunk,
+        D=d_H,
+        seq_idx=_numbers(documents_BS),
+        initial_states=initial_BHPK,
+        return_final_states=True,
+    )
+    return y, last
+
+
+def causal_conv(
+    x_BSF: Tensor, weight_FW: Tensor, bias_F: Tensor, *, documents_BS: Tensor | None = None
+) -> Tensor:
+    """Return what `ssd.causal_conv` does."""
+    width, channels = weight_FW.shape[1], x_BSF.shape[2]
+    if not _can(x_BSF) or width not in WIDTHS or channels % CHANNEL_STEP:
+        return plain.causal_conv(x_BSF, weight_FW, bias_F, documents_BS=documents_BS)
+    from causal_conv1d import causal_conv1d_fn
+
+    # Channels last, which its kernel for documents asks for.
+    x_BFS = x_BSF.contiguous().transpose(1, 2)
+    out: Tensor = causal_conv1d_fn(
+        x_BFS, weight_FW, bias_F, seq_idx=_numbers(documents_BS), activation="silu"
+    )
+    return out.transpose(1, 2)
+
+
+def _numbers(documents_BS: Tensor | None) -> Tensor | None:
+    return None if documents_BS is None else documents_BS.to(torch.int32).contiguous()

@@ -1,0 +1,165 @@
+"""Products in FP8 by Transformer Engine, with scales that change once a step and by module.
+
+Decides: when the scales of a module follow its magnitudes, and over which ranks these are compared.
+Relies on: transformer-engine 2.20: with delayed scaling a layer's `amax_history[0]` gathers the
+largest magnitudes of its tensors until the next update.
+Leaves: which layers there are to `models.te_block`, saving their state to `checkpoint`.
+
+The package would update scales by itself, at the end of each outermost `autocast` and in the
+first backward after it: those of all modules of the process, each with a collective. But ranks of
+a pipeline come there at different times, and one with two modules would update both whenever either
+has run. So an empty `autocast` stays around everything, no other one is outermost, and `Fp8.update`
+does the same once per step, on all ranks of a stage at the same place.
+
+Sources: FP8 formats (arXiv:2209.05433); Transformer Engine's user guide for delayed and current
+scaling.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.collectives import all_reduce_max
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.spec.model import Fp8Spec
+
+# As the package calls the two ways.
+_STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
+
+
+class Fp8:
+    """FP8 of one module on one rank: its recipe, its layers and their scales.
+
+    Delayed scales of gradients start at `grad_scale`.
+    """
+
+    def __init__(self, settings: Fp8Spec, tp: Group, replicas: Group, *, grad_scale: float) -> None:
+        """Make nothing yet. `replicas` (dp x cp) hold the same layers and other tokens."""
+        self.settings, self._groups = settings, (tp, replicas)
+        self._grad_scale = grad_scale
+        self._layers: dict[str, Any] = {}
+        self._te: Any = None
+        self._recipe: Any = None
+
+    def alone(self) -> "Fp8":
+        """Return the same for other layers, which no other rank has a part in."""
+        single = Group((0,), 0, None)
+        return Fp8(self.settings, single, single, grad_scale=self._grad_scale)
+
+    def open(self, te: ModuleType) -> None:
+        """Take the package into use. Raises: RuntimeError with its words if the GPU cannot."""
+        can, reason = te.is_fp8_available(return_reason=True)
+        if not can:
+            raise RuntimeError(reason)
+        from transformer_engine.common import recipe as recipes
+
+        numbers = {"hybrid": recipes.Format.HYBRID, "e4m3": recipes.Format.E4M3}
+        number = numbers[self.settings.format]
+        if self.settings.scaling == "delayed":
+            history = self.settings.amax_history
+            self._recipe = recipes.DelayedScaling(fp8_format=number, amax_history_len=history)
+        else:
+            self._recipe = recipes.Float8CurrentScaling(fp8_format=number)
+        self._te = te
+        _hold_back_updates()
+
+    def add(self, name: str, layer: nn.Module) -> None:
+        """Take a layer in, which has a weight or two; the same ones on all ranks of a stage."""
+        self._layers[name] = layer
+
+    def allocate(self) -> None:
+        """Make the scales of all layers, on the current device: before the first step."""
+        with self._autocast():
+            for layer in self._layers.values():
+                layer.init_fp8_metadata(num_gemms=2 if hasattr(layer, "fc2_weight") else 1)
+        if self.settings.scaling == "delayed":
+            # The package starts with 1, which makes zeros of what a mean over the tokens of a step
+            # leaves, and layer by layer no maximum is seen until those behind it have one.
+            for state in self._states(_STATES["backward"]):
+                state.scale.fill_(self._grad_scale)
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return what layers run in.
+
+        Without gradients that is nothing: an evaluation, whose magnitudes are no part of training,
+        computes in 16 bits.
+        """
+        return self._autocast() if torch.is_grad_enabled() else nullcontext()
+
+    def update(self, skip: Tensor | None) -> None:
+        """End a step: delayed scales follow what was seen.
+
+        Where `skip`, a scalar of the device, is 1, what was seen is forgotten.
+
+        Ranks: collective over the ranks of a stage.
+        """
+        if self.settings.scaling != "delayed" or not self._layers:
+            return
+        import transformer_engine_torch as kernels
+        from transformer_engine.pytorch.quantization import get_fp8_te_dtype
+
+        states = {way: self._states(key) for way, key in _STATES.items()}
+        latest = [state.amax_history[0] for way in states.values() for state in way]
+        # One that is no number would hold its scale where it is, for as long as histories are.
+        seen = torch.cat(latest).nan_to_num(nan=0.0, posinf=0.0)
+        if skip is not None:
+            seen = torch.where(skip > 0, 0.0, seen)
+        for group in self._groups:
+            seen = all_reduce_max(seen, group)
+        # The kernel takes a 0 for nothing said, and what this rank alone has seen in its place.
+        torch._foreach_copy_(latest, torch.split(seen, [each.numel() for each in latest]))
+        sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
+        parts = torch.split(seen, sizes)
+        for (way, held), part in zip(states.items(), parts, strict=True):
+            kernels.fused_amax_and_scale_update_after_reduction(
+                part,
+                [state.amax_history for state in held],
+                [state.scale for state in held],
+                self._recipe.amax_compute_algo,
+                get_fp8_te_dtype(self._recipe, way == "forward"),
+                self._recipe.margin,
+            )
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the state of delayed scaling, the same on all ranks of a stage.
+
+        A history is [steps, tensors of the layer], scales are [tensors of the layer].
+        """
+        if self.settings.scaling != "delayed":
+            return
+        for name, layer in self._layers.items():
+            for way, key in _STATES.items():
+                state = layer.fp8_meta[key]
+                yield f"{name}.{way}.amax_history", state.amax_history
+                yield f"{name}.{way}.scale", state.scale
+
+    @property
+    def saves(self) -> bool:
+        """Whether this rank is the one of its stage that saves the state."""
+        return all(group.index == 0 for group in self._groups)
+
+    def _states(self, key: str) -> list[Any]:
+        return [layer.fp8_meta[key] for layer in self._layers.values()]
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = self._te.autocast(
+            enabled=True, recipe=self._recipe, amax_reduction_group=self._groups[0].handle
+        )
+        return context
+
+
+@cache
+def _hold_back_updates() -> AbstractContextManager[object]:
+    """Enter the empty context that no other one is outside of, for as long as the process lives."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager, autocast
+
+    outermost: AbstractContextManager[object] = autocast(enabled=False)
+    outermost.__enter__()
+    # The first layer that asks updates in its backward: nobody is to be that one.
+    FP8GlobalStateManager.is_first_fp8_module()
+    return outermost

@@ -1,0 +1,210 @@
+"""Transformer Engine's layers, built for the tp and cp groups of one module.
+
+Decides: which of its layers stand for ours, and with which arguments.
+Relies on: transformer-engine 2.20, imported by the first module that asks for it and nowhere else.
+Leaves: names and initial values of the parameters to `models.te_block`.
+
+Legend: D width, f features of this rank, K head size.
+"""
+
+import importlib
+import importlib.util
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.layers.parallel_context import ParallelContext
+
+NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
+
+
+class BackendError(RuntimeError):
+    """The layers of a backend cannot be had in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeLayers:
+    """Makes layers of Transformer Engine that hold this rank's part of the weights, unset.
+
+    The layers do the collectives around a tensor-parallel region themselves: those of
+    `ParallelContext.enter` and `leave`. `stream` is the second stream of ring attention, one for
+    all layers of a stage.
+    """
+
+    te: ModuleType
+    context: ParallelContext
+    stream: torch.cuda.Stream | None
+
+    def norm_column(
+        self, width: int, features: int, *, norm: Literal["rms", "layer"], eps: float, bias: bool
+    ) -> nn.Module:
+        """Return a norm and a linear layer of which this rank has `features` outputs.
+
+        [n, D] -> [N, f].
+        """
+        return self._make(
+            "LayerNormLinear",
+            width,
+            # Divided by tp again: ranks that share a key/value head hold more than their part.
+            features * self.context.tp.size,
+            normalization=NORMS[norm],
+            eps=eps,
+            bias=bias,
+            parallel_mode=self._mode("column"),
+            init_method=_unset,
+            sequence_parallel=self.context.sequence_parallel,
+        )
+
+    def row(self, features: int, width: int, *, bias: bool) -> nn.Module:
+        """Return a linear layer that ends a region, `features` cut over tp: [N, f] -> [n, D]."""
+        return self._make(
+            "Linear",
+            features,
+            width,
+            bias=bias,
+            parallel_mode=self._mode("row"),
+            init_method=_unset,
+            sequence_parallel=self.context.sequence_parallel,
+        )
+
+    def norm_swiglu(
+        self, width: int, inner: int, *, norm: Literal["rms", "layer"], eps: float
+    ) -> nn.Module:
+        """Return a norm and a SwiGLU MLP without biases, `inner` cut over tp: [n, D] -> [n, D]."""
+        return self._make(
+            "LayerNormMLP",
+            width,
+            inner,
+            normalization=NORMS[norm],
+            eps=eps,
+            bias=False,
+            activation="swiglu",
+            set_parallel_mode=self.context.tp.size > 1,
+            init_method=_unset,
+            output_layer_init_method=_unset,
+            sequence_parallel=self.context.sequence_parallel,
+        )
+
+    def head_norm(self, head_size: int, *, eps: float) -> nn.Module:
+        """Return an RMSNorm over each head, [..., K] -> [..., K]."""
+        norm: nn.Module = self.te.RMSNorm(
+            head_size, eps=eps, device=_default_device(), dtype=self.context.dtype
+        )
+        return norm
+
+    def attention(self, heads: int, kv_heads: int, head_size: int, *, ring: bool) -> nn.Module:
+        """Return softmax attention of this rank's heads; the mask comes with each call.
+
+        A ring passes keys and values around the cp group. Its load balancing is ours: rank r holds
+        chunks r and 2 * cp - 1 - r of each sequence.
+        """
+        cp = self.context.cp
+        ends = {
+            "cp_group": cp.handle,
+            "cp_global_ranks": list(cp.ranks),
+            "cp_stream": self.stream,
+            "cp_comm_type": "p2p",
+        }
+        core: nn.Module = self.te.DotProductAttention(
+            heads,
+            head_size,
+            num_gqa_groups=kv_heads,
+            attention_dropout=0.0,
+            attn_mask_type="no_mask",
+            **(ends if ring else {}),
+        )
+        return core
+
+    def _mode(self, mode: str) -> str | None:
+        """Return the parallel mode; without tp none, which adds biases inside the matmul."""
+        return mode if self.context.tp.size > 1 else None
+
+    def _make(self, layer: str, *sizes: int, **options: Any) -> nn.Module:
+        with warnings.catch_warnings():
+            # It would have CUDA_DEVICE_MAX_CONNECTIONS=1, with which pipelines hang.
+            warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS.*")
+            made: nn.Module = getattr(self.te, layer)(
+                *sizes,
+                tp_group=self.context.tp.handle,
+                tp_size=self.context.tp.size,
+                params_dtype=self.context.dtype,
+                # Where torch's layers would be: whoever builds a module moves it afterwards.
+                device=_default_device(),
+                # It adds gradients to buffers of its own, behind the back of FSDP2, which takes
+                # them from autograd.
+                fuse_wgrad_accumulation=False,
+                **options,
+            )
+        return made
+
+
+def te_layers(context: ParallelContext) -> TeLayers:
+    """Return the maker of layers for a module.
+
+    Raises: BackendError without a GPU or with one that cannot do what is asked, for another type
+    than bf16 and fp16, or when the package cannot be imported.
+    """
+    if context.device.type != "cuda":
+        raise BackendError(
+            f"transformer_engine needs a GPU and this rank computes on {context.device}; "
+            "use `backend: torch`"
+        )
+    if context.compute_dtype not in (torch.bfloat16, torch.float16):
+        raise BackendError(
+            f"transformer_engine computes in 16 bits, not in {context.compute_dtype}; "
+            "use `backend: torch`, or `train.precision: bf16`"
+        )
+    te = load_transformer_engine()
+    if context.fp8 is not None:
+        try:
+            context.fp8.open(te)
+        except RuntimeError as error:
+            raise BackendError(f"`fp8` of `{context.owner}`: {error}") from error
+    stream: Any = torch.cuda.Stream(context.device) if context.cp.size > 1 else None  # type: ignore[no-untyped-call]
+    return TeLayers(te, context, stream)
+
+
+def load_transformer_engine() -> ModuleType:
+    """Import the package. Raises: BackendError with its own words."""
+    _name_cudnn()
+    # Without its fast kernels it would go on with all scores in memory, and say nothing.
+    os.environ.setdefault("NVTE_UNFUSED_ATTN", "0")
+    try:
+        # Tensors that the package makes as it is imported are no part of what is being built.
+        with torch.device("cpu"):
+            return importlib.import_module("transformer_engine.pytorch")
+    # Not only ImportError: an incomplete installation or a missing library is a RuntimeError, an
+    # OSError or an AssertionError.
+    except Exception as error:
+        raise BackendError(
+            f"transformer_engine cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _name_cudnn() -> None:
+    """Lead the package to torch's own cuDNN, unless the user has named one.
+
+    It looks for a cuDNN of the system first, and the parts of two versions in one process cannot
+    load each other.
+    """
+    if os.environ.keys() & {"CUDNN_HOME", "CUDNN_PATH"}:
+        return
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found and found.submodule_search_locations) or ():
+        if any(Path(folder, "cudnn", "lib").glob("libcudnn.so*")):
+            os.environ["CUDNN_HOME"] = str(Path(folder, "cudnn"))
+
+
+def _default_device() -> str:
+    # As text, because the package compares it with "meta".
+    return torch.get_default_device().type
+
+
+def _unset(weight: Tensor) -> None:
+    """Leave a weight as it is: `initial_weights` fills it."""

@@ -1,0 +1,128 @@
+"""Attention inside each sequence of a list, without padding and without a mask, on GPUs.
+
+Decides: which tensors go this way, and which keys a cp rank's parts of packed documents need.
+Relies on: torch's flash attention over lists. Where a sequence has more keys than queries, its
+causal mask lets the last query see the last key ("lower right").
+Leaves: everything else, every processor and fp32 and fp64 among them, to the masks of `attention`.
+
+Legend: N queries, M keys, h heads and g key/value heads of this rank, K head size; B sequences of
+S tokens, of which this rank holds s.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.varlen import varlen_attn
+
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.layers.attention_masks import ImageMask
+from mimo_launch.layers.packed_sequences import CAUSAL, WHOLE, Packed, packed, packed_images
+
+# torch 2.11 does not know the word: it gives the kernel, which shares heads itself, what comes.
+_GROUPED: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
+
+
+def takes_lists(q_NhK: Tensor) -> bool:
+    """Return whether attention over packed documents and ragged images goes without masks.
+
+    That is on GPUs, for 16-bit numbers and all sizes of heads that flash attention has kernels for;
+    `torch.backends.cuda.enable_flash_sdp(False)` turns it off.
+    """
+    if not q_NhK.is_cuda or q_NhK.shape[-1] % 8:
+        return False
+    q_1hNK = q_NhK.transpose(0, 1).unsqueeze(0)
+    return can_use_flash_attention(SDPAParams(q_1hNK, q_1hNK, q_1hNK, None, 0.0, False, False))
+
+
+def inside_documents(
+    q_BshK: Tensor, k_BSgK: Tensor, v_BSgK: Tensor, lengths: tuple[int, ...], cp: Group
+) -> Tensor:
+    """Return causal attention inside each document, [B * s, h, K].
+
+    Queries are the two chunks that this cp rank holds of each sequence, keys all in their order.
+    """
+    q, device = q_BshK.flatten(0, 1), q_BshK.device
+    if cp.size == 1:
+        documents = packed(lengths, device)
+        k, v = (x.flatten(0, 1) for x in (k_BSgK, v_BSgK))
+        return _attend(q, k, v, documents, documents, CAUSAL)
+    parts = parts_of_documents(lengths, q_BshK.shape[0], cp.size, cp.index)
+    k, v = (_spans(x, parts) for x in (k_BSgK, v_BSgK))
+    queries, keys = (packed(each, device) for each in (parts.queries, parts.keys))
+    return _attend(q, k, v, queries, keys, CAUSAL)
+
+
+def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, mask: ImageMask) -> Tensor:
+    """Return attention inside each image, [tokens but padding, h, K].
+
+    Queries are this rank's, keys those of all cp ranks.
+    """
+    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, mask), WHOLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The part of each document in each chunk of a cp rank: numbers of its queries and keys.
+
+    Keys run from the document's start to the end of the part. `spans` are those of the parts of a
+    chunk together: the sequence, the first position and the one after the last.
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    spans: tuple[tuple[int, int, int], ...]
+
+
+@lru_cache(maxsize=256)
+def parts_of_documents(lengths: tuple[int, ...], batch: int, cp_size: int, cp_index: int) -> Parts:
+    """Return what a cp rank holds of documents that fill `batch` sequences, in zigzag chunks."""
+    documents = list(pairwise(accumulate(lengths, initial=0)))
+    seq = sum(lengths) // batch
+    size = seq // (2 * cp_size)
+    queries, keys, spans = [], [], []
+    for row in range(batch):
+        for chunk in (cp_index, 2 * cp_size - 1 - cp_index):
+            first = row * seq + chunk * size
+            last = first + size
+            inside = [(start, end) for start, end in documents if start < last and first < end]
+            queries += [min(end, last) - max(start, first) for start, end in inside]
+            keys += [min(end, last) - start for start, end in inside]
+            spans.append((row, inside[0][0] - row * seq, last - row * seq))
+    return Parts(tuple(queries), tuple(keys), tuple(spans))
+
+
+def _spans(x_BSgK: Tensor, parts: Parts) -> Tensor:
+    """Return the keys of all parts, one part after another, [M, g, K]."""
+    rows = x_BSgK.unbind()  # The backward of a slice is as large as what it is cut from.
+    return torch.cat([rows[row][first:last] for row, first, last in parts.spans])
+
+
+def _attend(
+    q_NhK: Tensor,
+    k_MgK: Tensor,
+    v_MgK: Tensor,
+    queries: Packed,
+    keys: Packed,
+    window: tuple[int, int],
+) -> Tensor:
+    """Return attention inside each sequence, [N, h, K]; the lists hold nothing else."""
+    out = varlen_attn(
+        q_NhK,
+        k_MgK,
+        v_MgK,
+        queries.bounds,
+        keys.bounds,
+        queries.longest,
+        keys.longest,
+        window_size=window,
+        **_GROUPED,
+    )
+    return cast("Tensor", out)

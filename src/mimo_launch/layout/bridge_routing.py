@@ -1,0 +1,141 @@
+"""A bridge as a permutation of rows: which rank sends which of its rows to which rank.
+
+Decides: the transfers of one encoder group, forward and (read backwards) backward.
+Relies on: `sample_owners` for ownership of samples, `row_owners` for ownership of rows inside a
+replica.
+Leaves: buffers and the actual sends to `comm.bridge_transfers`.
+
+Each row leaves exactly one rank and arrives at exactly one rank; what several ranks need (a
+language input replicated over tp) is completed by a gather inside that tp group, at the end.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.row_owners import Piece, encoder_pieces, language_pieces
+from mimo_launch.layout.sample_owners import replica_links, replica_sources
+from mimo_launch.layout.step_data import DataPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Consecutive rows of one sample that move from `src` to `dst`.
+
+    `src_start` counts the rows that `src` owns of its group's output; `dst_start` counts the rows
+    that `dst` owns of `microbatch`. The backward of a transfer swaps the two sides.
+    """
+
+    src: int
+    dst: int
+    src_start: int
+    microbatch: int
+    dst_start: int
+    num_rows: int
+
+
+def route(
+    layout: Layout,
+    plan: DataPlan,
+    encoder: str,
+    group: int,
+    *,
+    rank: int | None = None,
+    senders: Sequence[int] | None = None,
+) -> tuple[Transfer, ...]:
+    """Return the transfers of one encoder group in the order both sides pack them.
+
+    With `rank`, only the transfers that this rank takes part in, with `senders` those from these
+    replicas of the encoder: the same as filtering the whole.
+    """
+    module, receivers = layout[encoder], None
+    if senders is None:
+        senders, receivers = _replicas_of(layout, module, rank)
+    transfers = list(_between(layout, plan, module, group, senders, None))
+    if receivers is not None and rank is not None:
+        # Replicas already covered as senders contribute their transfers once.
+        sources = replica_sources(layout, encoder)
+        linked = sorted({e for receiver in receivers for e in sources[receiver]} - set(senders))
+        transfers += _between(layout, plan, module, group, linked, receivers)
+    if rank is not None:
+        transfers = [t for t in transfers if rank in (t.src, t.dst)]
+    return tuple(sorted(transfers, key=lambda t: (t.src, t.dst, t.microbatch, t.dst_start)))
+
+
+def _replicas_of(
+    layout: Layout, module: ModuleLayout, rank: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the encoder replicas to walk as senders and the language replicas that receive."""
+    if rank is None:
+        return tuple(range(module.grid.size("dp"))), None
+    senders = (module.grid.index("dp", rank),) if rank in module.grid else ()
+    language = layout.language.grid
+    receivers = (language.index("dp", rank),) if rank in language else ()
+    return senders, receivers
+
+
+def _between(
+    layout: Layout,
+    plan: DataPlan,
+    module: ModuleLayout,
+    group: int,
+    senders: Iterable[int],
+    receivers: Sequence[int] | None,
+) -> Iterator[Transfer]:
+    """Yield the transfers from some encoder replicas to some (None: all) language replicas."""
+    wanted: dict[tuple[int, int], dict[int, list[Piece]]] = {}
+    for sender in senders:
+        for sample, pieces in encoder_pieces(layout, plan, module, group, sender).items():
+            replica, microbatch, _ = layout.samples.locate(sample)
+            if receivers is not None and replica not in receivers:
+                continue
+            key = (replica, microbatch)
+            if key not in wanted:
+                wanted[key] = language_pieces(layout, plan, module.name, replica, microbatch)
+            yield from _intersect(pieces, wanted[key].get(sample, []), microbatch)
+
+
+def _intersect(src: list[Piece], dst: list[Piece], microbatch: int) -> Iterator[Transfer]:
+    """Yield the common runs of two ways to cut the rows of one sample."""
+    for mine in src:
+        for theirs in dst:
+            first = max(mine.first_row, theirs.first_row)
+            last = min(mine.first_row + mine.num_rows, theirs.first_row + theirs.num_rows)
+            if first < last:
+                yield Transfer(
+                    src=mine.rank,
+                    dst=theirs.rank,
+                    src_start=mine.start + first - mine.first_row,
+                    microbatch=microbatch,
+                    dst_start=theirs.start + first - theirs.first_row,
+                    num_rows=last - first,
+                )
+
+
+def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
+    """Return the connected components of a bridge's route graph as sorted tuples of ranks.
+
+    Rows never leave a component, so a collective exchange runs over one of these, never the world.
+    The nodes are ranks: one that holds an encoder replica and another replica of language joins
+    the components of both.
+    """
+    module, language = layout[encoder], layout.language
+    owner: dict[int, int] = {}
+
+    def find(rank: int) -> int:
+        while owner.setdefault(rank, rank) != rank:
+            owner[rank] = owner[owner[rank]]
+            rank = owner[rank]
+        return rank
+
+    last_stage = module.pp_index(len(module.stages) - 1)
+    for replica, linked in enumerate(replica_links(layout, encoder)):
+        ends = list(module.grid.slice(dp=replica, pp=last_stage))
+        for target in linked:
+            ends += language.grid.slice(dp=target, pp=0)
+        for rank in ends:
+            owner[find(rank)] = find(ends[0])
+    members: dict[int, list[int]] = {}
+    for rank in sorted(owner):
+        members.setdefault(find(rank), []).append(rank)
+    return tuple(sorted(tuple(ranks) for ranks in members.values()))

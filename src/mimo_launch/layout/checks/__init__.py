@@ -1,1 +1,0 @@
-"""Semantic checks of a spec: one file per subject, `entry` runs them all."""

@@ -1,0 +1,214 @@
+"""Which rank of a replica owns which rows, at the two ends of a bridge.
+
+Decides: how rows are cut over cp and tp, and where they stand in the language input.
+Relies on: `sample_owners` for the samples of a replica, the DataPlan for rows and positions.
+Leaves: pairing the two ends to `bridge_routing`.
+
+Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
+Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
+a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut as
+the rows that they become, so no cut splits the square of patches of a row (pixel shuffle).
+
+Language end: the token list of a microbatch is the samples one after another. Context parallelism
+gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.step_data import DataPlan
+
+# Products in 8 bits take tokens, and features, in steps of so many (cuBLASLt: 16 bytes).
+FP8_STEP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one sample that `rank` owns, from its own row `start` on."""
+
+    rank: int
+    sample: int
+    first_row: int
+    num_rows: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive rows of one sample at consecutive places of a token list."""
+
+    sample: int
+    first_row: int
+    num_rows: int
+    place: int
+
+
+def even_cut(total: int, parts: int, index: int) -> range:
+    """Return part `index` of `total` items cut as evenly as can be."""
+    return range(total * index // parts, total * (index + 1) // parts)
+
+
+def local_rows(module: ModuleLayout, total: int) -> int:
+    """Return how many of a replica's `total` rows each cp rank holds, padding included.
+
+    Padded so that every cp rank, and under sequence parallelism every tp rank, holds equally many,
+    and for FP8 patches in steps that its products take.
+    """
+    cp_size = module.grid.size("cp")
+    unit = cp_size * (module.grid.size("tp") if module.sequence_parallel else 1)
+    if module.fp8:
+        unit *= FP8_STEP // math.gcd(FP8_STEP, module.patches_per_row)
+    return -(-total // unit) * unit // cp_size
+
+
+def local_class_tokens(module: ModuleLayout, num_images: int) -> int:
+    """Return how many class tokens of a replica's images each shard holds, padding included.
+
+    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Class tokens are a list
+    of their own, cut as rows are: behind its patches a shard holds its part of that list.
+    """
+    if not module.class_token:
+        return 0
+    shards = module.grid.size("cp") * (module.grid.size("tp") if module.sequence_parallel else 1)
+    return -(-num_images // shards)
+
+
+def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
+    """Return the patches of a replica's `total` rows that cp rank `cp` holds, padding included."""
+    size = local_rows(module, total) * module.patches_per_row
+    return range(cp * size, (cp + 1) * size)
+
+
+def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
+    """Return the rows of a replica's `total` that the encoder rank at (cp, tp) owns."""
+    tp_size, size = module.grid.size("tp"), local_rows(module, total)
+    first, last = min(total, cp * size), min(total, (cp + 1) * size)
+    if not module.sequence_parallel:
+        inner = even_cut(last - first, tp_size, tp)
+        return range(first + inner.start, first + inner.stop)
+    share = size // tp_size
+    start = cp * size + tp * share
+    return range(min(total, start), min(total, start + share))
+
+
+def encoder_pieces(
+    layout: Layout, plan: DataPlan, module: ModuleLayout, group: int, replica: int
+) -> dict[int, list[Piece]]:
+    """Return, per sample of one encoder replica, who owns which of its rows."""
+    samples = encoder_samples(layout, plan, module, replica, group)
+    counts = [plan.samples[sample].rows(module.name) for sample in samples]
+    total = sum(counts)
+    last_stage = module.pp_index(len(module.stages) - 1)
+    owners = [
+        (
+            module.grid.rank_at({"cp": cp, "tp": tp, "dp": replica, "pp": last_stage}),
+            row_cut(module, total, cp, tp),
+        )
+        for cp in range(module.grid.size("cp"))
+        for tp in range(module.grid.size("tp"))
+    ]
+    pieces: dict[int, list[Piece]] = {}
+    offset = 0
+    for sample, count in zip(samples, counts, strict=True):
+        pieces[sample] = [
+            Piece(rank, sample, first - offset, last - first, first - owned.start)
+            for rank, owned in owners
+            if (first := max(offset, owned.start)) < (last := min(offset + count, owned.stop))
+        ]
+        offset += count
+    return pieces
+
+
+def token_runs(
+    layout: Layout, plan: DataPlan, encoder: str, replica: int, microbatch: int, cp: int
+) -> list[Run]:
+    """Return where the rows of one microbatch stand in the token list of cp rank `cp`.
+
+    The list has `microbatch_size * seq / cp` tokens; runs are in increasing order of place.
+    """
+    cp_size = layout.language.grid.size("cp")
+    local_seq = layout.seq // cp_size
+    runs = []
+    for item, sample in enumerate(layout.samples.language(replica, microbatch)):
+        first_row = 0
+        for span in plan.samples[sample].spans.get(encoder, ()):
+            for position, length, place in _chunks(
+                span.position, span.rows, layout.seq, cp, cp_size
+            ):
+                row = first_row + position - span.position
+                runs.append(Run(sample, row, length, item * local_seq + place))
+            first_row += span.rows
+    return sorted(runs, key=lambda run: run.place)
+
+
+def _chunks(
+    position: int, length: int, seq: int, cp: int, cp_size: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (position, length, local place) of the part of a span that cp rank `cp` holds.
+
+    Chunks cp and 2 * cp_size - 1 - cp of 2 * cp_size: the zigzag that balances causal attention.
+    """
+    if cp_size == 1:
+        yield position, length, position
+        return
+    size = seq // (2 * cp_size)
+    for local, chunk in enumerate((cp, 2 * cp_size - 1 - cp)):
+        first = max(position, chunk * size)
+        last = min(position + length, (chunk + 1) * size)
+        if first < last:
+            yield first, last - first, local * size + first - chunk * size
+
+
+def cut_runs(layout: Layout, runs: list[Run], tp: int) -> list[Run]:
+    """Return the part of a token list's runs that tp rank `tp` owns.
+
+    Under sequence parallelism: the rows in its slice of the list, places counted from the slice's
+    start. Otherwise an even share of all rows, places unchanged.
+    """
+    language = layout.language
+    tp_size = language.grid.size("tp")
+    if language.sequence_parallel:
+        tokens = layout.samples.microbatch_size * layout.seq // language.grid.size("cp")
+        size = tokens // tp_size
+        return list(
+            _clip(runs, [run.place for run in runs], range(tp * size, (tp + 1) * size), tp * size)
+        )
+    starts, offset = [], 0
+    for run in runs:
+        starts.append(offset)
+        offset += run.num_rows
+    return list(_clip(runs, starts, even_cut(offset, tp_size, tp), 0))
+
+
+def _clip(runs: list[Run], starts: list[int], window: range, shift: int) -> Iterator[Run]:
+    """Yield the part of each run that falls into `window`, run i beginning at `starts[i]`."""
+    for run, start in zip(runs, starts, strict=True):
+        first = max(start, window.start)
+        last = min(start + run.num_rows, window.stop)
+        if first < last:
+            skip = first - start
+            yield Run(run.sample, run.first_row + skip, last - first, run.place + skip - shift)
+
+
+def language_pieces(
+    layout: Layout, plan: DataPlan, encoder: str, replica: int, microbatch: int
+) -> dict[int, list[Piece]]:
+    """Return, per sample of one language microbatch, who owns which of its rows."""
+    grid = layout.language.grid
+    pieces: dict[int, list[Piece]] = {}
+    for cp in range(grid.size("cp")):
+        runs = token_runs(layout, plan, encoder, replica, microbatch, cp)
+        if not runs:
+            continue
+        for tp in range(grid.size("tp")):
+            rank = grid.rank_at({"tp": tp, "cp": cp, "dp": replica})
+            start = 0
+            for run in cut_runs(layout, runs, tp):
+                pieces.setdefault(run.sample, []).append(
+                    Piece(rank, run.sample, run.first_row, run.num_rows, start)
+                )
+                start += run.num_rows
+    return pieces

@@ -1,0 +1,1 @@
+"""Encoders and language models as pipeline stages, and how FSDP wraps them."""

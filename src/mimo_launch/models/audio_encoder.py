@@ -1,0 +1,142 @@
+"""The encoder of Whisper as a stage: packed log-mel frames of clips of any length in, rows out.
+
+Decides: the two convolutions, positions and frame stacking. A clip ends in zeros for both
+convolutions, as if it stood alone; attention stays inside it.
+Relies on: `audio_frames` for the frames that each token sees, `projector` for the projector and the
+rows of this rank.
+Leaves: moving rows to the bridge.
+Source: arXiv:2212.04356, section 2.2, and github.com/openai/whisper.
+
+Legend: N tokens of a replica's group, n those of this rank, M mel bands, D width, L width of the
+language model.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.layers.pointwise import gelu
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.audio_frames import VALUES_PER_BAND
+from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.encoder_inputs import EncoderInput
+from mimo_launch.models.image_patches import Patches, own_share
+from mimo_launch.models.projector import owned, projector
+from mimo_launch.models.transformer_block import encoder_shape
+from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.model import AudioModel
+
+KERNEL = 3
+
+
+class Convolution(SegmentedModule):
+    """A convolution over time, held whole on every tp rank, of windows that are cut already.
+
+    Shapes: [..., C, 3] -> [..., D].
+    """
+
+    def __init__(self, context: ParallelContext, channels: int, width: int) -> None:
+        super().__init__()
+        std = (channels * KERNEL) ** -0.5
+        weight = replicated(
+            "weight",
+            (width, channels, KERNEL),
+            context.token_grad,
+            counted=context.counts,
+            std=std,
+        )
+        bias = replicated(
+            "bias",
+            (width,),
+            context.token_grad,
+            counted=context.counts,
+            init="zeros",
+            decay=False,
+        )
+        self.declare("weight", weight, dtype=context.dtype)
+        self.declare("bias", bias, dtype=context.dtype)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Return one output per window."""
+        return F.linear(windows.flatten(-2), self.weight.flatten(1), self.bias)
+
+
+class Positions(SegmentedModule):
+    """A table of sines and cosines, stored with the weights as Whisper does and never trained."""
+
+    def __init__(self, context: ParallelContext, size: int, width: int) -> None:
+        super().__init__()
+        table = replicated(
+            "weight",
+            (size, width),
+            "complete",
+            counted=context.counts,
+            init="sinusoids",
+            decay=False,
+        )
+        self.declare("weight", replace(table, trains=False), dtype=context.dtype)
+
+    def forward(self, places_n: Tensor) -> Tensor:
+        """Return the rows [n, D] of places in a clip."""
+        return F.embedding(places_n, self.weight)
+
+
+class AudioStage(nn.Module):
+    """Consecutive layers; the first stage embeds frames, the last one projects rows."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: AudioModel,
+        stage: Stage,
+        *,
+        language_width: int,
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.stage, self.mels = context, stage, model.mels
+        if stage.is_first:
+            self.conv1 = Convolution(context, model.mels, model.hidden)
+            self.conv2 = Convolution(context, model.hidden, model.hidden)
+            self.positions = Positions(context, model.frames // FRAMES_PER_TOKEN, model.hidden)
+        shape = replace(encoder_shape(model), key_bias=False)
+        self.layers = blocks(context, shape, stage, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "layer")
+            self.row_width = model.row_width
+            self.projector = projector(context, model.projector, model.row_width, language_width)
+
+    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
+
+        Shapes: hidden [n, D] from the stage before, None on the first.
+        """
+        x_nD = self._embed(packed.patches) if hidden is None else hidden
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, packed.mask)
+        if not self.stage.is_last:
+            return x_nD
+        # The tokens of a row are neighbours in their clip, which holds whole rows: a view.
+        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.row_width))
+        return owned(rows, packed.sizes, self.context)
+
+    def _embed(self, given: Patches | None) -> Tensor:
+        if given is None:
+            raise ValueError("the first stage of an encoder needs frames")
+        mine = own_share(given, self.context)
+        places = mine.positions.squeeze(1)
+        frames_nM5 = mine.values.view(len(places), self.mels, VALUES_PER_BAND)
+        # The first convolution at the three places that the second one joins: [n, 3, M, 3].
+        windows = frames_nM5.unfold(2, KERNEL, 1).transpose(1, 2)
+        joined_n3D = self.context.fused(gelu, self.conv1(windows))
+        # In front of a clip the second convolution sees zeros, not what the first makes of zeros.
+        outside = (places == 0)[:, None] & (torch.arange(KERNEL, device=places.device) == 0)
+        joined_n3D = joined_n3D.masked_fill(outside[:, :, None], 0)
+        x_nD: Tensor = self.context.fused(gelu, self.conv2(joined_n3D.transpose(1, 2)))
+        placed: Tensor = self.positions(places)
+        return x_nD + placed

@@ -1,0 +1,217 @@
+"""Builds this rank's stages from the spec: layers and initial weights.
+
+Decides: which modules a rank holds, and in which types.
+Relies on: `layout` and `comm`.
+Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mimo_launch.comm.non_finite import FiniteFlag
+from mimo_launch.comm.process_groups import GridSet, Group
+from mimo_launch.comm.step_clock import StepClock
+from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
+from mimo_launch.layers.aux_loss import LossMeter
+from mimo_launch.layers.initial_weights import init_parameters
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import DeclaredParameter, declared_parameters
+from mimo_launch.layers.te_fp8 import Fp8
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.audio_encoder import AudioStage
+from mimo_launch.models.custom_stages import build_own_stage, plain_values
+from mimo_launch.models.fsdp import shard
+from mimo_launch.models.language_model import LanguageStage
+from mimo_launch.models.vision_encoder import VisionStage
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    LanguageModel,
+    Spec,
+    TransformerEncoder,
+    VitModel,
+)
+
+PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class RankModule:
+    """One module on this rank: its layout, its context and its wrapped stages by index.
+
+    Per stage a flag sees this rank's gradients before they are summed over dp x cp; `terms` sees
+    what is then summed over tp or between tied stages.
+    """
+
+    layout: ModuleLayout
+    context: ParallelContext
+    stages: dict[int, nn.Module]
+    sharding: str
+    flags: dict[int, FiniteFlag]
+    terms: FiniteFlag
+
+    @property
+    def name(self) -> str:
+        """Name in the spec."""
+        return self.layout.name
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the live parameters of all stages."""
+        for network in self.stages.values():
+            yield from network.parameters()
+
+    def declared(self) -> Iterator[DeclaredParameter]:
+        """Yield the live parameters of all stages with their segments."""
+        for network in self.stages.values():
+            yield from declared_parameters(self.name, network)
+
+
+def storage_dtype(precision: str) -> torch.dtype:
+    """Type of weights, moments and reductions: at least fp32."""
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+def compute_dtype(precision: str) -> torch.dtype:
+    """Type of activations and of rows on a bridge."""
+    return PRECISIONS[precision]
+
+
+def build_modules(
+    spec: Spec, layout: Layout, grids: GridSet, clock: StepClock, *, randomise: bool = False
+) -> dict[str, RankModule]:
+    """Return this rank's modules by name, initialised by (seed, name) and sharded.
+
+    `clock` will note when tokens travel to experts.
+
+    Ranks: collective over the dp x cp group of each module, in the order of the layout.
+    """
+    modules = {}
+    for module in layout.modules_of(grids.rank):
+        tp, replicas = grids.group(module.name, "tp"), grids.group(module.name, "dp", "cp")
+        context = ParallelContext(
+            tp=tp,
+            cp=grids.group(module.name, "cp"),
+            sequence_parallel=module.sequence_parallel,
+            dtype=storage_dtype(spec.train.precision),
+            compute_dtype=compute_dtype(spec.train.precision),
+            device=grids.device,
+            compiled=_compiles(spec, module.name, grids.device),
+            owner=module.name,
+            backend=spec.modules[module.name].backend,
+            fp8=_fp8(spec, module.name, tp, replicas),
+            replicas=replicas,
+            clock=clock,
+            **_expert_groups(module, grids),
+        )
+        sharding = spec.modules[module.name].sharding
+        stages: dict[int, nn.Module] = {}
+        flags: dict[int, FiniteFlag] = {}
+        for stage in module.stages_of(grids.rank):
+            # Weights get memory only once they are sharded: no rank ever holds a whole model.
+            is_own = isinstance(spec.modules[module.name].model, CustomModel)
+            with nullcontext() if is_own else torch.device("meta"):
+                network = build_network(spec, stage, context)
+            _freeze(network, spec.modules[module.name].frozen)
+            flags[stage.index] = FiniteFlag(context.device)
+            shard(network, grids, module.name, sharding, spec.train.precision, flags[stage.index])
+            constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
+            network.to_empty(device=context.device)
+            for path, values in constants.items():
+                network.get_buffer(path).copy_(values)
+            given = plain_values(spec, module.name, network)
+            init_parameters(module.name, network, spec.train.seed, randomise=randomise, given=given)
+            stages[stage.index] = network
+        if context.fp8 is not None:
+            context.fp8.allocate()
+        terms = FiniteFlag(context.device)
+        modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)
+    return modules
+
+
+def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
+    """Return whether passes over a module's activations go through torch.compile.
+
+    By default where it pays: on GPUs, for the types that one trains in.
+    """
+    wanted = spec.modules[name].compile
+    if wanted == "auto":
+        return device.type == "cuda" and spec.train.precision != "fp64"
+    return wanted
+
+
+def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+    """Return the layers of one stage with unset weights.
+
+    Raises: OwnClassError for a class of a user's own that cannot be used.
+    """
+    module = spec.modules[stage.module]
+    recompute = module.recompute == "full"
+    if isinstance(module.model, LanguageModel):
+        return LanguageStage(
+            context,
+            module.model,
+            stage,
+            vocab=vocab_size(spec),
+            padded_vocab=padded_vocab_size(spec),
+            global_samples=spec.batch.global_,
+            recompute=recompute,
+        )
+    if isinstance(module.model, TransformerEncoder):
+        width = spec.language.model.hidden
+        return encoder_stage(
+            context, module.model, stage, language_width=width, recompute=recompute
+        )
+    return build_own_stage(spec, stage, context)
+
+
+def encoder_stage(
+    context: ParallelContext,
+    model: TransformerEncoder,
+    stage: Stage,
+    *,
+    language_width: int,
+    recompute: bool,
+) -> nn.Module:
+    """Return the layers of one stage of an encoder of ours. Raises: TypeError for another model."""
+    if isinstance(model, AudioModel):
+        return AudioStage(context, model, stage, language_width=language_width, recompute=recompute)
+    if isinstance(model, VitModel):
+        return VisionStage(
+            context, model, stage, language_width=language_width, recompute=recompute
+        )
+    raise TypeError(f"no stage is a {model.kind}")
+
+
+def _freeze(network: nn.Module, frozen: bool | str) -> None:
+    """Leave only those weights trainable that the spec does not freeze."""
+    network.requires_grad_(frozen is False)
+    projector = getattr(network, "projector", None)
+    if frozen == "except_projector" and isinstance(projector, nn.Module):
+        projector.requires_grad_(True)
+    for declared in declared_parameters("", network):
+        if not declared.trains:
+            declared.parameter.requires_grad_(False)
+
+
+def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
+    """Return what a context says of the experts of a module."""
+    if module.experts is None:
+        return {}
+    ep, tp = (grids.group(module.name, axis) for axis in ("ep", "expert_tp"))
+    return {"ep": ep, "expert_tp": tp, "meter": LossMeter(grids.device)}
+
+
+def _fp8(spec: Spec, name: str, tp: Group, replicas: Group) -> Fp8 | None:
+    """Return what keeps the scales of a module that multiplies in 8 bits."""
+    settings = spec.modules[name].fp8
+    if settings is None:
+        return None
+    # Gradients of a mean over so many tokens come out near 1, far from both ends of the range.
+    tokens = spec.batch.global_ * spec.batch.seq
+    return Fp8(settings, tp, replicas, grad_scale=2.0 ** tokens.bit_length())

@@ -1,0 +1,234 @@
+"""What a class of a user's own package must be to be an encoder, and a base that is most of it.
+
+Decides: the stage protocol (`EncoderFactory`), and all that a stage does around its layers.
+Relies on: `encoder_inputs` for packed patches, `projector` for the rows that a rank owns.
+Leaves: layers to the user; importing and checking the class to `custom_stages`.
+
+Legend: N tokens that this rank holds, P numbers of a patch, D `hidden`, W width of a row before the
+projector, L width of the language model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.encoder_inputs import EncoderInput, reader
+from mimo_launch.models.image_patches import Patches, own_share
+from mimo_launch.models.projector import owned
+from mimo_launch.spec.model import CustomModel
+
+
+class OwnClassError(ValueError):
+    """A class of a user's own cannot be imported, or does not build or return what it should."""
+
+    restartable = False
+
+
+class EncoderFactory(Protocol):
+    """What `kind: package.module:Name` names: a class, or a function, that builds one stage.
+
+    The network that it returns
+    * has `layers`, a ModuleDict whose keys are the numbers of the stage's layers in the whole model
+      (`stage.first_layer` and following): they are sharded, and with full sharding gathered, one by
+      one;
+    * has on the last stage, if `frozen: except_projector` is to work, a `projector`;
+    * is called as `network(hidden, packed)`. `hidden` [N, D] is what the stage before returned,
+      None on the first, which embeds `packed.patches`. It returns the hidden state, or on the last
+      stage the rows [r, L] that this rank owns (`models.projector.owned`);
+    * must also run where there is no image at all (N = 0), through every layer, and return a tensor
+      of its own either way: with full sharding, ranks gather weights in the order of gradients;
+    * keeps images apart: a row depends on its own image only. `verify` encodes each by itself;
+    * holds parameters that are declared as segments (`layers.parameter_segments`), as the layers of
+      `parallel` do, or with tp 1 plain ones; and no buffer that is saved.
+    """
+
+    def __call__(
+        self,
+        context: ParallelContext,
+        model: CustomModel,
+        stage: Stage,
+        *,
+        language_width: int,
+        recompute: bool,
+    ) -> nn.Module:
+        """Return the layers `stage.first_layer` and following, `stage.num_layers` of them."""
+        ...
+
+
+class EncoderStage(nn.Module):
+    """Base of encoders: a subclass says what its embedding, its layers and its projector are.
+
+    `cuts` are the axes over which it may be cut besides dp; a spec that asks for another one is
+    refused. Layers of plain torch can be cut over pp. For tp they must be made of the layers of
+    `parallel`, which leave the same tokens on every tp rank (or a share of them, under sequence
+    parallelism), and for cp those that mix tokens must look at all cp ranks.
+    """
+
+    cuts: ClassVar[frozenset[str]] = frozenset({"pp"})
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: CustomModel,
+        stage: Stage,
+        *,
+        language_width: int,
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.model, self.stage = context, model, stage
+        self.language_width = language_width
+        if stage.is_first:
+            self.embedding = self.make_embedding()
+        numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+        self.layers = nn.ModuleDict({str(number): self.make_layer(number) for number in numbers})
+        if recompute:
+            for layer in self.layers.values():
+                _recompute(layer)
+        if stage.is_last:
+            self.projector = self.make_projector()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """`options` of the spec."""
+        return self.model.options
+
+    @property
+    def patch_width(self) -> int:
+        """Numbers of a patch, P."""
+        return reader(self.model).width
+
+    @property
+    def row_width(self) -> int:
+        """Numbers in front of the projector, W: those of all patches of a row."""
+        return self.model.hidden * self.model.patches_per_row
+
+    def make_embedding(self) -> nn.Module:
+        """Return what turns patches into tokens, [N, P] -> [N, D]; here nothing."""
+        return nn.Identity()
+
+    def make_layer(self, number: int) -> nn.Module:
+        """Return a layer, called as `layer(x [N, D], packed)`; `number` counts over all stages."""
+        raise NotImplementedError
+
+    def make_projector(self) -> nn.Module:
+        """Return what turns patches into rows, [R, W] -> [R, L]; here nothing."""
+        return nn.Identity()
+
+    def embed(self, patches: Patches) -> Tensor:
+        """Return the tokens [N, D] of patches; override it where positions are needed."""
+        out: Tensor = self.embedding(patches.values)
+        return out
+
+    def finish(self, x_ND: Tensor) -> Tensor:
+        """Return the rows [R, L] of tokens; override it where more than a projector follows."""
+        out: Tensor = self.projector(x_ND.reshape(-1, self.row_width))
+        return out
+
+    def over_images(
+        self, function: Callable[[Tensor], Tensor], x_ND: Tensor, packed: EncoderInput
+    ) -> Tensor:
+        """Apply a function to images as maps, [B, H, W, D] -> [B, H, W, E], and return [N, E].
+
+        H x W are an image's patches; images of equal size are taken together. Raises: ValueError
+        where this rank does not hold whole images: with cp, or sequence parallelism.
+        """
+        if self.context.cp.size > 1 or self.context.sequence_parallel:
+            raise ValueError("this rank holds parts of images: over_images needs them whole")
+        tall, wide = self.model.input.row_of_patches
+        pieces = torch.split(x_ND, [h * w * tall * wide for h, w in packed.images])
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for index, size in enumerate(packed.images):
+            by_size.setdefault(size, []).append(index)
+        out: list[Tensor] = [x_ND] * len(pieces)
+        for (h, w), indices in by_size.items():
+            cells = torch.stack([pieces[index] for index in indices])
+            maps = cells.view(len(indices), h, w, tall, wide, -1).transpose(2, 3)
+            made = function(maps.reshape(len(indices), h * tall, w * wide, -1))
+            back = made.reshape(len(indices), h, tall, w, wide, -1).transpose(2, 3)
+            # All in one copy, not one copy for each image.
+            images = back.reshape(len(indices), h * w * tall * wide, -1)
+            for index, image in zip(indices, images, strict=True):
+                out[index] = image
+        return torch.cat(out)
+
+    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        """Return the hidden state [N, D], on the last stage the rows [r, L] that this rank owns."""
+        out = self._run(hidden, packed) if packed.images else self._run_empty(hidden, packed)
+        if self.stage.is_last:
+            out = owned(out, packed.sizes, self.context)
+        # A tensor of its own, whether there are images or not. FSDP gathers weights in the order in
+        # which gradients reach the outputs that it hooks: of the stage, and of its last layer. Were
+        # they one tensor where there are images and two where there are none, ranks would differ.
+        return out.clone()
+
+    def _run(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        if hidden is not None:
+            x_ND, held = hidden, len(hidden)
+        elif packed.patches is not None:
+            mine = own_share(packed.patches, self.context)
+            x_ND, held = self.embed(mine), len(mine.values)
+        else:
+            raise ValueError("the first stage of an encoder needs patches")
+        for layer in self.layers.values():
+            x_ND = layer(x_ND, packed)
+        if not self.stage.is_last:
+            return self._checked("tokens", x_ND, held, (held, self.model.hidden))
+        rows = held // self.model.patches_per_row
+        return self._checked("rows", self.finish(x_ND), held, (rows, self.language_width))
+
+    def _checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, int]) -> Tensor:
+        """Return what others count on the shape of. Raises: OwnClassError if it has another.
+
+        One row too many would move all rows behind it to wrong places, and nobody would know.
+        """
+        if made.shape != wanted:
+            raise OwnClassError(
+                f"`{self.model.kind}`: stage {self.stage.index} made {what} {list(made.shape)} "
+                f"of {held} tokens, not {list(wanted)}"
+            )
+        return made
+
+    def _run_empty(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        """Return no token, or row, that depends on every weight: one blank image, and none of it.
+
+        No stage is skipped for lack of rows, and many a layer cannot take an empty list.
+        """
+        context, how = self.context, reader(self.model)
+        shares = context.tp.size if context.sequence_parallel else 1
+        size = self.model.patches_per_row * shares
+        held = range(context.cp.index * size, (context.cp.index + 1) * size)
+        mask = image_mask(
+            [size * context.cp.size], held, context.device, alone=context.cp.size == 1
+        )
+        dtype, device = context.compute_dtype, context.device
+        blank = Patches(
+            torch.zeros((size, how.width), dtype=dtype, device=device),
+            torch.zeros((size, how.axes), dtype=torch.int64, device=device),
+        )
+        one = replace(packed, mask=mask, patches=blank, images=((1, shares * context.cp.size),))
+        if hidden is not None:
+            hidden = hidden.new_zeros((size // shares, hidden.shape[1])) + hidden.sum()
+        return self._run(hidden, one)[:0]
+
+
+def _recompute(layer: nn.Module) -> None:
+    """Have a layer keep nothing but its inputs for its backward.
+
+    Inside the layer's own call, so that FSDP's hooks stand outside and run once.
+    """
+    compute = layer.forward
+
+    def forward(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            return checkpoint(compute, *args, use_reentrant=False)
+        return compute(*args)
+
+    layer.forward = forward

@@ -1,0 +1,226 @@
+"""Classes of a user's own package: importing them, building stages, and what is wrong with them.
+
+Decides: that a class is imported as `python -m` would, the current folder first; which networks are
+refused; where plain parameters start.
+Relies on: `custom_encoder` for the protocol, `layers.plain_parameters` for plain parameters.
+Leaves: telling users before workers start to `launcher.custom_classes`.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule, declared_parameters
+from mimo_launch.layers.plain_parameters import adopt_parameters
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.custom_encoder import EncoderFactory, OwnClassError
+from mimo_launch.spec.model import CustomModel, Spec
+
+MAX_NAMES = 5
+
+
+def build_own_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+    """Return a stage of a user's own encoder: parameters on the meta device, buffers as they are.
+
+    Raises: OwnClassError
+    """
+    with _parameters_on_meta():
+        network = _build(spec, stage, context)
+    for complaint in _complaints(spec, stage, network, context):
+        raise OwnClassError(f"{_where(spec, stage.module)} {complaint}")
+    network.to(context.dtype)
+    for owner in network.modules():
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            if buffer.is_floating_point():
+                setattr(owner, name, buffer.to(context.compute_dtype))
+    return network
+
+
+def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]:
+    """Return where the plain parameters of a module start, by full name: as it makes them itself.
+
+    If `network`, a stage of it, has any. The whole module is built once, under torch's generator of
+    processors with a seed made of (train.seed, name), so that every layout starts alike.
+
+    Raises: OwnClassError
+    """
+    placed = (p for declared in declared_parameters(name, network) for p in declared.placed)
+    if not any(each.segment.init == "given" for each in placed):
+        return {}
+    whole = whole_stage(spec, name)
+    digest = blake2b(f"{spec.train.seed}/{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        made = _build(spec, whole, ParallelContext(owner=name))
+    adopt_parameters(made)
+    return {
+        placed.name: declared.parameter.detach()
+        for declared in declared_parameters(name, made)
+        for placed in declared.placed
+        if placed.segment.init == "given"
+    }
+
+
+def whole_stage(spec: Spec, name: str) -> Stage:
+    """Return a module as one stage."""
+    return Stage(name, 0, 0, spec.modules[name].model.layers, is_first=True, is_last=True)
+
+
+def check_own_classes(spec: Spec) -> None:
+    """Build every stage of every class of a user's own, without memory and without other ranks.
+
+    Raises: OwnClassError
+    """
+    for module in build_layout(spec).encoders:
+        if isinstance(spec.modules[module.name].model, CustomModel):
+            tp, cp = (Group(tuple(range(module.grid.size(a))), 0, None) for a in ("tp", "cp"))
+            context = ParallelContext(tp, cp, module.sequence_parallel, owner=module.name)
+            for stage in module.stages:
+                build_own_stage(spec, stage, context)
+
+
+def _load(spec: Spec, name: str) -> EncoderFactory:
+    """Import what `kind` names."""
+    path, _, attribute = spec.modules[name].model.kind.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(path), attribute, None)
+    except Exception as error:
+        raise OwnClassError(f"{_where(spec, name)} importing `{path}` {_failed(error)}") from error
+    if not callable(found):
+        raise OwnClassError(f"{_where(spec, name)} `{path}` has no class or function `{attribute}`")
+    return cast(EncoderFactory, found)
+
+
+def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+    """Call the class of a module."""
+    module, factory = spec.modules[stage.module], _load(spec, stage.module)
+    width, recompute = spec.language.model.hidden, module.recompute == "full"
+    model, where = cast(CustomModel, module.model), _where(spec, stage.module)
+    call = partial(factory, context, model, stage, language_width=width, recompute=recompute)
+    try:
+        inspect.signature(factory).bind(*call.args, **call.keywords)
+    except TypeError as error:
+        wanted = "(context, model, stage, *, language_width, recompute)"
+        raise OwnClassError(f"{where} it is called with {wanted}: {error}") from None
+    except ValueError:
+        pass  # Some callables of C have no signature to look at.
+    try:
+        network = call()
+    except Exception as error:
+        raise OwnClassError(f"{where} building stage {stage.index} {_failed(error)}") from error
+    if not isinstance(network, nn.Module):
+        raise OwnClassError(f"{where} it built no torch.nn.Module, but {type(network).__name__}")
+    return network
+
+
+def _complaints(
+    spec: Spec, stage: Stage, network: nn.Module, context: ParallelContext
+) -> Iterator[str]:
+    """Yield what is wrong with a stage; adopts its plain parameters, and what it freezes."""
+    module = spec.modules[stage.module]
+    expected = [str(stage.first_layer + i) for i in range(stage.num_layers)]
+    layers = getattr(network, "layers", None)
+    if not isinstance(layers, nn.ModuleDict) or list(layers) != expected:
+        found = list(layers) if isinstance(layers, nn.ModuleDict) else type(layers).__name__
+        yield f"its `layers` must be a ModuleDict with the keys {expected}, and is {found}"
+    cuts = getattr(network, "cuts", ("tp", "cp", "pp"))
+    for axis in ("tp", "cp", "pp"):
+        if axis not in cuts and getattr(module.grid, axis) > 1:
+            yield f"it cannot be cut over {axis} (`cuts` does not name it); write `{axis}: 1`"
+    projector = getattr(network, "projector", None)
+    only_projector = module.frozen == "except_projector" and stage.is_last
+    if only_projector and not isinstance(projector, nn.Module):
+        yield "it has no `projector`, which is all that `except_projector` trains"
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    saved = set(network.state_dict()) - parameters
+    if saved:
+        yield (
+            f"checkpoints hold parameters only, and it has saved buffers: {_listed(saved)}; "
+            "register constants with `persistent=False`"
+        )
+    try:
+        plain = adopt_parameters(network)
+    except ValueError as error:
+        yield str(error)
+        return
+    if plain and context.tp.size > 1:
+        yield (
+            f"with tp {context.tp.size} every parameter must be declared as segments, which these "
+            f"are not: {_listed(plain)}; write `tp: 1`, or use the layers of mimo_launch.custom"
+        )
+    _keep_frozen(network)
+    if module.frozen is False and stage.is_first and not _trains(network):
+        # Later stages have the gradients of what they receive to pass on, whatever they train.
+        yield "nothing of its first stage trains; write `frozen: true`, or a smaller `pp`"
+    if only_projector and projector is not None and not _trains(projector):
+        yield "nothing of its `projector` trains, which is all that `except_projector` would train"
+
+
+def _keep_frozen(network: nn.Module) -> None:
+    """Declare that parameters of our layers do not train whose `requires_grad` is false."""
+    for layer in network.modules():
+        if isinstance(layer, SegmentedModule):
+            for attribute, segments in layer.segments.items():
+                if not attrgetter(attribute)(layer).requires_grad:
+                    fixed = (replace(segment, trains=False) for segment in segments)
+                    layer.segments[attribute] = tuple(fixed)
+
+
+def _trains(network: nn.Module) -> bool:
+    return any(declared.trains for declared in declared_parameters("", network))
+
+
+def _where(spec: Spec, name: str) -> str:
+    return f"modules.{name}.model.kind, `{spec.modules[name].model.kind}`:"
+
+
+def _failed(error: Exception) -> str:
+    """Return what happened and where, the user's own line rather than one of a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(("<", sys.prefix, sys.base_prefix))]
+    here = os.path.dirname(os.path.dirname(__file__))
+    own = [f for f in own if not f.filename.startswith(here)] or frames[-1:]
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return f"failed: {text}"
+    return f"failed in {own[-1].filename}, line {own[-1].lineno}: {text}"
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(names)[:MAX_NAMES]
+    rest = len(names) - len(shown)
+    return ", ".join(f"`{name}`" for name in shown) + (f" and {rest} more" if rest else "")
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within it parameters lose their memory as they are registered; buffers keep it."""
+
+    def lose(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(cast(Any, lose))
+    try:
+        yield
+    finally:
+        handle.remove()

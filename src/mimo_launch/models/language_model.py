@@ -1,0 +1,175 @@
+"""A language model as a stage: tokens and encoder rows in, loss or logits out.
+
+Decides: how rows replace placeholder embeddings.
+Relies on: `layout.row_owners` for the places of the rows this rank receives.
+Leaves: dividing the loss by N to the runtime.
+
+Legend: B sequences of S tokens in a microbatch, N = B * S tokens, D width, v vocabulary part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd_collectives import gather_rows
+from mimo_launch.layers.attention_masks import Documents, causal_mask
+from mimo_launch.layers.cross_entropy import greedy_choice, mask_padding, vocab_cross_entropy
+from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.vocab_parallel import VocabEmbedding, VocabHead
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.hybrid_layers import hybrid_layers
+from mimo_launch.models.mixture_of_experts import MoeShape
+from mimo_launch.models.transformer_block import BlockShape
+from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the rows of one encoder go in one microbatch, as this rank sees it.
+
+    `sizes` are the rows each tp rank received; `places` are the indices of all rows (or, under
+    sequence parallelism, of this rank's own) in this rank's token list, in row order.
+    """
+
+    sizes: tuple[int, ...]
+    places: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageInput:
+    """One microbatch of `num_sequences` B as this rank sees it.
+
+    tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
+    holds of each sequence; without labels the last stage gives greedy answers. positions [S], or
+    [3, B, S] where they have three axes. documents: what the samples pack, None where every sample
+    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only. shares
+    [B, S], where there are experts: 1/T for each of the T tokens of a sample, 0 for its padding.
+    """
+
+    num_sequences: int
+    tokens: Tensor | None
+    positions: Tensor
+    documents: Documents | None
+    labels: Tensor | None
+    rows: Mapping[str, Tensor]
+    placements: Mapping[str, Placement]
+    shares: Tensor | None = None
+
+
+class LanguageStage(nn.Module):
+    """Consecutive layers; the first stage embeds, the last one computes the loss."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: LanguageModel,
+        stage: Stage,
+        *,
+        vocab: int,
+        padded_vocab: int,
+        global_samples: int,
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
+        # A tied embedding stands on the first and on the last stage, under the same name.
+        if stage.is_first or (stage.is_last and model.tied):
+            # Small where it is also the output layer, or the first loss would be far above ln V.
+            std = model.hidden**-0.5 if model.tied else 0.5
+            self.embedding = VocabEmbedding(
+                context, padded_vocab, model.hidden, std=std, counted=stage.is_first
+            )
+        self.layers = _layers(context, model, stage, global_samples, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
+            if not model.tied:
+                self.head = VocabHead(context, padded_vocab, model.hidden)
+
+    def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
+        """Return the hidden state [n, D], on the last stage the summed loss of the labels.
+
+        Without labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a
+        replica returns the same value. Gradient: of the sum of token losses, no mean.
+        """
+        x_nD = self._embed(batch) if hidden is None else hidden
+        mask = causal_mask(
+            batch.num_sequences,
+            batch.positions,
+            self.model.head_size,
+            self.model.rope_theta,
+            x_nD.dtype,
+            documents=batch.documents,
+            sections=self.model.mrope if isinstance(self.model, DecoderModel) else None,
+            scaling=self.model.rope_scaling if isinstance(self.model, DecoderModel) else None,
+            shares=batch.shares,
+        )
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, mask)
+        if not self.stage.is_last:
+            return x_nD
+        x_ND = self.context.enter(self.norm(x_nD))
+        logits, part = self._logits(x_ND)
+        if batch.labels is None:
+            return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
+        labels = batch.labels.flatten()
+        return vocab_cross_entropy(logits, labels, part, self.context).sum()
+
+    def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
+        """Return this rank's logits [N, v] and the words they are for."""
+        if self.model.tied:
+            part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
+        else:
+            part, logits = self.head.part, self.head(x_ND)
+        return mask_padding(logits, part, self.vocab), part
+
+    def _embed(self, batch: LanguageInput) -> Tensor:
+        """Return token embeddings in which rows stand at their placeholders."""
+        if batch.tokens is None:
+            raise ValueError("the first stage of language needs tokens")
+        x_nD: Tensor = self.embedding(batch.tokens.flatten())
+        for encoder, received in batch.rows.items():
+            placement = batch.placements[encoder]
+            if not self.context.sequence_parallel:
+                received = gather_rows(received, placement.sizes, self.context.tp)  # noqa: PLW2901
+            x_nD = x_nD.index_copy(0, placement.places, received.to(x_nD.dtype))
+        return x_nD
+
+
+def _layers(
+    context: ParallelContext,
+    model: LanguageModel,
+    stage: Stage,
+    global_samples: int,
+    *,
+    recompute: bool,
+) -> nn.ModuleDict:
+    """Return the layers of a stage, named by their number in the whole model.
+
+    Raises: TypeError for a language model of another kind; BackendError as `blocks` does.
+    """
+    # The loss that balances experts is the mean over the samples of a step.
+    moe = None if model.moe is None else MoeShape(model.moe, model.moe.aux_loss / global_samples)
+    if isinstance(model, HybridModel):
+        return hybrid_layers(context, model, stage, moe, recompute=recompute)
+    if not isinstance(model, DecoderModel):
+        raise TypeError(f"no language stage is a {model.kind}")
+    shape = BlockShape(
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        mlp=model.mlp_width,
+        layers=model.layers,
+        norm="rms",
+        gated=True,
+        bias=False,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        eps=model.norm_eps,
+        moe=moe,
+    )
+    return blocks(context, shape, stage, recompute=recompute)

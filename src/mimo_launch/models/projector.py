@@ -1,0 +1,64 @@
+"""The end of every encoder: the projector, and which of its rows this rank owns.
+
+Decides: the three projectors.
+Relies on: `layout.row_owners.row_cut` for ownership of rows.
+Leaves: moving rows to the bridge.
+
+Legend: R rows of a replica's group, r those this rank owns, W width of a row before the projector,
+L width of the language model.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd_collectives import split_rows
+from mimo_launch.layers.linear import RowLinear
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.models.transformer_block import Mlp
+from mimo_launch.spec.encoders import Activation
+
+
+class LinearProjector(nn.Module):
+    """One linear map to the language width, its input features cut over tp."""
+
+    def __init__(self, context: ParallelContext, width: int, out: int) -> None:
+        super().__init__()
+        self.context = context
+        self.part = context.part(width)
+        self.output = RowLinear(context, "linear", width, out, bias=True)
+
+    def forward(self, x_nW: Tensor) -> Tensor:
+        """Return the rows [n, L]."""
+        x_NW = self.context.enter(x_nW)
+        rows: Tensor = self.output(x_NW[:, self.part.start : self.part.stop])
+        return rows
+
+
+def projector(
+    context: ParallelContext,
+    kind: Literal["mlp", "linear", "merger"],
+    width: int,
+    out: int,
+    *,
+    activation: Activation = "gelu",
+) -> nn.Module:
+    """Return the last layer of an encoder, [n, W] -> [n, L]."""
+    if kind == "linear":
+        return LinearProjector(context, width, out)
+    inner = width if kind == "merger" else out
+    return Mlp(context, width, inner, out, gated=False, bias=True, activation=activation)
+
+
+def owned(rows_nL: Tensor, sizes: tuple[int, ...], context: ParallelContext) -> Tensor:
+    """Return the rows [r, L] that this rank owns; each tp rank owns `sizes[its index]` of them.
+
+    Without sequence parallelism every tp rank has computed all rows; with it, its own and padding.
+    """
+    # Copies, not views: FSDP hooks the outputs of a module and would lose them on a view.
+    if context.sequence_parallel:
+        return rows_nL[: sizes[context.tp.index]].clone()
+    held = sum(sizes)
+    if held < rows_nL.shape[0]:
+        rows_nL = rows_nL[:held].clone()
+    return split_rows(rows_nL, sizes, context.tp)

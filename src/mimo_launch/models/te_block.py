@@ -1,0 +1,184 @@
+"""The transformer block with Transformer Engine's layers, under the names of the torch block.
+
+Decides: which fused parameter holds which canonical tensors.
+Relies on: the torch block, whose declarations say everything else about them: shapes, parts,
+initial values, kinds of gradient. A checkpoint of one backend is a checkpoint of the other.
+Leaves: attention to `layers.te_attention`.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, declared_parameters
+from mimo_launch.layers.pointwise import ACTIVATIONS
+from mimo_launch.layers.te_attention import TeAttention
+from mimo_launch.layers.te_layers import TeLayers, te_layers
+from mimo_launch.layout.row_owners import FP8_STEP
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.transformer_block import Block, BlockShape
+
+# Parameters of the layers below and the canonical tensors fused in each, in order. SwiGLU is
+# silu(first half) * second half.
+PARTS = {
+    "attention.inputs.layer_norm_weight": ("attention_norm.weight",),
+    "attention.inputs.layer_norm_bias": ("attention_norm.bias",),
+    "attention.inputs.weight": tuple(f"attention.{x}.weight" for x in "qkv"),
+    "attention.inputs.bias": tuple(f"attention.{x}.bias" for x in "qkv"),
+    "attention.q_norm.weight": ("attention.q_norm.weight",),
+    "attention.k_norm.weight": ("attention.k_norm.weight",),
+    "attention.output.weight": ("attention.o.weight",),
+    "attention.output.bias": ("attention.o.bias",),
+    "mlp.layer_norm_weight": ("mlp_norm.weight",),
+    "mlp.fc1_weight": ("mlp.gate.weight", "mlp.up.weight"),
+    "mlp.fc2_weight": ("mlp.down.weight",),
+    "mlp.inputs.layer_norm_weight": ("mlp_norm.weight",),
+    "mlp.inputs.layer_norm_bias": ("mlp_norm.bias",),
+    "mlp.inputs.weight": ("mlp.up.weight",),
+    "mlp.inputs.bias": ("mlp.up.bias",),
+    "mlp.output.weight": ("mlp.down.weight",),
+    "mlp.output.bias": ("mlp.down.bias",),
+}
+
+
+class TeGeluMlp(nn.Module):
+    """Norm, then an MLP of one activation, its inner width cut over tp: [n, D] -> [n, D].
+
+    Not `LayerNormMLP`: its GELU is always the approximation by tanh.
+    """
+
+    def __init__(self, layers: TeLayers, shape: BlockShape) -> None:
+        super().__init__()
+        inner = len(layers.context.part(shape.mlp))
+        self.inputs = layers.norm_column(
+            shape.width, inner, norm=shape.norm, eps=shape.eps, bias=shape.bias
+        )
+        self.output = layers.row(shape.mlp, shape.width, bias=shape.bias)
+        self.activation = ACTIVATIONS[shape.activation]
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return the MLP of every token."""
+        out: Tensor = self.output(self.activation(self.inputs(x_nD)))
+        return out
+
+
+class TeBlock(SegmentedModule):
+    """Pre-norm transformer block; with `recompute` it keeps only its input for the backward."""
+
+    def __init__(
+        self,
+        layers: TeLayers,
+        shape: BlockShape,
+        canonical: dict[str, Segment],
+        *,
+        name: str,
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.fp8, self.recompute = layers.context.fp8, recompute
+        self.attention = TeAttention(
+            layers,
+            width=shape.width,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            norm=shape.norm,
+            bias=shape.bias,
+            qkv_bias=shape.biased_qkv,
+            qk_norm=shape.qk_norm,
+            eps=shape.eps,
+        )
+        self.mlp: nn.Module
+        if shape.gated and not shape.bias:
+            self.mlp = layers.norm_swiglu(shape.width, shape.mlp, norm=shape.norm, eps=shape.eps)
+        elif not shape.gated:
+            self.mlp = TeGeluMlp(layers, shape)
+        else:
+            raise ValueError(f"no layer for a gated MLP with biases: {shape}")
+        self.segments = adopted_segments(self, canonical)
+        for path, layer in self.named_modules():
+            is_product = any(weight.dim() == 2 for weight in layer.parameters(recurse=False))
+            if self.fp8 is not None and is_product:
+                self.fp8.add(f"{name}.{path}", layer)
+
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return the block's output for every token."""
+        if x_nD.shape[0] == 0:
+            # The kernels take no empty list: tokens of zeros go through, and nobody sees them.
+            # Their gradients are zeros, which the other ranks of a reduction wait for.
+            tokens = 1 if self.fp8 is None else FP8_STEP
+            unturned = replace(mask, cos=None, sin=None)  # Nothing says where these tokens are.
+            return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()
+        return self._run(x_nD, mask)
+
+    def _run(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            # Inside the block, so that FSDP's hooks stand outside and run once.
+            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            return out
+        return self._compute(x_nD, mask)
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        # Here, so that recomputing runs in it as well.
+        with nullcontext() if self.fp8 is None else self.fp8.running():
+            x_nD = x_nD + self.attention(x_nD, mask)
+            out: Tensor = x_nD + self.mlp(x_nD)
+        return out
+
+
+def canonical_segments(context: ParallelContext, shape: BlockShape) -> dict[str, Segment]:
+    """Return the segments of a block by their names inside it, as the torch block declares them."""
+    with torch.device("meta"):
+        block = Block(replace(context, compiled=False), shape, recompute=False)
+    return {
+        placed.name: placed.segment
+        for declared in declared_parameters("", block)
+        for placed in declared.placed
+    }
+
+
+def adopted_segments(
+    block: nn.Module, canonical: dict[str, Segment]
+) -> dict[str, tuple[Segment, ...]]:
+    """Return which segments each parameter of a block holds, under their names inside the block.
+
+    Raises: ValueError unless every parameter and every segment is in exactly one place and fits.
+    """
+    left, adopted = dict(canonical), {}
+    for path, parameter in block.named_parameters():
+        names = PARTS.get(path, ())
+        held = [left.pop(name) for name in names if name in left]
+        rows = sum(segment.local_shape[0] for segment in held)
+        if len(held) < len(names) or not held:
+            raise ValueError(f"no segments for the parameter {path}")
+        if tuple(parameter.shape) != (rows, *held[0].local_shape[1:]):
+            raise ValueError(f"{path} has shape {tuple(parameter.shape)}, its segments {held}")
+        adopted[path] = tuple(
+            replace(segment, name=name) for name, segment in zip(names, held, strict=True)
+        )
+    if left:
+        raise ValueError(f"no parameter for the segments {sorted(left)}")
+    return adopted
+
+
+def te_blocks(
+    context: ParallelContext, shape: BlockShape, stage: Stage, *, recompute: bool
+) -> nn.ModuleDict:
+    """Return the blocks of a stage, named by their number in the whole model.
+
+    Raises: BackendError where the package cannot be used.
+    """
+    layers, canonical = te_layers(context), canonical_segments(context, shape)
+    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+    return nn.ModuleDict(
+        {
+            str(i): TeBlock(layers, shape, canonical, name=f"layers.{i}", recompute=recompute)
+            for i in numbers
+        }
+    )

@@ -1,0 +1,168 @@
+"""The transformer block of encoders and decoders: attention, then an MLP, each with a residual.
+
+Decides: pre-norm order and the two MLP shapes (plain, SwiGLU).
+Relies on: `layers` for layers that know their tp group.
+Leaves: what surrounds the blocks to `vision_encoder` and `language_model`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mimo_launch.layers.attention import Attention
+from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
+from mimo_launch.models.mixture_of_experts import MoeMlp, MoeShape
+from mimo_launch.spec.encoders import Activation, TransformerEncoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
+
+    Where queries, keys and values have biases, `key_bias` may take that of the keys away (Whisper).
+    Experts, `moe`, stand in place of the MLP.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    layers: int
+    norm: Literal["rms", "layer"]
+    gated: bool
+    bias: bool
+    qkv_bias: bool = False
+    key_bias: bool = True
+    qk_norm: bool = False
+    eps: float = EPSILON
+    activation: Activation = "gelu"
+    moe: MoeShape | None = None
+
+    @property
+    def biased_qkv(self) -> bool:
+        """Whether queries, keys and values have biases: they alone, or all linear layers."""
+        return self.qkv_bias or self.bias
+
+
+def encoder_shape(model: TransformerEncoder) -> BlockShape:
+    """Return the blocks of every encoder of ours: LayerNorm, plain MLP, biases, whole heads."""
+    return BlockShape(
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.heads,
+        head_size=model.hidden // model.heads,
+        mlp=model.mlp_width,
+        layers=model.layers,
+        norm="layer",
+        gated=False,
+        bias=True,
+    )
+
+
+class Mlp(nn.Module):
+    """SwiGLU MLP, or one with another activation, its inner width cut over tp: [n, D] -> [n, D]."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        inner: int,
+        out: int,
+        *,
+        gated: bool,
+        bias: bool,
+        activation: Activation | Literal["squared_relu"] = "gelu",
+        out_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self.between = swiglu if gated else ACTIVATIONS[activation]
+        outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
+        self.inputs = ColumnLinear(context, width, outputs, bias=bias)
+        self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return the MLP of every token."""
+        hidden = self.inputs(self.context.enter(x_nD))
+        # Under the same name: without a backward, the input is freed before the next product.
+        hidden = self.context.fused(self.between, hidden)
+        out: Tensor = self.output(hidden)
+        return out
+
+
+class Layer(nn.Module):
+    """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
+
+    def __init__(self, *, recompute: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+
+    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        """Return the layer's output for every token."""
+        if self.recompute and torch.is_grad_enabled():
+            # Inside the layer, so that FSDP's hooks stand outside and run once.
+            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            return out
+        return self._compute(x_nD, mask)
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        raise NotImplementedError
+
+
+class Block(Layer):
+    """Pre-norm transformer block."""
+
+    def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
+        super().__init__(recompute=recompute)
+        out_scale = (2 * shape.layers) ** -0.5
+        self.attention_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
+        self.attention = Attention(
+            context,
+            width=shape.width,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            bias=shape.bias,
+            qkv_bias=shape.biased_qkv,
+            key_bias=shape.key_bias,
+            qk_norm=shape.qk_norm,
+            eps=shape.eps,
+            out_scale=out_scale,
+        )
+        self.mlp_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
+        self.mlp = _mlp(context, shape, out_scale)
+
+    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+        attended = self.attention(self.attention_norm(x_nD), mask)
+        x_nD, normed = self.mlp_norm.after(x_nD, attended)
+        change = self.mlp(normed, mask) if isinstance(self.mlp, MoeMlp) else self.mlp(normed)
+        out: Tensor = x_nD + change
+        return out
+
+
+def _mlp(context: ParallelContext, shape: BlockShape, out_scale: float) -> Mlp | MoeMlp:
+    def dense(inner: int) -> Mlp:
+        return Mlp(
+            context,
+            shape.width,
+            inner,
+            shape.width,
+            gated=shape.gated,
+            bias=shape.bias,
+            activation=shape.activation,
+            out_scale=out_scale,
+        )
+
+    if shape.moe is None:
+        return dense(shape.mlp)
+    shared = dense(shape.moe.model.shared) if shape.moe.model.shared else None
+    return MoeMlp(
+        context, shape.moe, shape.width, gated=shape.gated, out_scale=out_scale, shared=shared
+    )

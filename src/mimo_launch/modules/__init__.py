@@ -1,1 +1,0 @@
-"""Encoders and the language model as stages."""

@@ -1,0 +1,165 @@
+"""Loss and gradient norms of a step: summed once over all ranks, and kept on the device.
+
+Decides: which rank counts which element of a gradient, and what makes a step bad.
+Relies on: FSDP2 having summed over dp x cp; segments for who holds what.
+Leaves: the update to `module_optimizers`, reading the numbers on the host to `train.step`.
+
+The update needs no number on the host: clipping and skipping are scalars of the device. On CUDA the
+host reads the totals while the next step runs.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo_launch.comm.pending_numbers import HostCopy
+from mimo_launch.comm.to_device import to_device
+from mimo_launch.layers.fsdp_shards import local_segments
+from mimo_launch.layout.layout import Layout
+from mimo_launch.models.build import RankModule
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What all ranks know after the one reduction of a step.
+
+    `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
+    step's labels, `aux_loss` the loss that balances experts, 0 without any; `flags` are sums over
+    ranks of what each passed in; `zeros` counts per module the gradients that are exactly zero,
+    None where nobody asked.
+    """
+
+    loss: float
+    aux_loss: float
+    norms: dict[str, float]
+    norm: float
+    flags: tuple[int, ...]
+    zeros: dict[str, int] | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the update was applied: no rank saw a non-finite gradient or loss."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTotals:
+    """The same as float64 scalars of the device, for the update; `read` brings them to the host.
+
+    `own_squares` are, per module of this rank, the squares of what it alone had before sums over
+    tp: no total, but what a bad step is traced back to.
+    """
+
+    loss: Tensor
+    norm: Tensor
+    squares: dict[str, Tensor]
+    own_squares: dict[str, Tensor]
+    num_flags: int
+    host: HostCopy
+
+    @property
+    def bad(self) -> Tensor:
+        """1 if the update must not be applied, else 0; float32, as fused optimizers take it."""
+        return (self.loss.isfinite() & self.norm.isfinite()).logical_not().float()
+
+    def divisor(self, clip: float) -> Tensor:
+        """Return what to divide every gradient by so that the norm of all is at most `clip`."""
+        return (self.norm / clip).clamp(min=1)
+
+    def read(self) -> StepTotals:
+        """Return the totals. Waits until the device has them."""
+        loss, norm, aux_loss, *rest = self.host.read()
+        names, numbers = list(self.squares), iter(rest)
+        norms = {name: next(numbers) ** 0.5 for name in names}
+        flags = tuple(int(next(numbers)) for _ in range(self.num_flags))
+        zeros = {name: int(count) for name, count in zip(names, numbers, strict=False)}
+        return StepTotals(loss, aux_loss, norms, norm, flags, zeros or None)
+
+
+def reduce_totals(
+    layout: Layout,
+    modules: dict[str, RankModule],
+    loss: Tensor,
+    flags: Sequence[int] = (),
+    *,
+    count_zeros: bool = False,
+) -> PendingTotals:
+    """Return loss and gradient norms, equal on all ranks, without waiting for the device.
+
+    `flags` are small numbers of this rank (a signal was seen, a write failed) that all ranks must
+    act on at the same step.
+
+    Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of what
+    it alone owns; a NaN anywhere reaches every rank through the sum.
+    """
+    device, names = loss.device, [module.name for module in layout.modules]
+    squares = dict.fromkeys(names, torch.zeros((), dtype=torch.float64, device=device))
+    zeros, own_squares = dict(squares), {}
+    for name, module in modules.items():
+        alone, shared = _owned(module)
+        own_squares[name] = sum_of_squares(alone, device)
+        squares[name] = own_squares[name] + sum_of_squares(shared, device)
+        if count_zeros:
+            zeros[name] = _num_zeros((*alone, *shared), device)
+    aux_loss = torch.zeros((), dtype=torch.float64, device=device)
+    for module in modules.values():
+        if module.context.meter is not None:
+            aux_loss += module.context.meter.total
+    noted = to_device(torch.tensor(flags, dtype=torch.float64), device)
+    counts = list(zeros.values()) if count_zeros else []
+    slots = torch.cat(
+        [
+            torch.stack([loss.double(), aux_loss, *squares.values()]),
+            noted,
+            *(c[None] for c in counts),
+        ]
+    )
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(slots)
+    per_module = slots[2 : 2 + len(names)]
+    norm = per_module.sum().sqrt()
+    return PendingTotals(
+        loss=slots[0],
+        norm=norm,
+        squares=dict(zip(names, per_module, strict=True)),
+        own_squares=own_squares,
+        num_flags=len(flags),
+        host=HostCopy(torch.cat([slots[:1], norm[None], slots[1:]])),
+    )
+
+
+def sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """Return the sum of all squares, a float64 scalar on the device.
+
+    Each tensor is read once and summed in float64, without a copy of it.
+    """
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
+    return torch.stack(norms).square().sum()
+
+
+def _num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return how many elements are exactly zero; float64 counts exactly up to 2^53."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for gradient in gradients:
+        total += (gradient == 0).sum()
+    return total
+
+
+def _owned(module: RankModule) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the gradients of a module that this rank counts, each being counted on one rank.
+
+    First those it had alone, then those that were summed over tp and are the same on all of it.
+    """
+    alone: list[Tensor] = []
+    shared: list[Tensor] = []
+    for item in local_segments(module.declared()):
+        if item.segment.counted:
+            summed = module.context.tp.size > 1 and item.segment.tp_grad == "partial"
+            (shared if summed else alone).append(item.local)
+    return alone, shared

@@ -1,0 +1,153 @@
+"""One optimizer per module, its settings merged from the spec.
+
+Decides: parameter groups, what decays, how an update is scaled or skipped by the device alone; that
+biases of experts and scales of FP8 move with the weights.
+Relies on: torch's fused AdamW and SGD, which take both as tensors for `torch.amp.GradScaler`.
+Leaves: gradients to `gradient_reduction`, the scale and the verdict to `grad_norm`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimo_launch.layers.expert_bias import ExpertBias, move_biases
+from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.models.build import RankModule
+from mimo_launch.optimizer.learning_rate import learning_rate
+from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec
+
+
+@dataclass(slots=True)
+class ModuleUpdate:
+    """The optimizer of one module and the settings that move with the step."""
+
+    peak: float
+    warmup: int
+    optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.
+
+
+class Updates:
+    """The optimizers of this rank's modules."""
+
+    def __init__(self, spec: Spec, modules: dict[str, RankModule]) -> None:
+        self.spec = spec
+        self.by_module = {
+            name: _module_update(spec.optimizer, spec.modules[name].optimizer, module)
+            for name, module in modules.items()
+            if not module.layout.frozen
+        }
+        self._fp8 = [m.context.fp8 for m in modules.values() if m.context.fp8 is not None]
+        self._biases = [
+            (modules[name].context, tuple(_biases(modules[name]))) for name in self.by_module
+        ]
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """Return the learning rate of each of this rank's modules at a step."""
+        schedule, steps = self.spec.optimizer.schedule, self.spec.train.steps
+        return {
+            name: learning_rate(update.peak, schedule, update.warmup, step, steps)
+            for name, update in self.by_module.items()
+        }
+
+    def apply(
+        self, step: int, *, skip: Tensor | None = None, divisor: Tensor | None = None
+    ) -> None:
+        """Update every weight with its gradient divided by `divisor`, unless `skip` is 1.
+
+        A skip leaves weights, moments and update counts as they are; what it leaves in the
+        gradients is of no use. Both are scalars of the device, `skip` float32, `divisor` float64;
+        the host waits for neither.
+
+        Ranks: collective over the ranks of a stage with FP8, or whose experts have a bias that
+        moves.
+        """
+        rates = self.learning_rates(step)
+        for name, update in self.by_module.items():
+            optimizer: Any = update.optimizer
+            for group in optimizer.param_groups:
+                group["lr"] = rates[name]
+            optimizer.found_inf = skip
+            optimizer.grad_scale = None if divisor is None else _scale(optimizer, divisor)
+            optimizer.step()
+        for context, biases in self._biases:
+            if biases:
+                move_biases(biases, context, skip)
+        for fp8 in self._fp8:
+            fp8.update(skip)
+
+    def clear(self) -> None:
+        """Drop all gradients and loads of experts; moments and step counts stay."""
+        for update in self.by_module.values():
+            update.optimizer.zero_grad(set_to_none=True)
+        for _, biases in self._biases:
+            for bias in biases:
+                bias.load.zero_()
+
+
+def _biases(module: RankModule) -> Iterator[ExpertBias]:
+    """Yield the biases of a module's experts that move, in the same order on all its ranks."""
+    for network in module.stages.values():
+        for each in network.modules():
+            if isinstance(each, ExpertBias) and each.rate:
+                yield each
+
+
+def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
+    """Return the divisor as fused optimizers take it, in float32, which is too coarse for float64:
+    those gradients are divided here.
+    """  # noqa: D205
+    exact = [
+        local_tensor(parameter.grad)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and parameter.dtype == divisor.dtype
+    ]
+    if not exact:
+        return divisor.float()
+    torch._foreach_div_(exact, divisor)
+    return None
+
+
+class _Local:
+    """Moves the shards that FSDP2 left on this rank, without DTensor around every operation.
+
+    State stays by parameter, sharded like it.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        for tensors in lists:
+            tensors[:] = [local_tensor(tensor) for tensor in tensors]
+        return answer
+
+
+class _LocalAdamW(_Local, torch.optim.AdamW):
+    """AdamW on local shards."""
+
+
+class _LocalSGD(_Local, torch.optim.SGD):
+    """SGD on local shards."""
+
+
+def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
+    decay = common.weight_decay if own.weight_decay is None else own.weight_decay
+    declared = [d for d in module.declared() if d.parameter.requires_grad]
+    embeddings = common.decay.embeddings
+    groups = [
+        {
+            "params": [d.parameter for d in declared if d.decays(embeddings=embeddings) == decays],
+            "weight_decay": decay if decays else 0.0,
+        }
+        for decays in (True, False)
+    ]
+    peak = common.lr if own.lr is None else own.lr
+    optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.
+    if common.kind == "adamw":
+        optimizer = _LocalAdamW(groups, betas=common.betas, eps=common.eps, fused=True)
+    else:
+        optimizer = _LocalSGD(groups, fused=True)
+    warmup = common.schedule.warmup if own.warmup is None else own.warmup
+    return ModuleUpdate(peak, warmup, optimizer)

@@ -1,1 +1,0 @@
-"""Tensor-parallel layers, attention and parameter segments."""

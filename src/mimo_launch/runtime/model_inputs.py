@@ -1,0 +1,223 @@
+"""What the runtime asks of a loader, and the tensors it makes of the answers.
+
+Decides: which samples go into which action.
+Relies on: the sample map and the DataPlan.
+Leaves: reading and decoding to `train`, which asks `layout.sample_readers` who reads what.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.to_device import to_device
+from mimo_launch.layers.attention_masks import Documents
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.mrope_positions import NUM_AXES, position_runs
+from mimo_launch.layout.row_owners import cut_runs, row_cut, token_runs
+from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.step_data import DataPlan, ImageSpan
+from mimo_launch.models.image_patches import Patches, patch_places
+from mimo_launch.models.language_model import Placement
+
+# Pixels, float32 [channels, height, width], or what has been cut of them.
+Image = np.ndarray | Patches
+
+
+class StepInputs(Protocol):
+    """The samples of one step by their position in it; a rank asks only for what it needs."""
+
+    @property
+    def plan(self) -> DataPlan:
+        """What the samples look like."""
+
+    def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and labels, int64 [seq] each."""
+
+    def documents(self, sample: int) -> np.ndarray:
+        """Return the document that each position belongs to, int64 [seq]."""
+
+    def images(self, sample: int, encoder: str) -> Sequence[Image]:
+        """Return the images of a sample for one encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens and labels of one microbatch, [B, S], all positions."""
+
+    tokens: Tensor
+    labels: Tensor
+
+
+def read_text(
+    layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
+) -> Text:
+    """Return the text of one microbatch of one language replica."""
+    texts = [inputs.text(s) for s in layout.samples.language(replica, microbatch)]
+    tokens, labels = (to_device(np.stack(part), device) for part in zip(*texts, strict=True))
+    return Text(tokens, labels)
+
+
+def read_documents(
+    layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
+) -> Documents | None:
+    """Return the documents of one microbatch; None if every sample is one document."""
+    samples = layout.samples.language(replica, microbatch)
+    documents = np.stack([inputs.documents(sample) for sample in samples])
+    if (documents == documents[:, :1]).all():
+        return None
+    return Documents(to_device(documents, device), document_lengths(documents))
+
+
+def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
+    """Return the lengths of all documents, sample after sample, of their numbers [B, seq]."""
+    ends = np.diff(documents, axis=1, append=documents[:, -1:] + 1).flatten().nonzero()[0] + 1
+    return tuple(np.diff(ends, prepend=0).tolist())
+
+
+def read_positions(
+    layout: Layout,
+    inputs: StepInputs,
+    replica: int,
+    microbatch: int,
+    encoders: Collection[str],
+    device: torch.device,
+) -> Tensor:
+    """Return time, height and width of the tokens of one microbatch, [3, B, S], all positions.
+
+    Rows of `encoders` are places in images, all other tokens are text; each document counts from 0.
+    """
+    found = []
+    for sample in layout.samples.language(replica, microbatch):
+        spans = inputs.plan.samples[sample].spans
+        images = [image for name in encoders for image in spans.get(name, ())]
+        ids = axis_positions(images, layout.seq)
+        documents = inputs.documents(sample)
+        starts = np.where(np.diff(documents, prepend=documents[:1]), np.arange(layout.seq), 0)
+        # A document starts with text or with the corner of an image: its axes agree there.
+        found.append(ids - ids[0, np.maximum.accumulate(starts)])
+    return to_device(np.stack(found, axis=1), device)
+
+
+def token_shares(
+    layout: Layout, plan: DataPlan, replica: int, microbatch: int, device: torch.device
+) -> Tensor:
+    """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
+
+    Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
+    gap, and no token.
+    """
+    samples = [plan.samples[index] for index in layout.samples.language(replica, microbatch)]
+    shares = np.zeros((len(samples), layout.seq))
+    for row, sample in zip(shares, samples, strict=True):
+        for record in sample.records:
+            row[record.first : record.first + record.num_tokens] = 1 / max(1, sample.num_tokens)
+    return to_device(shares, device)
+
+
+def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
+    """Return time, height and width of the tokens of a sample, int64 [3, seq]."""
+    ids = np.empty((NUM_AXES, seq), dtype=np.int64)
+    for run in position_runs(images, seq):
+        here = ids[:, run.first_token : run.first_token + run.num_tokens]
+        if run.image is None:
+            here[:] = np.arange(run.num_tokens)
+        else:
+            here[0] = 0
+            here[1:] = np.indices((run.image.height, run.image.width)).reshape(2, -1)
+        here += run.position
+    return ids
+
+
+def group_images(
+    layout: Layout, inputs: StepInputs, module: ModuleLayout, replica: int, group: int
+) -> list[Image]:
+    """Return the images that one encoder replica encodes for one group, in row order."""
+    return [
+        image
+        for sample in encoder_samples(layout, inputs.plan, module, replica, group)
+        for image in inputs.images(sample, module.name)
+    ]
+
+
+def image_lengths(
+    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+) -> list[int]:
+    """Return the patches of each image that one encoder replica encodes for a group, in order."""
+    return [
+        span.rows * module.patches_per_row
+        for sample in encoder_samples(layout, plan, module, replica, group)
+        for span in plan.samples[sample].spans.get(module.name, ())
+    ]
+
+
+def image_places(
+    layout: Layout,
+    plan: DataPlan,
+    module: ModuleLayout,
+    replica: int,
+    group: int,
+    held: range,
+) -> np.ndarray:
+    """Return (y, x) in its image of each patch `held` for a group, int64 [N, 2]; 0 for padding."""
+    side = math.isqrt(module.patches_per_row)
+    places = np.zeros((len(held), 2), dtype=np.int64)
+    first = 0
+    for sample in encoder_samples(layout, plan, module, replica, group):
+        for span in plan.samples[sample].spans.get(module.name, ()):
+            last = first + span.rows * module.patches_per_row
+            start, stop = max(first, held.start), min(last, held.stop)
+            if start < stop:
+                found = patch_places(span.height, span.width, side, pinned=False).numpy()
+                here = slice(start - held.start, stop - held.start)
+                places[here] = found[start - first : stop - first]
+            first = last
+    return places
+
+
+def image_sizes(
+    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+) -> tuple[tuple[int, int], ...]:
+    """Return height and width, in rows, of each image that one encoder replica encodes."""
+    return tuple(
+        (span.height, span.width)
+        for sample in encoder_samples(layout, plan, module, replica, group)
+        for span in plan.samples[sample].spans.get(module.name, ())
+    )
+
+
+def num_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int, group: int) -> int:
+    """Return how many rows the encoder replica of `rank` makes of one group."""
+    replica = module.grid.index("dp", rank)
+    samples = encoder_samples(layout, plan, module, replica, group)
+    return sum(plan.samples[sample].rows(module.name) for sample in samples)
+
+
+def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
+    """Return how many of a replica's rows each tp rank beside `rank` owns."""
+    cp = module.grid.index("cp", rank)
+    return tuple(len(row_cut(module, total, cp, tp)) for tp in range(module.grid.size("tp")))
+
+
+def placement(
+    layout: Layout,
+    plan: DataPlan,
+    encoder: str,
+    microbatch: int,
+    rank: int,
+    context: ParallelContext,
+) -> tuple[Placement, int]:
+    """Return where rows go in a microbatch's tokens, and how many of them `rank` receives."""
+    grid = layout.language.grid
+    replica, cp, tp = (grid.index(axis, rank) for axis in ("dp", "cp", "tp"))
+    runs = token_runs(layout, plan, encoder, replica, microbatch, cp)
+    cuts = [cut_runs(layout, runs, index) for index in range(grid.size("tp"))]
+    sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
+    placed = cuts[tp] if context.sequence_parallel else runs
+    places = [run.place + i for run in placed for i in range(run.num_rows)]
+    return Placement(sizes, to_device(np.array(places, np.int64), context.device)), sizes[tp]

@@ -1,0 +1,158 @@
+"""Rank classes: ranks that are alike, for which one of them can stand.
+
+Decides: which ranks are alike, and whom a class meets, as the first ranks of other classes.
+Relies on: `channels` for whom a rank meets.
+Leaves: the programs of classes to `bubble_filling`, their course to `simulate`.
+
+Ranks of one class have equal labels (their roles, say), and for each of some modules the replicas
+that they belong to are on ranks of the same classes, too. A class meets every class that any of its
+ranks meets: where its ranks differ in that, each is taken to wait for all.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.sample_owners import replica_links
+from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.channels import FORWARD_KINDS, Channel, Meetings, components_of, is_sender
+from mimo_launch.schedule.roles import fills_bubbles
+
+
+def classes_of(layout: Layout) -> tuple[int, ...]:
+    """Return the class of each rank, if only encoders in the bubbles of a pipeline tell them apart.
+
+    Classes are numbered in the order of their first ranks.
+    """
+    modules = [module for module in layout.encoders if fills_bubbles(layout, module)]
+    return refined(layout.roles, modules)
+
+
+def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[int, ...]:
+    """Return classes that are finer than `labels`, one per rank.
+
+    For each of the modules, ranks of one class belong to replicas on ranks of the same classes.
+    """
+    replicas = [
+        module.grid.slice(dp=index) for module in modules for index in range(module.grid.size("dp"))
+    ]
+    classes = _numbered(labels)
+    while True:
+        beside: list[list[int]] = [[each] for each in classes]
+        kinds: dict[tuple[int, ...], int] = {}
+        for ranks in replicas:
+            key = tuple(sorted([classes[rank] for rank in ranks]))
+            kind = kinds.setdefault(key, len(kinds))
+            for rank in ranks:
+                beside[rank].append(kind)
+        finer = _numbered([tuple(each) for each in beside])
+        if max(finer) == max(classes):
+            return classes
+        classes = finer
+
+
+def _numbered(keys: Sequence[object]) -> tuple[int, ...]:
+    """Replace each key by the number of different keys before its first place."""
+    numbers: dict[object, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+
+class ClassMeetings(Meetings):
+    """Whom the first rank of each class meets, where it stands for all ranks of its class."""
+
+    def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
+        super().__init__(layout)
+        first: dict[int, int] = {}
+        for rank, each in enumerate(classes):
+            first.setdefault(each, rank)
+        self.stand_ins = tuple(first[each] for each in classes)
+        self.ranks = tuple(sorted(first.values()))
+        self._edges: dict[tuple[str, int, int], dict[int, list[int]]] = {}
+        self._bridges: dict[str, tuple[dict[int, list[int]], dict[int, list[int]]]] = {}
+        self._stages: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._replicas: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def channels(self, rank: int, action: Action) -> list[Channel]:
+        """Return one channel to or from each class that any rank of this one meets."""
+        if action.stage is None:
+            out, back = self._of_bridge(action.module)
+            at_encoder = action.kind in (Kind.SEND_F, Kind.RECV_B)
+            others = (out if at_encoder else back).get(rank, [])
+        else:
+            step = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
+            module = self.layout[action.module]
+            here, there = (module.pp_index(stage) for stage in (action.stage, action.stage + step))
+            others = self._of_edge(module, here, there).get(rank, [])
+        head = (action.module, action.stage is None, action.kind in FORWARD_KINDS)
+        if is_sender(action.kind):
+            return [Channel(*head, rank, other) for other in others]
+        return [Channel(*head, other, rank) for other in others]
+
+    def replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return the classes of the ranks that hold the same stages of the same replica."""
+        if (module.name, rank) not in self._replicas:
+            self._replicas[module.name, rank] = self._first_of(super().replica(module, rank))
+        return self._replicas[module.name, rank]
+
+    def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
+        """Return the classes of the ranks that hold a stage."""
+        if (module.name, stage) not in self._stages:
+            self._stages[module.name, stage] = self._first_of(super().stage(module, stage))
+        return self._stages[module.name, stage]
+
+    def component(self, rank: int, encoder: str) -> Sequence[int]:
+        """Return the classes of every component that ranks of this one belong to."""
+        return next(ranks for ranks in self._components[encoder] if rank in ranks)
+
+    def _first_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted({self.stand_ins[rank] for rank in ranks}))
+
+    def _of_edge(self, module: ModuleLayout, here: int, there: int) -> dict[int, list[int]]:
+        """Return whom each class of ranks at one place along pp meets at another."""
+        key = module.name, here, there
+        if key not in self._edges:
+            apart = (there - here) * module.grid.strides["pp"]
+            ranks = module.grid.slice(pp=here)
+            self._edges[key] = self._grouped((rank, rank + apart) for rank in ranks)
+        return self._edges[key]
+
+    def _of_bridge(self, encoder: str) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Return whom classes meet over a bridge: from the encoder's end, and from language's."""
+        if encoder not in self._bridges:
+            module, language = self.layout[encoder], self.layout.language
+            last = module.pp_index(len(module.stages) - 1)
+            target = [
+                self._first_of(language.grid.slice(dp=index, pp=0))
+                for index in range(language.grid.size("dp"))
+            ]
+            linked: dict[tuple[tuple[int, ...], range], None] = {}
+            for index, replicas in enumerate(replica_links(self.layout, encoder)):
+                linked[self._first_of(module.grid.slice(dp=index, pp=last)), replicas] = None
+            pairs = {
+                (sources, target[replica]) for sources, replicas in linked for replica in replicas
+            }
+            both = [(one, other) for ones, others in pairs for one in ones for other in others]
+            self._bridges[encoder] = (
+                self._grouped(both),
+                self._grouped((other, one) for one, other in both),
+            )
+        return self._bridges[encoder]
+
+    def _grouped(self, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+        found: dict[int, set[int]] = {}
+        for one, other in pairs:
+            found.setdefault(self.stand_ins[one], set()).add(self.stand_ins[other])
+        return {one: sorted(others) for one, others in found.items()}
+
+    @cached_property
+    def _components(self) -> dict[str, list[tuple[int, ...]]]:
+        """The classes that meet in each exchange: those of all components that share one."""
+        found = {}
+        for encoder in self.layout.encoders:
+            joined: list[set[int]] = []
+            for ranks in components_of(self.layout, encoder.name):
+                mine = {self.stand_ins[rank] for rank in ranks}
+                apart = [each for each in joined if not each & mine]
+                joined = [*apart, mine.union(*(each for each in joined if each & mine))]
+            found[encoder.name] = [tuple(sorted(each)) for each in joined]
+        return found

@@ -1,0 +1,1 @@
+"""Finds a layout for given models and a number of GPUs."""

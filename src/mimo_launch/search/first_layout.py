@@ -1,0 +1,139 @@
+"""A layout for models on so many GPUs, by one simple rule.
+
+Decides: the rule. All modules share all ranks. The language model gets the smallest tp * pp that
+fits into memory, tp before pp, and dp for the rest; an encoder is data parallel. A step has the
+fewest microbatches that fit, four per pipeline stage at least; encoders work on all of them at once
+if that fits. Activations are recomputed only where nothing fits without.
+Relies on: `checks.all_checks` for what is legal, `checks.memory` for memory.
+Leaves: anything better to whoever compares layouts with `plan.plan`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mimo_launch.checks import all_checks
+from mimo_launch.checks.memory import memory_findings
+from mimo_launch.checks.rule import divisors
+from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.model import Spec
+
+MICROBATCHES_PER_STAGE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the rule decides; `encoder_microbatches` None: all of a step at once."""
+
+    num_ranks: int
+    tp: int
+    pp: int
+    microbatches: int
+    encoder_microbatches: int | None
+    recompute: bool
+
+    @property
+    def dp(self) -> int:
+        """Replicas of the language model."""
+        return self.num_ranks // (self.tp * self.pp)
+
+    def applied(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the data of a spec with this layout."""
+        modules = {}
+        for name, module in data["modules"].items():
+            grid = {"dp": self.num_ranks}
+            if name == "language":
+                grid = {"tp": self.tp, "pp": self.pp, "dp": self.dp}
+            ranks = f"0-{self.num_ranks - 1}" if self.num_ranks > 1 else "0"
+            placed = {**module, "ranks": ranks, "grid": grid}
+            modules[name] = placed | ({"recompute": "full"} if self.recompute else {})
+        schedule = {"microbatches": self.microbatches}
+        if self.encoder_microbatches is not None:
+            schedule["encoder_microbatches"] = self.encoder_microbatches
+        return {**data, "modules": modules, "schedule": schedule}
+
+
+class NothingFits(Exception):
+    """No layout of the rule is legal and small enough.
+
+    The message says what the last one needs that is only too large, or else what the first one
+    breaks; `help` what to do about that.
+    """
+
+    def __init__(self, message: str, help_: str) -> None:
+        super().__init__(message)
+        self.help = help_
+
+
+def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
+    """Return the first layout that fits, for the data of a spec without any placement.
+
+    Ranks per host and the memory of a GPU are those of its section `nodes`. Raises: NothingFits;
+    ValueError if the data are no spec, whatever the layout.
+    """
+    illegal: Diagnostic | None = None
+    too_large: Diagnostic | None = None
+    for layout in _layouts(data, num_ranks):
+        spec = spec_from_data(layout.applied(data))
+        errors = [found for found in all_checks.check(spec) if found.is_error]
+        if errors:
+            illegal = illegal or errors[0]
+        elif (found := _memory(spec)) is not None:
+            too_large = found
+        else:
+            return layout, spec
+    last = too_large or illegal
+    if last is None:
+        raise NothingFits(
+            f"no number of replicas divides {data['batch']['global']} samples",
+            f"take a batch that {num_ranks} ranks divide",
+        )
+    raise NothingFits(f"{last.headline}: {last.why}", last.help)
+
+
+def _memory(spec: Spec) -> Diagnostic | None:
+    """Return what does not fit into a GPU, or hardly does."""
+    if spec.nodes is None or spec.nodes.memory is None:
+        return None
+    return next(memory_findings(spec, spec.nodes.memory, Calibration()), None)
+
+
+def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[Layout]:
+    """Yield layouts in the order of preference; whether they are legal is not known yet."""
+    has_encoders = len(data["modules"]) > 1
+    for recompute in (False, True):
+        for tp, pp in _splits(data, num_ranks):
+            dp = num_ranks // (tp * pp)
+            if data["batch"]["global"] % dp:
+                continue
+            share = data["batch"]["global"] // dp
+            least = min(share, MICROBATCHES_PER_STAGE * pp if pp > 1 else 1)
+            for microbatches in (each for each in divisors(share) if each >= least):
+                groups: list[int | None] = [None]
+                if has_encoders and microbatches > 1:
+                    groups += divisors(microbatches)[-2::-1]
+                for group in groups:
+                    yield Layout(
+                        num_ranks=num_ranks,
+                        tp=tp,
+                        pp=pp,
+                        microbatches=microbatches,
+                        encoder_microbatches=group,
+                        recompute=recompute,
+                    )
+
+
+def _splits(data: dict[str, Any], num_ranks: int) -> list[tuple[int, int]]:
+    """Return (tp, pp) by their product, then with the larger tp first; tp stays on a host."""
+    per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
+    model = data["modules"]["language"]["model"]
+    layers = len(model["pattern"]) if "pattern" in model else model["layers"]
+    found = [
+        (tp, pp)
+        for tp in divisors(num_ranks)
+        for pp in divisors(num_ranks // tp)
+        if per_host % tp == 0 and layers % pp == 0
+    ]
+    return sorted(found, key=lambda split: (split[0] * split[1], -split[0]))

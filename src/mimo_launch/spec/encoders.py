@@ -1,0 +1,195 @@
+"""Grids, and the encoders a module can be.
+
+Decides: sizes, defaults and derived sizes of each kind of encoder.
+Relies on: `base`.
+Leaves: language models to `language`, what fits together to `checks`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Count, Layers, Places, Strict
+
+# The second convolution of Whisper has stride 2.
+FRAMES_PER_TOKEN = 2
+
+
+# The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+
+
+class Grid(Strict):
+    """How the ranks of one module are factored; the product must equal their number."""
+
+    tp: Places = Field(1, description="Tensor-parallel size: each layer's weights are split.")
+    cp: Places = Field(1, description="Context-parallel size: the sequence is split.")
+    pp: Places = Field(1, description="Pipeline size: the layers are split into stages.")
+    dp: Places = Field(1, description="Data-parallel size: the samples are split.")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks the grid fills."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+class EncoderModel(Strict):
+    """What layout and data know of every encoder, of a user's own as well.
+
+    An encoder turns an array of a sample (an image, a clip) into patches, which are the tokens of
+    its layers, and these into rows for the language model.
+    """
+
+    kind: str
+    layers: Layers = Field(description="Number of transformer layers.", examples=[4])
+    hidden: Count = Field(description="Width of the residual stream.", examples=[128])
+
+    @property
+    def patches_per_row(self) -> int:
+        """Patches that become one row together."""
+        raise NotImplementedError
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the array that becomes `height x width` rows."""
+        raise NotImplementedError
+
+
+class TransformerEncoder(EncoderModel):
+    """What the encoders of this program have: blocks, and a projector to the language width."""
+
+    heads: Count = Field(description="Number of attention heads.", examples=[4])
+    mlp: Count | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+    projector: Literal["mlp", "linear", "merger"] = Field(
+        "mlp",
+        description="Last layer of the encoder: two linear maps with a GELU, or one. `merger`: "
+        "two, between them as wide as a row of patches, as in Qwen2-VL.",
+    )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or 4 * self.hidden
+
+    @property
+    def row_width(self) -> int:
+        """Width of the patches of a row, which the projector takes."""
+        return self.hidden * self.patches_per_row
+
+    def projector_width(self, out: int) -> int:
+        """Return the width inside a projector to `out` numbers; 0 if it is one linear map."""
+        return {"mlp": out, "merger": self.row_width, "linear": 0}[self.projector]
+
+
+class VitModel(TransformerEncoder):
+    """A vision transformer over images of any size, with a projector to the language width."""
+
+    kind: Literal["vit"]
+    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: Count = Field(1, description="Colour channels of a pixel.")
+    shuffle: Count = Field(
+        1,
+        description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
+        "becomes one row, as wide as all of them, in front of the projector.",
+    )
+    positions: Literal["sincos", "rope2d", "learned"] = Field(
+        "sincos",
+        description="How a patch tells its place: fixed 2-D sine and cosine, added to it, or "
+        "`rope2d`: queries and keys turned by its row and column, as in Qwen2-VL. "
+        "`learned`: a table over a grid of `image`, added; other sizes interpolate.",
+    )
+    image: tuple[Count, Count] | None = Field(
+        None,
+        description="Height and width, in patches, of the grid of learned positions.",
+        examples=["[24, 24]"],
+        strict=False,
+    )
+    class_token: bool = Field(
+        False,
+        description="A learned token beside the patches of each image, as in CLIP; it becomes no "
+        "row.",
+    )
+    patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
+    pre_norm: bool = Field(False, description="LayerNorm before the first layer, as in CLIP.")
+    final_norm: bool = Field(
+        True, description="LayerNorm behind the last layer; LLaVA projects without one."
+    )
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-5, description="Added to the variance in every LayerNorm of the module."
+    )
+    activation: Activation = Field(
+        "gelu",
+        description="Inside the MLPs: the exact GELU, its approximation by tanh (SigLIP), or "
+        "x * sigmoid(1.702 x) (CLIP).",
+    )
+    projector_activation: Activation = Field("gelu", description="The same, inside the projector.")
+    temporal_patch: Count = Field(
+        1,
+        description="Frames of a patch, as of a convolution over time; an image is repeated.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Patches of the square that becomes one row."""
+        return self.shuffle**2
+
+    @property
+    def patch_numbers(self) -> int:
+        """Numbers of a patch that its embedding takes."""
+        return self.channels * self.temporal_patch * self.patch**2
+
+    @property
+    def row_side(self) -> int:
+        """Side, in pixels, of the square that becomes one row."""
+        return self.shuffle * self.patch
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (channels, height, width) of an image in pixels."""
+        return self.channels, height * self.row_side, width * self.row_side
+
+
+class Clips(Strict):
+    """How log-mel clips of any length, up to a limit, become rows.
+
+    A patch, as encoders of images say, is what becomes one token: two frames of a clip.
+    """
+
+    mels: Count = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
+    frames: Count = Field(
+        3000,
+        description="Longest clip, in frames of 10 ms; half as many positions are stored.",
+    )
+    fixed_length: bool = Field(
+        False,
+        description="Pad every clip with silence to `frames`, as Whisper does; otherwise only to "
+        "whole rows.",
+    )
+    stack: Count = Field(
+        1,
+        description="Frame stacking: so many neighbouring tokens become one row, as wide as all of "
+        "them, in front of the projector.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Tokens that become one row."""
+        return self.stack
+
+    @property
+    def frames_per_row(self) -> int:
+        """Frames that become one row."""
+        return FRAMES_PER_TOKEN * self.stack
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the longest clip."""
+        return self.frames // self.frames_per_row
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (mels, frames) of a clip; it is `width` rows long and one high."""
+        return self.mels, height * width * self.frames_per_row
+
+
+class AudioModel(Clips, TransformerEncoder):
+    """The encoder of Whisper (arXiv:2212.04356), whose second convolution joins two frames."""
+
+    kind: Literal["audio"]

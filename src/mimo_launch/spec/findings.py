@@ -1,0 +1,193 @@
+"""Diagnostics about single keys and values: unknown, missing, of the wrong type, not allowed.
+
+Decides: code, headline and remedy of each.
+Relies on: `wording` for types and near misses.
+Leaves: finding the faults to `parse`.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
+from mimo_launch.spec.wording import (
+    allowed_types,
+    close_matches,
+    expected,
+    found,
+    json_type,
+    listing,
+)
+
+_TRUE, _FALSE = ("yes", "on", "y"), ("no", "off", "n")
+
+
+def section_name(path: YamlPath) -> str:
+    """Return how a section is called in a headline."""
+    return f"`{'.'.join(map(str, path))}`" if path else "the spec"
+
+
+def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -> Diagnostic:
+    """Report a key that its section does not have; `free` are the known ones not yet used."""
+    key = str(path[-1])
+    near = close_matches(key, free) or close_matches(key, known)
+    if near:
+        help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
+    elif "options" in known:
+        help_ = f"write it under `options`, which are passed on to your class: {{{key}: ...}}"
+    else:
+        help_ = "delete it; the keys here are " + ", ".join(f"`{name}`" for name in known)
+    return Diagnostic(
+        code="unknown-key",
+        headline=f"{section_name(path[:-1])} has no key `{key}`",
+        path=path,
+        at_key=True,
+        why="a key that nothing reads would silently leave its default in force",
+        help=help_,
+    )
+
+
+def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
+    """Report a required key that is not there, at the key of its section."""
+    return Diagnostic(
+        code="missing-key",
+        headline=f"{section_name(path)} lacks `{key}`",
+        path=path,
+        at_key=True,
+        why=_meaning(key, schema) or "this key has no default",
+        help=f"add `{key}: {_example(schema)}`",
+    )
+
+
+def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = "") -> Diagnostic:
+    """Report a value of the wrong type, or of the right type and not allowed."""
+    name = _leaf_name(path)
+    wanted = expected(schema)
+    if json_type(value) not in allowed_types(schema):
+        return Diagnostic(
+            code="wrong-type",
+            headline=f"`{name}` is {found(value)}; it must be {wanted}",
+            path=path,
+            why=_meaning(name, schema) or "a value is never converted silently",
+            help=_type_help(str(path[-1]), value, schema),
+        )
+    reason = f" ({message})" if message else ""
+    return Diagnostic(
+        code="bad-value",
+        headline=f"`{name}` is `{value}`{reason}; it must be {wanted}",
+        path=path,
+        why=_meaning(name, schema) or "no other value has a meaning here",
+        help=_value_help(str(path[-1]), value, schema),
+    )
+
+
+def not_a_section(path: YamlPath, value: Any, words: Collection[str] = ()) -> Diagnostic:
+    """Report a single value or a list where a mapping, or one of some words, must stand."""
+    key = path[-1] if path else "modules"
+    said = str(value).lower()
+    meant = "none" if value is False or said in _FALSE else said
+    wanted = listing(["a mapping", *(f"`{word}`" for word in words)])
+    return Diagnostic(
+        code="wrong-type",
+        headline=f"{section_name(path)} is {found(value)}; it must be {wanted}",
+        path=path,
+        why="this section groups settings under names",
+        help=f"write `{key}: {meant}`"
+        if meant in words
+        else f"write `{key}: {{...}}`, or indented `key: value` lines",
+    )
+
+
+def bad_module_name(path: YamlPath) -> Diagnostic:
+    """Report a module name that would not work in paths, files and metrics."""
+    return Diagnostic(
+        code="bad-value",
+        headline=f"`{path[-1]}` is no module name; it must be lower-case letters, digits and `_`, "
+        "at most 64",
+        path=path,
+        at_key=True,
+        why="module names appear in `--set` paths, in metrics and in files",
+        help="write a name such as `vision` or `audio_2`",
+    )
+
+
+def too_many_modules(path: YamlPath, number: int, most: int) -> Diagnostic:
+    """Report a spec with more modules than any model has."""
+    return Diagnostic(
+        code="bad-value",
+        headline=f"`modules` has {number:,} modules; it must have at most {most}",
+        path=path,
+        at_key=True,
+        why="each module has a grid, groups and a bridge of its own",
+        help="join encoders that read the same inputs into one",
+    )
+
+
+def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> Diagnostic:
+    """Report a `kind` that names no variant of its section; with `own`, a class may be one."""
+    words = listing([f"`{kind}`" for kind in kinds] + ["`package.module:Name`"] * own)
+    if not isinstance(value, str):
+        return bad_leaf(path, value, {"enum": kinds})
+    why = "the kind decides which keys the section has, so its other keys were not checked"
+    near = close_matches(value, kinds)
+    if own and looks_like_class_path(value, kinds):
+        near = [guess] if (guess := nearest_class_path(value)) else []
+        why = "a class of your own is named by its module, as `import` takes it, `:` and its name"
+    guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?" if near else ""
+    return Diagnostic(
+        code="unknown-kind",
+        headline=f"{section_name(path[:-1])} has no kind `{value}`",
+        path=path,
+        why=why,
+        help=guess or f"write {words}",
+    )
+
+
+def _leaf_name(path: YamlPath) -> str:
+    """Return `tp`, or `betas[1]` for an item of a list."""
+    if isinstance(path[-1], int):
+        return f"{path[-2]}[{path[-1]}]"
+    return str(path[-1])
+
+
+def _meaning(name: str, schema: dict[str, Any]) -> str:
+    text = str(schema.get("description", ""))
+    return f"`{name}`: {text[:1].lower()}{text[1:].rstrip('.')}" if text else ""
+
+
+def _example(schema: dict[str, Any]) -> str:
+    if schema.get("examples"):
+        return str(schema["examples"][0])
+    if schema.get("default") is not None:
+        default = schema["default"]
+        return str(default).lower() if isinstance(default, bool) else str(default)
+    if "const" in schema or "enum" in schema:
+        return str(schema.get("const", schema.get("enum", [""])[0]))
+    return "..."
+
+
+def _type_help(key: str, value: Any, schema: dict[str, Any]) -> str:
+    """Return the line to write instead, as close to what was meant as can be told."""
+    types = allowed_types(schema)
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if "boolean" in types and word in (*_TRUE, *_FALSE):
+            return f"write `{key}: {'true' if word in _TRUE else 'false'}`"
+        if "null" in types and word == "none":
+            return f"write `{key}: null`"
+        if "integer" in types and word.lstrip("+-").isdecimal():
+            return f"write `{key}: {word}` without quotes"
+    if isinstance(value, float) and "integer" in types and value == value // 1:
+        return f"write `{key}: {int(value)}`"
+    return _value_help(key, value, schema)
+
+
+def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
+    choices = [str(choice) for choice in schema.get("enum", [])]
+    near = close_matches(value, choices) if isinstance(value, str) else []
+    if near:
+        return f"did you mean {listing([f'`{choice}`' for choice in near])}?"
+    example = _example(schema)
+    if example == "...":
+        return f"write {expected(schema)}"
+    return f"write `{key}: {example}`" if not key.isdecimal() else f"write `{example}`"

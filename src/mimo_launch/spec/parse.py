@@ -1,0 +1,208 @@
+"""Plain data -> as much of a spec as can be read, and every fault in it.
+
+Decides: which parts are sound. Each section is validated by itself; a part at fault is left out of
+the result, and reading it there raises `MissingPartError`, so that checks of the rest still run.
+Relies on: the models for types and defaults, `findings` for words.
+Leaves: files to `load`, everything that needs two keys at once to `checks`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec import findings
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.custom import CLASS_PATH
+from mimo_launch.spec.fields import (
+    field_schema,
+    kind_of,
+    leaf_adapter,
+    may_be_kind_alone,
+    models_in,
+    section_per_name,
+    words_in,
+)
+from mimo_launch.spec.model import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
+from mimo_launch.spec.wording import close_matches
+from mimo_launch.spec.yaml_nodes import UNREADABLE
+
+S = TypeVar("S", bound=Strict)
+_MOST_FAULTS = 1000
+
+
+def read_spec(data: dict[str, Any]) -> tuple[Spec, tuple[Diagnostic, ...]]:
+    """Return the sound parts of a spec, and every fault of the others."""
+    reader = _Reader()
+    try:
+        spec = reader.section(Spec, data, ())
+    except _Enough:
+        spec = _construct(Spec, {}, set(Spec.model_fields))
+    return spec, tuple(reader.diagnostics)
+
+
+def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...]]:
+    """Do the same for one module."""
+    reader = _Reader()
+    try:
+        module = reader.section(ModuleSpec, data, ())
+    except _Enough:
+        module = _construct(ModuleSpec, {}, set(ModuleSpec.model_fields))
+    return module, tuple(reader.diagnostics)
+
+
+class _Enough(Exception):
+    """There are more faults than anybody will read: this is no spec."""
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    def _report(self, fault: Diagnostic) -> None:
+        self.diagnostics.append(fault)
+        if len(self.diagnostics) >= _MOST_FAULTS:
+            raise _Enough
+
+    def section(self, cls: type[S], data: Any, path: YamlPath, words: Sequence[str] = ()) -> S:
+        """Return a section; the parts at fault are left out and reported.
+
+        `words` may stand in its place.
+        """
+        if not isinstance(data, dict):
+            self._not_a_section(path, data, words)
+            return _construct(cls, {}, set(cls.model_fields))
+        try:
+            return cls.model_validate(data)
+        except ValidationError:
+            return self._faulty_section(cls, data, path)
+
+    def _faulty_section(self, cls: type[S], data: dict[str, Any], path: YamlPath) -> S:
+        known = {field.alias or name: (name, field) for name, field in cls.model_fields.items()}
+        free = [key for key in known if key not in data]
+        suspects: set[str] = set()
+        for key in data:
+            if key not in known:
+                self._report(findings.unknown_key((*path, key), known, free))
+                # A misspelt key gave some known one its value: which, and what, is not known.
+                suspects.update(close_matches(key, free))
+        values: dict[str, Any] = {}
+        left_out: set[str] = set()
+        for key, (name, field) in known.items():
+            if key in data:
+                values[key] = self._field(field, data[key], (*path, key))
+                if values[key] is UNREADABLE:
+                    left_out.add(name)
+            elif field.is_required() and key not in suspects:
+                self._report(findings.missing_key(path, key, field_schema(field)))
+                left_out.add(name)
+            elif key in suspects:
+                left_out.add(name)
+        return _construct(cls, values, left_out)
+
+    def _field(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
+        """Return what a key stands for, or UNREADABLE."""
+        if value is UNREADABLE:
+            return value
+        models, is_optional = models_in(field.annotation)
+        if section_per_name(field.annotation):
+            return self._modules(value, path)
+        if not models:
+            return self._leaf(field, value, path)
+        words = words_in(field.annotation)
+        if value in words or (value is None and is_optional):
+            return value
+        if len(models) == 1:
+            return self.section(models[0], value, path, words)
+        if isinstance(value, str) and may_be_kind_alone(field):
+            value = {"kind": value}
+        return self._variant(models, value, path)
+
+    def _not_a_section(self, path: YamlPath, value: Any, words: Sequence[str] = ()) -> None:
+        if value is not UNREADABLE:
+            self._report(findings.not_a_section(path, value, words))
+
+    def _modules(self, value: Any, path: YamlPath) -> Any:
+        if not isinstance(value, dict):
+            self._not_a_section(path, value)
+            return UNREADABLE
+        if len(value) > MAX_MODULES:
+            self._report(findings.too_many_modules(path, len(value), MAX_MODULES))
+            return UNREADABLE
+        for name in value:
+            if not re.fullmatch(MODULE_NAME, name):
+                self._report(findings.bad_module_name((*path, name)))
+        return {
+            name: self.section(ModuleSpec, module, (*path, name)) for name, module in value.items()
+        }
+
+    def _variant(self, models: list[type[Strict]], value: Any, path: YamlPath) -> Any:
+        """Return the variant that `kind` names, or UNREADABLE when that cannot be told."""
+        if not isinstance(value, dict):
+            self._not_a_section(path, value)
+            return UNREADABLE
+        kinds = {kind_of(cls): cls for cls in models}
+        of_own = kinds.pop(None, None)
+        if "kind" not in value:
+            typos = [key for key in value if "kind" in close_matches(key, ["kind"])]
+            if typos:
+                self._report(findings.unknown_key((*path, typos[0]), ["kind"], ["kind"]))
+            else:
+                schema = {"enum": list(kinds), "description": "The kind decides the other keys."}
+                self._report(findings.missing_key(path, "kind", schema))
+            return UNREADABLE
+        kind = value["kind"]
+        if isinstance(kind, str) and kind in kinds:
+            return self.section(kinds[kind], value, path)
+        if of_own is not None and isinstance(kind, str) and re.fullmatch(CLASS_PATH, kind):
+            return self.section(of_own, value, path)
+        if kind is not UNREADABLE:
+            at = (*path, "kind")
+            known = [str(each) for each in kinds]
+            self._report(findings.unknown_kind(at, kind, known, own=of_own is not None))
+        return UNREADABLE
+
+    def _leaf(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
+        try:
+            return leaf_adapter(field).validate_python(value)
+        except ValidationError as error:
+            schema = field_schema(field)
+            seen: set[YamlPath] = set()
+            for each in error.errors(include_url=False):
+                index = each["loc"][0] if each["loc"] else None
+                if isinstance(value, list) and isinstance(index, int) and index < len(value):
+                    item_path, item, item_schema = (
+                        (*path, index),
+                        value[index],
+                        _item(schema, index),
+                    )
+                else:
+                    item_path, item, item_schema = path, value, schema
+                if item_path in seen or item is UNREADABLE:
+                    continue
+                seen.add(item_path)
+                cause = each.get("ctx", {}).get("error")
+                message = str(cause) if isinstance(cause, ValueError) else ""
+                message = "" if message == "no range" else message
+                self._report(findings.bad_leaf(item_path, item, item_schema, message))
+            return UNREADABLE
+
+
+def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:
+    section = cast(S, cls.model_construct(**values))
+    for name in left_out:
+        # Reading the attribute now raises MissingPartError, defaults included.
+        section.__dict__.pop(name, None)
+    return section
+
+
+def _item(schema: dict[str, Any], index: int) -> dict[str, Any]:
+    # A list that may be left out is one of several types.
+    types = (schema, *schema.get("anyOf", ()))
+    array: dict[str, Any] = next((each for each in types if each.get("type") == "array"), {})
+    prefix = array.get("prefixItems", [])
+    item = prefix[index] if index < len(prefix) else array.get("items", {})
+    return dict(item) if isinstance(item, dict) else {}

@@ -1,0 +1,1 @@
+"""Describes a data set as training would read it: lengths, padding, damage, speed."""

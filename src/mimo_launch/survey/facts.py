@@ -1,0 +1,165 @@
+"""What the plans of samples say: lengths, rows, padding, and how even encoder replicas are.
+
+Decides: which samples stand for all: the first of the first epoch, in the order of training.
+Relies on: the index of the data set; no record is read.
+Leaves: reading records to `reading_speed` and `shown_samples`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.packing import best_fit
+from mimo_launch.data.sample_order import (
+    CHUNK,
+    GlobalOrder,
+    Order,
+    Sample,
+    global_order,
+    make_data_plan,
+)
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.sample_owners import Imbalance, imbalance
+from mimo_launch.layout.step_data import DataPlan, SamplePlan
+from mimo_launch.spec.model import Spec
+
+# Steps whose balance is looked at: enough for a mean, few enough for a second.
+MOST_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A few numbers as percentiles, each one of the numbers."""
+
+    min: int
+    p5: int
+    p50: int
+    p95: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Modality:
+    """What one encoder gets of the surveyed records.
+
+    `rows` are those of its images or clips together, `per_item` those of one; `without` is the
+    number of records that have none.
+    """
+
+    items: int
+    rows: int
+    without: int
+    per_item: Spread | None
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Share of the tokens of sequences that is not padding, one record a sequence and packed.
+
+    `is_packed` says which of the two training does; `records_per_pack` is of the packed.
+    """
+
+    is_packed: bool
+    alone: float
+    packed: float
+    records_per_pack: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evenness:
+    """`imbalance` of an encoder over some steps: of all of them together, and of the worst."""
+
+    steps: int
+    mean: Imbalance
+    worst: Imbalance
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known before any record is read, of `surveyed` of the `records` of an epoch."""
+
+    records: int
+    surveyed: int
+    tokens: int
+    labels: int
+    lengths: Spread
+    modalities: dict[str, Modality]
+    filling: Filling
+    evenness: dict[str, Evenness]
+
+
+def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts:
+    """Look at the plans of at most `most` records of an epoch."""
+    num_records = dataset.num_samples("train")
+    epoch = GlobalOrder(num_records, spec.batch.global_, spec.train.seed).epoch(0)
+    plans = [dataset.plan("train", index) for index in epoch[:most].tolist()]
+    lengths = [plan.num_tokens for plan in plans]
+    return Facts(
+        records=num_records,
+        surveyed=len(plans),
+        tokens=sum(lengths),
+        labels=sum(plan.num_labels for plan in plans),
+        lengths=_spread(lengths),
+        modalities={name: _modality(plans, name) for name in spec.encoders},
+        filling=_filling(lengths, spec),
+        evenness=dict(_evenness(spec, layout, dataset, min(most, num_records))),
+    )
+
+
+def first_steps(
+    spec: Spec, dataset: Dataset, num_steps: int, end: int
+) -> Iterator[tuple[int, tuple[Sample, ...], DataPlan]]:
+    """Yield number, samples and plan of the first steps, at most those before place `end`.
+
+    At least one.
+    """
+    order: Order = global_order(spec, dataset)
+    place = 0
+    for step in range(num_steps):
+        ids, after = order.take(place), order.after(place)
+        if step and after > end:
+            return
+        yield step, ids, make_data_plan(dataset, "train", ids, step)
+        place = after
+
+
+def _spread(numbers: Sequence[int]) -> Spread:
+    found = np.percentile(numbers, (0, 5, 50, 95, 100), method="nearest")
+    return Spread(*(int(number) for number in found))
+
+
+def _modality(plans: Sequence[SamplePlan], encoder: str) -> Modality:
+    sizes = [span.rows for plan in plans for span in plan.spans.get(encoder, ())]
+    without = sum(not plan.spans.get(encoder) for plan in plans)
+    return Modality(len(sizes), sum(sizes), without, _spread(sizes) if sizes else None)
+
+
+def _filling(lengths: Sequence[int], spec: Spec) -> Filling:
+    seq, tokens = spec.batch.seq, sum(lengths)
+    chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
+    num_packs = sum(len(best_fit(chunk, seq)) for chunk in chunks)
+    return Filling(
+        is_packed=spec.data.packing,
+        alone=tokens / (len(lengths) * seq),
+        packed=tokens / (num_packs * seq),
+        records_per_pack=len(lengths) / num_packs,
+    )
+
+
+def _evenness(
+    spec: Spec, layout: Layout, dataset: Dataset, end: int
+) -> Iterator[tuple[str, Evenness]]:
+    plans = [plan for _, _, plan in first_steps(spec, dataset, MOST_STEPS, end)]
+    for module in layout.encoders:
+        if module.grid.size("dp") == 1:
+            continue
+        seen = [imbalance(layout, plan, module) for plan in plans]
+        mean = Imbalance(*(sum(column) / len(seen) for column in _columns(seen)))
+        worst = Imbalance(*(max(column) for column in _columns(seen)))
+        yield module.name, Evenness(len(seen), mean, worst)
+
+
+def _columns(seen: Sequence[Imbalance]) -> tuple[list[float], list[float]]:
+    return [each.before for each in seen], [each.after for each in seen]

@@ -1,0 +1,146 @@
+"""Samples as the model sees them: text in which rows are one sign, with what is learnt marked.
+
+Decides: how tokens are written where a data set has no tokenizer.
+Relies on: the data set for texts and images.
+Leaves: drawing to `cli`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
+from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
+from mimo_launch.train.loader import BAD
+
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_SIGNS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>", ASK: "<ask>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of tokens: text, of which some is `learnt` (predicted and counted in the loss), or the
+    rows of the `item`-th image or clip of an encoder."""  # noqa: D205, D209
+
+    kind: Literal["text", "learnt", "rows"]
+    text: str
+    tokens: int
+    encoder: str = ""
+    item: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a sample, or why it cannot be read. `images` are by encoder."""
+
+    id: int
+    name: str
+    tokens: int
+    pieces: list[Piece] = field(default_factory=list)
+    images: dict[str, list[npt.NDArray[np.float32]]] = field(default_factory=dict)
+    bad: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One sample of a step: its records and the padding behind them."""
+
+    records: list[Record]
+    padding: int
+
+
+def show_samples(
+    spec: Spec, dataset: Dataset, samples: Iterable[SamplePlan], most: int
+) -> list[Shown]:
+    """Return the first `most` samples, each record decoded; those of one epoch at most."""
+    words = _words(spec)
+    found: list[Shown] = []
+    seen: set[int] = set()
+    for sample in islice(samples, most):
+        ids = {record.id for record in sample.records}
+        if seen & ids:
+            break
+        seen |= ids
+        records = [_record(spec, dataset, words, record) for record in sample.records]
+        found.append(Shown(records, spec.batch.seq - sample.num_tokens))
+    return found
+
+
+def _record(
+    spec: Spec, dataset: Dataset, words: Callable[[Sequence[int]], str], plan: SamplePlan
+) -> Record:
+    name = dataset.name("train", plan.id)
+    try:
+        tokens, labels = dataset.text("train", plan.id)
+        images = {name: dataset.images("train", plan.id, name) for name in spec.encoders}
+    except BAD as error:
+        return Record(plan.id, name, plan.num_tokens, bad=str(error))
+    # A label stands before the token that it predicts.
+    learnt = np.append(False, labels[: plan.num_tokens - 1] != IGNORE_LABEL)
+    pieces = list(_pieces(tokens[: plan.num_tokens], learnt, plan, words))
+    return Record(plan.id, name, plan.num_tokens, pieces, images)
+
+
+def _pieces(
+    tokens: npt.NDArray[np.int64],
+    learnt: npt.NDArray[np.bool_],
+    plan: SamplePlan,
+    words: Callable[[Sequence[int]], str],
+) -> Iterator[Piece]:
+    rows = [
+        (span.position, span, name, item)
+        for name, spans in plan.spans.items()
+        for item, span in enumerate(spans)
+    ]
+    at = 0
+    for _, span, name, item in sorted(rows, key=lambda row: row[0]):
+        yield from _texts(tokens, learnt, range(at, span.position), words)
+        size = f"{span.height} x {span.width}"
+        yield Piece("rows", f"{name} {size}", span.rows, name, item)
+        at = span.position + span.rows
+    yield from _texts(tokens, learnt, range(at, len(tokens)), words)
+
+
+def _texts(
+    tokens: npt.NDArray[np.int64],
+    learnt: npt.NDArray[np.bool_],
+    here: range,
+    words: Callable[[Sequence[int]], str],
+) -> Iterator[Piece]:
+    """Yield runs of tokens that are all learnt or all not."""
+    cuts = [i for i in here[1:] if learnt[i] != learnt[i - 1]]
+    for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
+        if first < last:
+            kind: Literal["text", "learnt"] = "learnt" if learnt[first] else "text"
+            yield Piece(kind, words(tokens[first:last].tolist()), last - first)
+
+
+def _words(spec: Spec) -> Callable[[Sequence[int]], str]:
+    """Return what writes tokens as text."""
+    if isinstance(spec.data, WebdatasetData):
+        from pathlib import Path
+
+        from tokenizers import Tokenizer
+
+        from mimo_launch.hugging_face.tokenizer import TOKENIZER
+
+        tokenizer = Tokenizer.from_file(str(Path(spec.data.tokenizer) / TOKENIZER))
+        return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    if isinstance(spec.data, DigitsData):
+        return lambda ids: " ".join(_digit_word(token) for token in ids)
+    return lambda ids: " ".join(str(token) for token in ids)
+
+
+def _digit_word(token: int) -> str:
+    """Return a token of the digits task: a sign, a digit, or the word for one."""
+    if FIRST_DIGIT <= token < FIRST_DIGIT + len(_NUMBERS):
+        return str(token - FIRST_DIGIT)
+    if FIRST_WORD <= token < FIRST_WORD + len(_NUMBERS):
+        return _NUMBERS[token - FIRST_WORD]
+    return _SIGNS.get(token, f"<{token}>")

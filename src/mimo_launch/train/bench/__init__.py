@@ -1,1 +1,0 @@
-"""Measuring steps of a spec, and what a device achieves."""

@@ -1,1 +1,0 @@
-"""Saves and loads the state of a run, independent of its layout."""

@@ -1,1 +1,0 @@
-"""Shards of the user's own: their index, texts, images and clips."""

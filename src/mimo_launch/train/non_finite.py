@@ -1,0 +1,193 @@
+"""What happens when a loss or a gradient is not finite: who it came from, and when it ends the run.
+
+Decides: which rank is named, by causality, and how many bad steps a run may have.
+Relies on: flags that each rank keeps of its own losses and gradients, before any sum mixes them.
+Leaves: skipping the step to `step`.
+
+Causality: a loss comes before every gradient; gradients flow from the loss to earlier stages of
+language and on to the encoders. FSDP's sums carry a NaN to all replicas, so only what a rank had
+before them tells where it arose. A rank whose part of a sum is bad although every term was finite
+is named last: its numbers come from all samples of the step.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.pending_numbers import HostCopy
+from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.sample_readers import samples_of
+from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.train.events import NonFinite
+from mimo_launch.train.run_state import EndOfRun
+from mimo_launch.train.session import RankSession
+
+
+class NonFiniteRun(EndOfRun):
+    """Too many steps had a loss or a gradient that is not finite."""
+
+
+class NoUpdate(EndOfRun):
+    """Every step of a run was skipped, though its numbers were finite."""
+
+
+_ADVICE = (
+    "Look at these samples. If others are named each time, try a lower `optimizer.lr`, a longer "
+    "warm-up, `optimizer.clip` or `train.precision: fp32`. `train.max_skipped` allows more."
+)
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one rank saw of a bad step.
+
+    `losses` are the microbatches with a bad loss, `gradients` the (module, stage) with a bad
+    gradient of its own, `squares` per module the sum of squares of its part of the summed ones.
+    """
+
+    losses: tuple[int, ...] = ()
+    gradients: tuple[tuple[str, int], ...] = ()
+    squares: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEvidence:
+    """The same on its way from the device, where the next step already overwrites it."""
+
+    microbatches: tuple[int, ...]
+    stages: tuple[tuple[str, int], ...]
+    modules: tuple[str, ...]
+    host: HostCopy
+
+    def read(self) -> Evidence:
+        """Return what this rank saw. Waits for the device."""
+        numbers = iter(self.host.read())
+        losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
+        gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
+        # What was summed over tp is the same on all tp ranks: `terms` saw it before.
+        terms = [math.isfinite(next(numbers)) for _ in self.modules]
+        squares = {
+            name: next(numbers) if finite else math.inf
+            for name, finite in zip(self.modules, terms, strict=True)
+        }
+        return Evidence(losses, gradients, squares)
+
+
+def note_evidence(session: RankSession, own_squares: Mapping[str, Tensor]) -> PendingEvidence:
+    """Keep what this rank saw of the step whose gradients the session holds.
+
+    `own_squares` are per module the sums of squares of what this rank had before sums over tp.
+    """
+    modules = session.modules.values()
+    numbers = [
+        *session.losses.values(),
+        *(flag.value for module in modules for flag in module.flags.values()),
+        *(module.terms.value for module in modules),
+        *(own_squares[module.name] for module in modules),
+    ]
+    zero = torch.zeros((), device=session.device)  # A rank that is idle has seen nothing.
+    return PendingEvidence(
+        microbatches=tuple(session.losses),
+        stages=tuple((module.name, stage) for module in modules for stage in module.flags),
+        modules=tuple(session.modules),
+        host=HostCopy(torch.stack([number.double() for number in (*numbers, zero)])),
+    )
+
+
+def find_origin(layout: Layout, plan: DataPlan, seen: PendingEvidence) -> NonFinite:
+    """Return where the numbers of a bad step came from, the same on all ranks.
+
+    Ranks: collective over the world; only after a step that all ranks know to be bad.
+    """
+    return blame(layout, plan, gather_objects(seen.read()))
+
+
+def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
+    """Return the rank that was first, given the evidence of all ranks."""
+    losses = [(rank, seen.losses) for rank, seen in enumerate(ranks) if seen.losses]
+    if losses:
+        rank, microbatches = losses[0]
+        replica = layout.language.grid.index("dp", rank)
+        positions = [s for m in microbatches for s in layout.samples.language(replica, m)]
+        return _origin("loss", rank, LANGUAGE, plan, positions)
+    order = [LANGUAGE, *(module.name for module in layout.encoders)]
+    gradients = [
+        (order.index(name), -stage, rank)
+        for rank, seen in enumerate(ranks)
+        for name, stage in seen.gradients
+    ]
+    if gradients:
+        number, _, rank = min(gradients)
+        module = layout[order[number]]
+        return _origin("gradient", rank, module.name, plan, samples_of(layout, plan, module, rank))
+    # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
+    _, rank, name = max(
+        (square if math.isfinite(square) else math.inf, -rank, name)
+        for rank, seen in enumerate(ranks)
+        for name, square in seen.squares.items()
+    )
+    return _origin("gradient", -rank, name, plan, range(len(plan.samples)))
+
+
+def _origin(
+    what: Literal["loss", "gradient"],
+    rank: int,
+    module: str,
+    plan: DataPlan,
+    positions: Iterable[int],
+) -> NonFinite:
+    records = (record for position in positions for record in plan.samples[position].records)
+    # A record that could not be read has no tokens, and no part in this.
+    ids = tuple(record.id for record in records if record.num_tokens)
+    return NonFinite(step=plan.step + 1, what=what, rank=rank, module=module, samples=ids)
+
+
+class NumberWatch:
+    """Counts bad steps in a row, and ends a run that has too many of them."""
+
+    def __init__(self, max_skipped: int) -> None:
+        self._max, self._in_a_row = max_skipped, 0
+        self._last: NonFinite | None = None
+
+    def good(self) -> None:
+        """Note a step that changed the weights. One without labels is neither good nor bad."""
+        self._in_a_row = 0
+
+    def bad(self, origin: NonFinite) -> None:
+        """Note a bad step. Raises: NonFiniteRun if there are too many in a row."""
+        self._in_a_row, self._last = self._in_a_row + 1, origin
+        if self._in_a_row >= self._max:
+            raise _failure(f"{self._in_a_row} steps in a row were skipped", origin)
+
+    def finish(self, steps: int, skipped: int) -> None:
+        """Judge a whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
+        if skipped < steps:
+            return
+        if self._last is None:
+            raise NoUpdate(
+                f"all {steps} steps were skipped, so no weight has changed: none of them had a "
+                "label. `bad_samples` in metrics.jsonl counts samples that could not be read."
+            )
+        raise _failure(f"all {steps} steps were skipped, {self._in_a_row} of them", self._last)
+
+
+def _failure(what: str, last: NonFinite) -> NonFiniteRun:
+    return NonFiniteRun(
+        f"{what} because a loss or a gradient was not finite\n"
+        f"the last one: step {last.step}, {last.what} of {last.module} on rank {last.rank}, "
+        f"samples {listed(last.samples)}\n{_ADVICE}"
+    )
+
+
+def listed(samples: tuple[int, ...]) -> str:
+    """Return ids as text, the first few of many."""
+    text = ", ".join(str(sample) for sample in samples[:_MOST_LISTED])
+    more = len(samples) - _MOST_LISTED
+    return f"{text} and {more} more" if more > 0 else text

@@ -1,1 +1,0 @@
-"""What a data set is like, as training would read it."""

@@ -1,0 +1,157 @@
+"""Encoders of the oracle: one image or clip at a time, whole.
+
+Decides: what the rows of an image or a clip are.
+Relies on: `oracle_maths`, `oracle_rotary`.
+Leaves: where rows go, and what is made of them, to `oracle`; a user's own encoders to
+`oracle_custom`.
+
+Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.spec.model import AudioModel, Model, TransformerEncoder, VitModel
+from mimo_launch.verify.oracle_maths import Weights, attend, layer_norm, linear
+from mimo_launch.verify.oracle_rotary import image_angles, turned
+
+
+def encode(weights: Weights, encoder: str, model: Model, array: np.ndarray) -> Tensor:
+    """Return the rows [r, L] of one image or clip alone. Raises: TypeError for another model."""
+    if isinstance(model, AudioModel):
+        x_ND = _layers(weights, _hear(weights, encoder, array), encoder, model, None)
+        return _project(weights, _neighbours(x_ND, model.stack), encoder, model)
+    if isinstance(model, VitModel):
+        return _project(weights, _see(weights, encoder, model, array), encoder, model)
+    raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
+
+
+def _see(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
+    """Return what the projector takes of an image, [r, row width]."""
+    side = model.patch
+    pixels = torch.from_numpy(image).double()
+    height, width = pixels.shape[1] // side, pixels.shape[2] // side
+    patches = torch.stack(
+        [
+            pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side]
+            .unsqueeze(1)
+            .repeat(1, model.temporal_patch, 1, 1)
+            .flatten()
+            for y in range(height)
+            for x in range(width)
+        ]
+    )
+    x_ND, turn = linear(weights, patches, f"{encoder}.patch"), None
+    if model.positions == "sincos":
+        x_ND = x_ND + _sincos(height, width, model.hidden)
+    elif model.positions == "learned":
+        x_ND = x_ND + _table(weights, encoder, model, height, width)
+    else:
+        turn = image_angles(height, width, model.hidden // model.heads)
+    if model.class_token:
+        token = weights[f"{encoder}.class_token.weight"]
+        if model.positions == "learned":
+            token = token + weights[f"{encoder}.positions.weight"][0]
+        x_ND = torch.cat([token.unsqueeze(0), x_ND])
+    if model.pre_norm:
+        x_ND = layer_norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
+    x_ND = _layers(weights, x_ND, encoder, model, turn)[int(model.class_token) :]
+    return _pixel_shuffle(x_ND, width, model.shuffle) if model.shuffle > 1 else x_ND
+
+
+def _table(weights: Weights, encoder: str, model: VitModel, height: int, width: int) -> Tensor:
+    """Return the learned positions of an image, resized as an image would be: [N, D]."""
+    if model.image is None:
+        raise TypeError(f"no grid of positions for encoder {encoder}")
+    table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
+    as_image = table.T.reshape(1, model.hidden, *model.image)
+    sized = F.interpolate(as_image, (height, width), mode="bicubic", align_corners=False)
+    return sized[0].flatten(1).T
+
+
+def _hear(weights: Weights, encoder: str, clip: np.ndarray) -> Tensor:
+    """Return the tokens of a whole log-mel clip: [mels, frames] -> [frames / 2, D]."""
+    x_DF = torch.from_numpy(clip).double()
+    for name, stride in (("conv1", 1), ("conv2", 2)):
+        weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
+        x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
+    return x_DF.T + weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
+
+
+def _layers(
+    weights: Weights, x_ND: Tensor, encoder: str, model: TransformerEncoder, turn: Tensor | None
+) -> Tensor:
+    """Return the tokens behind the blocks and the last norm; `turn` are rotary angles."""
+    eps = model.norm_eps if isinstance(model, VitModel) else 1e-5
+    activation = model.activation if isinstance(model, VitModel) else "gelu"
+    for i in range(model.layers):
+        layer = f"{encoder}.layers.{i}"
+        y = layer_norm(weights, x_ND, f"{layer}.attention_norm", eps)
+        q, k, v = (
+            linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1)
+            for p in "qkv"
+        )
+        if turn is not None:
+            q, k = turned(q, turn), turned(k, turn)
+        x_ND = x_ND + linear(weights, attend(q, k, v, None), f"{layer}.attention.o")
+        y = linear(weights, layer_norm(weights, x_ND, f"{layer}.mlp_norm", eps), f"{layer}.mlp.up")
+        x_ND = x_ND + linear(weights, _activated(y, activation), f"{layer}.mlp.down")
+    if isinstance(model, VitModel) and not model.final_norm:
+        return x_ND
+    return layer_norm(weights, x_ND, f"{encoder}.norm", eps)
+
+
+def _project(weights: Weights, x_ND: Tensor, encoder: str, model: TransformerEncoder) -> Tensor:
+    if model.projector == "linear":
+        return linear(weights, x_ND, f"{encoder}.projector.linear")
+    activation = model.projector_activation if isinstance(model, VitModel) else "gelu"
+    hidden = _activated(linear(weights, x_ND, f"{encoder}.projector.up"), activation)
+    return linear(weights, hidden, f"{encoder}.projector.down")
+
+
+def _neighbours(x_ND: Tensor, stack: int) -> Tensor:
+    """Join `stack` tokens that follow each other: [N, D] -> [N / stack, stack * D]."""
+    return torch.stack([torch.cat(list(x_ND[i : i + stack])) for i in range(0, len(x_ND), stack)])
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    """Return an activation from its definition: of a normal variable, by tanh, by a sigmoid."""
+    if activation == "gelu":
+        return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    return x / (1 + torch.exp(-1.702 * x))
+
+
+def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
+    """Join the patches of each square, row by row, as Idefics3 and InternVL do.
+
+    Image of any height, `width` patches wide: [N, D] -> [N / side^2, side^2 * D].
+    """
+    height, joined = len(x_ND) // width, []
+    for top in range(0, height, side):
+        for left in range(0, width, side):
+            square = [
+                x_ND[y * width + x]
+                for y in range(top, top + side)
+                for x in range(left, left + side)
+            ]
+            joined.append(torch.cat(square))
+    return torch.stack(joined)
+
+
+def _sincos(height: int, width: int, size: int) -> Tensor:
+    """Return 2-D sine-cosine embeddings: y sine, y cosine, x sine, x cosine."""
+    quarter = size // 4
+    rows = []
+    for y in range(height):
+        for x in range(width):
+            angles = [
+                [place / 10000.0 ** (i / max(1, quarter - 1)) for i in range(quarter)]
+                for place in (y, x)
+            ]
+            parts = [f(a) for axis in angles for f in (np.sin, np.cos) for a in axis]
+            rows.append(parts)
+    return torch.tensor(np.array(rows), dtype=torch.float64)

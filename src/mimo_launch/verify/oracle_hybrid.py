@@ -1,0 +1,99 @@
+"""Hybrid language models of the oracle: one sequence at a time, whole.
+
+Decides: what the layers of a pattern compute, from their definition: the state space model token by
+token, head by head.
+Relies on: `oracle_maths`, `oracle_rotary`.
+Leaves: embedding, the last norm and the loss to `oracle`.
+
+Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.spec.hybrid import HybridModel, MambaSizes
+from mimo_launch.verify.oracle_experts import Load, mixture, mlp
+from mimo_launch.verify.oracle_maths import Weights, attend, linear, rms_norm
+from mimo_launch.verify.oracle_rotary import frequencies, text_angles, turned
+
+
+def hybrid_layers(
+    weights: Weights,
+    x_SD: Tensor,
+    model: HybridModel,
+    documents: Tensor,
+    load: Load,
+    num_tokens: int,
+) -> Tensor:
+    """Return the stream behind the last layer, [S, D]; `mixture` says what the last two are."""
+    for number, letter in enumerate(model.pattern):
+        layer = f"language.layers.{number}"
+        y = rms_norm(weights, x_SD, f"{layer}.norm", model.norm_eps)
+        if letter == "M" and model.mamba is not None:
+            change = _mamba(weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, documents)
+        elif letter == "*":
+            change = _attention(weights, y, f"{layer}.attention", model, documents)
+        elif letter == "E" and model.moe is not None:
+            change = mixture(weights, f"{layer}.moe", model.moe, y, load, num_tokens)
+        else:
+            change = mlp(weights, f"{layer}.mlp", y)
+        x_SD = x_SD + change
+    return x_SD
+
+
+def _attention(
+    weights: Weights, y: Tensor, name: str, model: HybridModel, documents: Tensor
+) -> Tensor:
+    heads, kv_heads = model.heads, model.num_kv_heads
+    q = linear(weights, y, f"{name}.q").view(len(y), heads, -1)
+    k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
+    if model.rope_theta is not None:
+        angles = text_angles(len(y), frequencies(model.head_size, model.rope_theta))
+        q, k = turned(q, angles), turned(k, angles)
+    k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
+    return linear(weights, attend(q, k, v, documents), f"{name}.o")
+
+
+def _mamba(
+    weights: Weights, y: Tensor, name: str, sizes: MambaSizes, eps: float, documents: Tensor
+) -> Tensor:
+    z = linear(weights, y, f"{name}.z")
+    x, b, c = (
+        _convolved(weights, linear(weights, y, f"{name}.{p}"), f"{name}.conv.{p}", documents)
+        for p in "xBC"
+    )
+    step = F.softplus(linear(weights, y, f"{name}.dt") + weights[f"{name}.dt_bias"])
+    step = step.clamp(min=sizes.min_step)
+    a = -weights[f"{name}.A_log"].exp()
+    x_SHP = x.view(len(y), sizes.heads, sizes.head_dim)
+    b_SHK, c_SHK = (
+        t.view(len(y), sizes.groups, -1).repeat_interleave(sizes.heads // sizes.groups, dim=1)
+        for t in (b, c)
+    )
+    state = torch.zeros(sizes.heads, sizes.head_dim, sizes.state, dtype=y.dtype)
+    outs = []
+    for t in range(len(y)):
+        if t > 0 and documents[t] != documents[t - 1]:
+            state = torch.zeros_like(state)
+        added = torch.einsum("h,hp,hk->hpk", step[t], x_SHP[t], b_SHK[t])
+        state = (step[t] * a).exp()[:, None, None] * state + added
+        outs.append(torch.einsum("hpk,hk->hp", state, c_SHK[t]))
+    mixed = torch.stack(outs) + weights[f"{name}.D"][:, None] * x_SHP
+    gated = mixed.flatten(1) * z * torch.sigmoid(z)
+    grouped = gated.view(len(y), sizes.groups, -1)
+    normed = grouped / (grouped.square().mean(-1, keepdim=True) + eps).sqrt()
+    return linear(weights, normed.flatten(1) * weights[f"{name}.norm.weight"], f"{name}.out")
+
+
+def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
+    """Return silu of the sum of each token and those before it in its document, weighted."""
+    weight_FW, bias_F = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    width, outs = weight_FW.shape[1], []
+    for t in range(len(x_SF)):
+        total = bias_F
+        for back in range(min(width, t + 1)):
+            if documents[t - back] == documents[t]:
+                total = total + weight_FW[:, width - 1 - back] * x_SF[t - back]
+        outs.append(total * torch.sigmoid(total))
+    return torch.stack(outs)

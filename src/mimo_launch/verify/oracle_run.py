@@ -1,0 +1,203 @@
+"""A whole run as the oracle makes it: rates, updates and evaluations, written out.
+
+Decides: what the right numbers of every step are, and the right weights and moments at the end.
+Relies on: `oracle` for losses and gradients. It shares no optimizer, schedule or loop with the
+product. The formulas are those of the papers: AdamW (arXiv:1711.05101, algorithm 2), cosine
+(arXiv:1608.03983), warm-up, stable, decay (arXiv:2404.06395).
+Leaves: checkpoints: a run that stops and goes on must equal this one.
+"""
+
+from dataclasses import dataclass, field
+from math import cos, pi, sqrt
+
+import torch
+from torch import Tensor
+
+from mimo_launch.data.sample_order import global_order, heldout_batches, records_of, steps_of
+from mimo_launch.kinds.vocabulary import EOS, IGNORE_LABEL, PAD
+from mimo_launch.spec.model import CustomModel, LrSchedule, Spec
+from mimo_launch.verify.oracle import Oracle
+from mimo_launch.verify.oracle_experts import Load
+
+# Matrices by their shape that are none by their use: tables of tokens, of places.
+TABLES = (".embedding.weight", ".positions.weight", ".class_token.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class RightNumbers:
+    """What is told of a step; `norms` are those of the modules, `lrs` of those that train."""
+
+    loss: float
+    aux_loss: float
+    norms: dict[str, float]
+    lr: float
+    lrs: dict[str, float]
+    tokens: int
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RightEvaluation:
+    """What is told of an evaluation."""
+
+    loss: float
+    accuracy: float | None
+
+
+@dataclass(slots=True)
+class RightRun:
+    """Steps in their order, evaluations by the number of steps before, tensors at the end.
+
+    `second` is the root of the second moment, as large as a gradient; both are empty for SGD.
+    """
+
+    steps: list[RightNumbers] = field(default_factory=list)
+    evaluations: dict[int, RightEvaluation] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    first: dict[str, Tensor] = field(default_factory=dict)
+    second: dict[str, Tensor] = field(default_factory=dict)
+
+
+def right_run(spec: Spec, skipped: int) -> RightRun:
+    """Run all steps of a spec; the one number `skipped` (from 0) moves nothing."""
+    oracle, found = Oracle(spec, randomise=True), RightRun()
+    order = global_order(spec, oracle.dataset)
+    updates = 0
+    for step, ids in enumerate(steps_of(order, spec.train.steps)):
+        loss, grads = oracle.loss_and_gradients(ids)
+        number = step + 1
+        lrs = {name: _module_rate(spec, name, number) for name in _trained(spec)}
+        has_labels = any(
+            oracle.dataset.plan("train", record).num_labels
+            for sample in ids
+            for record in records_of(sample)
+        )
+        if step != skipped and has_labels:
+            updates += 1
+            _update(oracle, grads, lrs, updates, found)
+            oracle.move_biases()
+        found.steps.append(
+            RightNumbers(
+                loss=loss,
+                aux_loss=oracle.balance_loss,
+                norms={name: _norm(grads, f"{name}.") for name in spec.modules},
+                lr=_rate(spec, spec.optimizer.lr, spec.optimizer.schedule.warmup, number),
+                lrs=lrs,
+                tokens=sum(
+                    oracle.dataset.length("train", record)
+                    for sample in ids
+                    for record in records_of(sample)
+                ),
+                skipped=step == skipped or not has_labels,
+            )
+        )
+        if spec.eval is not None and (
+            number == spec.train.steps or number % (spec.eval.every or number + 1) == 0
+        ):
+            found.evaluations[number] = _evaluate(oracle, spec.eval.samples)
+    found.weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
+    found.second = {name: moment.sqrt() for name, moment in found.second.items()}
+    return found
+
+
+def _trained(spec: Spec) -> list[str]:
+    return [name for name, module in spec.modules.items() if module.frozen is not True]
+
+
+def _norm(grads: dict[str, Tensor], prefix: str = "") -> float:
+    squares = (float(g.square().sum()) for name, g in grads.items() if name.startswith(prefix))
+    return sqrt(sum(squares))
+
+
+def _module_rate(spec: Spec, module: str, number: int) -> float:
+    own, common = spec.modules[module].optimizer, spec.optimizer
+    peak = own.lr if own.lr is not None else common.lr
+    warmup = own.warmup if own.warmup is not None else common.schedule.warmup
+    return _rate(spec, peak, warmup, number)
+
+
+def _rate(spec: Spec, peak: float, warmup: int, number: int) -> float:
+    """Return the rate of step `number`, counted from 1."""
+    schedule: LrSchedule = spec.optimizer.schedule
+    steps, low = spec.train.steps, min(peak, schedule.min_lr)
+    if number <= warmup:
+        return peak * number / warmup
+    if schedule.kind == "cosine":
+        # From the first step behind the warm-up to the last one.
+        gone = (number - warmup - 1) / max(1, steps - warmup - 1)
+        return low + (1 + cos(pi * gone)) / 2 * (peak - low)
+    if schedule.kind == "wsd" and number > steps - schedule.decay:
+        return peak - (peak - low) * (number - (steps - schedule.decay)) / schedule.decay
+    return peak
+
+
+def _update(
+    oracle: Oracle, grads: dict[str, Tensor], lrs: dict[str, float], count: int, found: RightRun
+) -> None:
+    """Move all weights by clipped gradients; it is the update number `count`, from 1."""
+    settings, norm = oracle.spec.optimizer, _norm(grads)
+    scale = 1.0 if settings.clip is None or norm <= settings.clip else settings.clip / norm
+    beta1, beta2 = settings.betas
+    with torch.no_grad():
+        for name, grad in grads.items():
+            module, weight = name.partition(".")[0], oracle.weights[name]
+            clipped, direction = grad * scale, grad * scale
+            if settings.kind == "adamw":
+                zero = torch.zeros_like(grad)
+                first = beta1 * found.first.get(name, zero) + (1 - beta1) * clipped
+                second = beta2 * found.second.get(name, zero) + (1 - beta2) * clipped**2
+                found.first[name], found.second[name] = first, second
+                spread = (second / (1 - beta2**count)).sqrt() + settings.eps
+                direction = first / (1 - beta1**count) / spread
+            decay = _decay(oracle, module) if _decays(oracle, name) else 0.0
+            weight -= lrs[module] * (direction + decay * weight)
+
+
+def _decay(oracle: Oracle, module: str) -> float:
+    own = oracle.spec.modules[module].optimizer.weight_decay
+    return own if own is not None else oracle.spec.optimizer.weight_decay
+
+
+def _decays(oracle: Oracle, name: str) -> bool:
+    """Return whether a weight is one that decays: a matrix that tokens are multiplied with."""
+    module = oracle.spec.modules[name.partition(".")[0]]
+    if isinstance(module.model, CustomModel):
+        return oracle.own_decays[name]
+    if name.endswith(TABLES):
+        return oracle.spec.optimizer.decay.embeddings
+    return oracle.weights[name].ndim > 1
+
+
+def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
+    """Return the mean loss over all held-out labels, and the share of digits said right."""
+    dataset, spec = oracle.dataset, oracle.spec
+    batches = heldout_batches(samples, spec.batch.global_, dataset.num_samples("heldout"))
+    loss, labels, right, digits = 0.0, 0, 0, 0
+    with torch.no_grad():
+        for index in (index for batch in batches for index in batch):
+            own, num = oracle.record_loss("heldout", index, Load())
+            loss, labels = loss + float(own), labels + num
+            if spec.data.kind == "digits" and (
+                not spec.encoders or dataset.plan("heldout", index).spans
+            ):
+                answer = dataset.answer("heldout", index)
+                said = _say(oracle, index, len(answer))
+                right += sum(a == b for a, b in zip(said, answer, strict=False))
+                digits += len(answer)
+    return RightEvaluation(loss / labels, right / digits if digits else None)
+
+
+def _say(oracle: Oracle, index: int, most: int) -> list[int]:
+    """Return what a model says of a held-out sample: the likeliest token, time after time."""
+    tokens, labels = (torch.from_numpy(x) for x in oracle.dataset.text("heldout", index))
+    last = int((labels != IGNORE_LABEL).nonzero()[0])
+    tokens[last + 1 :] = PAD
+    said: list[int] = []
+    while len(said) < most:
+        choice = int(oracle.logits("heldout", index, tokens, Load())[last].argmax())
+        if choice == EOS:
+            break
+        said.append(choice)
+        last += 1
+        tokens[last] = choice
+    return said

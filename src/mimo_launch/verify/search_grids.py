@@ -1,0 +1,191 @@
+"""Searches the smaller grids on which a spec loses least.
+
+Decides: the size of each reduced axis, by what each loss is worth in ranks.
+Relies on: `placing` for where modules stand.
+Leaves: applying what was found to `regrid`.
+
+How ranks lie to each other never changes. Axes above 1 stay above 1 and axes of 1 stay 1. Fans,
+islands of replicas, middle stages and shared heads stay as long as ranks are left for them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product, takewhile
+from math import gcd, inf
+
+from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.model import CustomModel, ExpertGrid, Grid, LanguageModel, ModuleSpec, Spec
+from mimo_launch.verify.placing import Placing
+from mimo_launch.verify.relations import fan, kv_sharing
+
+# How many ranks a proof may be larger to keep something. An axis goes to 1 only where nothing fits.
+LOST_AXIS = {"pp": 1400, "cp": 1300, "tp": 1200, "dp": 1000}
+LOST_FAN, LOST_EXPERT_AXIS = 300, 100
+LOST_MIDDLE = {"pp": 8, "cp": 2}
+LOST_ISLANDS, LOST_REPLICAS, LOST_RATIO, LOST_SHARING, OTHER_PARITY = 6, 6, 4, 4, 1
+# Searching ends here with the best that was found; hundreds are usual.
+MAX_TRIALS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A smaller grid for one module, and what it loses."""
+
+    grid: Grid
+    experts: ExpertGrid | None
+    loss: int
+
+
+def fewest(spec: Spec, most_ranks: int) -> tuple[Mapping[str, Choice], list[int]]:
+    """Return the choice for each module, and the cuts, whose ranks and losses are least.
+
+    Raises: ValueError if nothing fits on `most_ranks` ranks.
+    """
+    search = _Search(spec, most_ranks)
+    search.extend({}, 0)
+    if search.best is None:
+        raise ValueError(
+            f"its modules lie to each other in a way that takes more than {most_ranks} ranks"
+        )
+    return search.best
+
+
+class _Search:
+    """Branch and bound over modules: language first, then those of most ranks."""
+
+    def __init__(self, spec: Spec, most_ranks: int) -> None:
+        self.spec, self.most_ranks = spec, most_ranks
+        self.placing = Placing.of(spec)
+        self.order = sorted(
+            spec.modules, key=lambda n: (n != LANGUAGE, -len(spec.modules[n].rank_range))
+        )
+        self.all = {name: _choices(spec.modules[name], most_ranks) for name in self.order}
+        self.smallest = {
+            name: min(c.grid.num_ranks for c in found) for name, found in self.all.items()
+        }
+        self.by_size: dict[tuple[str, int], list[Choice]] = {}
+        self.best: tuple[Mapping[str, Choice], list[int]] | None = None
+        self.cost, self.trials = inf, 0
+
+    def extend(self, chosen: Mapping[str, Choice], loss: int) -> None:
+        """Try all choices for the next module, those that may be best first."""
+        exact = {name: choice.grid.num_ranks for name, choice in chosen.items()}
+        rest = {name: self.smallest[name] for name in self.order if name not in chosen}
+        options = {name: self._options(name, chosen) for name in rest if chosen or name == LANGUAGE}
+        to_come = sum(min(choice.loss for choice in found) for found in options.values())
+        limit = min(self.most_ranks, self.cost - loss - to_come - 1)
+        cuts = self.placing.least(exact, rest, limit)
+        self.trials += 1
+        if cuts is None:
+            return
+        if not rest:
+            self.best, self.cost = (chosen, cuts), cuts[-1] + loss
+            return
+        name = next(iter(rest))
+        for choice in options[name]:
+            if self.trials < MAX_TRIALS:
+                self.extend({**chosen, name: choice}, loss + choice.loss)
+
+    def _options(self, name: str, chosen: Mapping[str, Choice]) -> list[Choice]:
+        if name == LANGUAGE:
+            return self.all[name]
+        dp = chosen[LANGUAGE].grid.dp
+        if (name, dp) not in self.by_size:
+            old = self.spec.modules[name].grid.dp, self.spec.language.grid.dp
+            lossy = (_with_fan(choice, old, dp) for choice in self.all[name])
+            self.by_size[name, dp] = _best(lossy, lambda grid: grid.num_ranks)
+        return self.by_size[name, dp]
+
+
+def _choices(module: ModuleSpec, most_ranks: int) -> list[Choice]:
+    """Return the best smaller grids of a module, one for each dp and number of ranks."""
+    old, found = module.grid, []
+    # Other widths of a user's own class may not split over a tp that the user did not write.
+    own = isinstance(module.model, CustomModel)
+    values = {
+        axis: [n for n in range(1, min(getattr(old, axis), most_ranks) + 1)
+               if not (own and axis == "tp" and old.tp % n)]
+        for axis in LOST_AXIS
+    }  # fmt: skip
+    for sizes in _products(list(values.values()), most_ranks):
+        grid = Grid(**dict(zip(values, sizes, strict=True)))
+        experts, loss = _smaller_experts(module, grid)
+        found.append(Choice(grid, experts, loss + _loss(module, grid)))
+    return _best(found, lambda grid: (grid.dp, grid.num_ranks))
+
+
+def _products(values: list[list[int]], most: int) -> Iterator[tuple[int, ...]]:
+    """Yield one value of each list, in increasing order each, whose product is at most `most`."""
+    if not values:
+        yield ()
+        return
+    for value in takewhile(lambda value: value <= most, values[0]):
+        for rest in _products(values[1:], most // value):
+            yield (value, *rest)
+
+
+def _best(choices: Iterable[Choice], key: Callable[[Grid], object]) -> list[Choice]:
+    """Return the choice of least loss for each key, those of few ranks and losses first."""
+    found: dict[object, Choice] = {}
+    for choice in choices:
+        best = found.setdefault(key(choice.grid), choice)
+        if choice.loss < best.loss:
+            found[key(choice.grid)] = choice
+    return sorted(found.values(), key=lambda choice: choice.loss + choice.grid.num_ranks)
+
+
+def _loss(module: ModuleSpec, grid: Grid) -> int:
+    """Return what a smaller grid loses of a module by itself."""
+    loss = 0
+    for axis, lost in LOST_AXIS.items():
+        old, new = getattr(module.grid, axis), getattr(grid, axis)
+        if new == 1 < old:
+            # Sharding without replicas would shard nothing.
+            loss += lost * (2 if axis == "dp" and module.sharding == "full" else 1)
+        else:
+            loss += OTHER_PARITY * ((new - old) % 2)
+            loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)
+    model = module.model
+    if isinstance(model, LanguageModel) and model.attends:
+        shared = kv_sharing(kv_heads_on(model, module.grid, grid), grid.tp)
+        loss += LOST_SHARING * (shared != kv_sharing(model.num_kv_heads, module.grid.tp))
+    return loss
+
+
+def _with_fan(choice: Choice, old: tuple[int, int], language: int) -> Choice:
+    """Add what an encoder loses of its relation to a smaller language dp."""
+    new = choice.grid.dp, language
+    loss = LOST_FAN * (fan(*new) != fan(*old)) + LOST_RATIO * (Fraction(*new) != Fraction(*old))
+    loss += LOST_ISLANDS * ((gcd(*new) == 1) != (gcd(*old) == 1))
+    return replace(choice, loss=choice.loss + loss)
+
+
+def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None, int]:
+    """Return the grid of experts that keeps most axes above 1, and what it loses."""
+    old = module.experts
+    if old is None:
+        return None, 0
+    ranks = grid.tp * grid.cp * grid.dp
+    several = module.grid.num_ranks // module.grid.pp > old.tp * old.ep
+
+    def loss(new: ExpertGrid) -> int:
+        lost = (new.tp > 1) != (old.tp > 1), (new.ep > 1) != (old.ep > 1)
+        return LOST_EXPERT_AXIS * sum(lost) + LOST_REPLICAS * ((ranks > new.tp * new.ep) != several)
+
+    sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    fitting = [
+        ExpertGrid(tp=tp, ep=ep)
+        for tp, ep in product(sizes, sizes)
+        if ranks % (tp * ep) == 0 and tp <= old.tp and ep <= old.ep
+    ]
+    best = min(fitting, key=loss)
+    return best, loss(best)
+
+
+def kv_heads_on(model: LanguageModel, old: Grid, new: Grid) -> int:
+    """Return key/value heads that are shared by tp ranks if they were, and several if possible."""
+    if model.num_kv_heads >= old.tp:
+        return new.tp
+    several = model.num_kv_heads > 1 and new.tp > 2 and new.tp % 2 == 0
+    return new.tp // 2 if several else 1
