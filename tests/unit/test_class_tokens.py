@@ -58,3 +58,9 @@ def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: in
 def test_without_an_image_there_is_nothing_to_attend_to() -> None:
     mask = class_token_mask([], 0, 0, range(1), CPU)
     assert mask.tokens.numel() == mask.queries.numel() == mask.keys.numel() == 0
+
+
+def test_class_tokens_are_cut_over_the_ranks_of_sequence_parallelism() -> None:
+    vision = box(0, cp=2, tp=3, sequence_parallel=True, model={"class_token": True})
+    module = build_layout(spec({"vision": vision, "language": box(0)}))["vision"]
+    assert [local_class_tokens(module, images) for images in (1, 6, 7, 12)] == [1, 1, 2, 2]

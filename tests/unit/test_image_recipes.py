@@ -130,6 +130,15 @@ def test_a_processor_may_stand_inside_that_of_a_model(tmp_path: Path) -> None:
     assert read_recipe(tmp_path).resize == Smart(8, 256, 1920)
 
 
+def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) -> None:
+    saved(tmp_path, "qwen2-vl")
+    file = tmp_path / "preprocessor_config.json"
+    config = json.loads(file.read_text())
+    del config["rescale_factor"]
+    file.write_text(json.dumps(config))
+    assert read_recipe(tmp_path).scale == 1 / 255
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

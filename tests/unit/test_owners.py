@@ -75,6 +75,20 @@ def test_a_swap_mends_what_largest_first_does_to_few_sizes():
     assert [sum(costs[i] for i in share) for share in balanced(costs, [0, 0])] == [6, 6]
 
 
+def test_a_share_that_gave_something_away_has_less():
+    """The first swap makes both equal; with the larger one counted as before, another follows."""
+    costs = [4, 7, 4, 9, 6]
+    assert [sum(costs[i] for i in share) for share in balanced(costs, [0, 0])] == [15, 15]
+
+
+def test_the_larger_share_of_a_group_goes_to_the_replica_that_has_less():
+    """The whole share counts, not its first sample."""
+    modules = {"vision": box(0, dp=2), "language": box(0, tp=2)}
+    layout = build_layout(spec(modules, microbatches=2, mbs=4, encoder_microbatches=1))
+    step = step_of([1, 2, 20, 20, 2, 2, 2, 5])
+    assert loads(step, owners(layout, step, layout["vision"])) == [27, 27]
+
+
 def test_what_a_worker_has_counts():
     assert balanced([4, 3, 3], [9, 0, 4]) == [[], [0, 1], [2]]
 

@@ -73,6 +73,16 @@ def test_other_grids_hide_what_their_ranks_have_room_for(modules, least):
     assert saved(8, 2, **modules) >= least - 1e-9
 
 
+def test_a_step_is_no_shorter_than_the_way_through_all_stages_of_an_encoder():
+    layout = layout_of(1, vision=box(0, pp=3), language=box(3, pp=2))
+    costs = Costs({"vision": 5.0, "language": 1.0}, {"vision": 7.0, "language": 2.0})
+    assert (
+        lower_bound(layout, costs)
+        == 3 * 5 + 2 * 3 + 3 * 7
+        == simulate(layout, generate(layout), costs).makespan
+    )
+
+
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("m", [4, 8, 16])
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
