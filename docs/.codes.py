@@ -1,11 +1,23 @@
-"""A hook of mkdocs: puts the page of every code under `Codes`, so that no list is kept by hand."""
+"""Hooks of mkdocs: list the page of every code, so that no list is kept by hand."""
 
-from pathlib import Path
 from typing import Any
+
+from mimo_launch.diag.codes import all_codes
 
 
 def on_config(config: Any) -> None:
-    """Add what stands in `docs/errors` to the section that holds its index."""
-    pages = sorted(path.name for path in (Path(config["docs_dir"]) / "errors").glob("*.md"))
+    """Add the pages to the section of the navigation that holds their index."""
     section = next(entry["Codes"] for entry in config["nav"] if "Codes" in entry)
-    section.extend(f"errors/{name}" for name in pages if name != "index.md")
+    section.extend(f"errors/{name}.md" for name in all_codes())
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Add the table of all codes to their index."""
+    if page.file.src_uri != "errors/index.md":
+        return markdown
+    rows = [
+        f"| [{code.name}]({code.name}.md) | {'warning' if code.is_warning else 'error'} "
+        f"| {code.summary} |"
+        for code in all_codes().values()
+    ]
+    return "\n".join([markdown, "| code | kind | what |", "| --- | --- | --- |", *rows, ""])

@@ -1,7 +1,7 @@
 """`mimo-launch explain`: what a code means, with an example.
 
 Decides: nothing; the text is that of the page in the docs.
-Relies on: `diag.pages`.
+Relies on: `diag.codes`.
 Leaves: findings to `validate`.
 """
 
@@ -27,18 +27,17 @@ def explain(
     code: Annotated[str | None, typer.Argument(help="The word in brackets of a finding.")] = None,
 ) -> None:
     """Explain a code, with an example."""
-    from mimo_launch.diag.codes import CODES
-    from mimo_launch.diag.pages import page
+    from mimo_launch.diag.codes import all_codes
     from mimo_launch.spec.wording import did_you_mean
 
-    console = console_of(ctx)
+    console, codes = console_of(ctx), all_codes()
     if code is None:
-        width = max(map(len, CODES))
-        for name in sorted(CODES):
-            console.answer(f"{name:<{width}}  {CODES[name].summary}")
+        width = max(map(len, codes))
+        for name in codes:
+            console.answer(f"{name:<{width}}  {codes[name].summary}")
         return
-    if code not in CODES:
-        guess = did_you_mean(code, CODES) or "`mimo-launch explain` lists all codes"
+    if code not in codes:
+        guess = did_you_mean(code, codes) or "`mimo-launch explain` lists all codes"
         console.note(f"error[usage]: there is no code `{code}`; {guess}")
         raise typer.Exit(2)
-    console.answer(page(CODES[code]).rstrip())
+    console.answer(codes[code].page.rstrip())

@@ -1,32 +1,55 @@
-"""Every code a diagnostic can carry, with its explanation.
+"""Every code that a finding can carry: a Markdown page each, in `pages/`.
 
-Decides: what a code means; its page in `docs/errors` and `mimo-launch explain` are made from here.
-Relies on: the tables by subject next to this file.
+Decides: the form of a page. `mimo-launch explain` prints it, and the docs show it as it stands.
+Relies on: the pages next to this file, which are part of the package.
 Leaves: headlines with values to the checks.
 """
 
-from mimo_launch.diag.code import Code
-from mimo_launch.diag.codes_audio import AUDIO_CODES
-from mimo_launch.diag.codes_data import DATA_CODES
-from mimo_launch.diag.codes_experts import EXPERT_CODES
-from mimo_launch.diag.codes_hybrid import HYBRID_CODES
-from mimo_launch.diag.codes_layout import LAYOUT_CODES
-from mimo_launch.diag.codes_model import MODEL_CODES
-from mimo_launch.diag.codes_run import RUN_CODES
-from mimo_launch.diag.codes_schedule import SCHEDULE_CODES
-from mimo_launch.diag.codes_shards import SHARD_CODES
-from mimo_launch.diag.codes_text import TEXT_CODES
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
-TABLES = (
-    TEXT_CODES,
-    LAYOUT_CODES,
-    SCHEDULE_CODES,
-    MODEL_CODES,
-    DATA_CODES,
-    AUDIO_CODES,
-    EXPERT_CODES,
-    HYBRID_CODES,
-    SHARD_CODES,
-    RUN_CODES,
+# The code; error or warning, and what is wrong; why; a fragment with the fault, and one without.
+_FORM = re.compile(
+    r"# (?P<name>[a-z0-9-]+)\n\n"
+    r"\*(?P<severity>error|warning)\* - (?P<summary>[^\n]+)\n\n"
+    r"(\S[^\n]*\n)+\n"
+    r"Wrong:\n\n(    [^\n]+\n)+\n"
+    r"Right:\n\n(    [^\n]+\n)+"
 )
-CODES: dict[str, Code] = {code.name: code for table in TABLES for code in table}
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A code, and the page that explains it.
+
+    Attributes:
+        name: Names the wrong pattern.
+        is_warning: Whether a command goes on in spite of it.
+        summary: One sentence that says what is wrong.
+        page: The whole page, as Markdown that reads well as plain text.
+    """
+
+    name: str
+    is_warning: bool
+    summary: str
+    page: str
+
+
+@cache
+def all_codes() -> dict[str, Code]:
+    """Return every code under its name, in alphabetical order."""
+    pages = files("mimo_launch.diag") / "pages"
+    names = {page.name.removesuffix(".md") for page in pages.iterdir()} - {"index"}
+    return {
+        name: _read(name, (pages / f"{name}.md").read_text(encoding="utf-8"))
+        for name in sorted(names)
+    }
+
+
+def _read(name: str, page: str) -> Code:
+    found = _FORM.fullmatch(page)
+    if found is None or found["name"] != name:
+        raise ValueError(f"diag/pages/{name}.md does not have the form of the other pages")
+    return Code(name, found["severity"] == "warning", found["summary"], page)
