@@ -15,7 +15,7 @@ from tests.support.gpu_ranks import (
     summary,
 )
 
-from mimo_launch.launcher.preload import import_for_workers
+from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.run_on_ranks import Ranks
 
 count_jobs()

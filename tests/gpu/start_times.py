@@ -11,7 +11,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from mimo_launch.launcher.preload import import_for_workers
+from mimo_launch.launcher.forking import import_for_workers
 
 
 def first_all_reduce(rank: int, world_size: int, device: str, store: str) -> None:

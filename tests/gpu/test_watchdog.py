@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.world import device_for, join_world
-from mimo_launch.launcher.flight_recorder import Recorder, recorded_ranks
 from mimo_launch.launcher.gpus import gpu_settings, num_gpus
 from mimo_launch.launcher.worker_errors import watchdog_words
+from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
 from mimo_launch.runtime.progress import Cause
 
 pytestmark = pytest.mark.gpu

@@ -195,7 +195,7 @@ class Launcher:
         closed: tuple[int, ...] = (),
         terminal: "Terminal | None" = None,
     ) -> None:
-        from mimo_launch.launcher.preload import import_for_workers
+        from mimo_launch.launcher.forking import import_for_workers
 
         import_for_workers()
         self._enter, self._closed, self._terminal = enter, closed, terminal

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from mimo_launch.launcher.host_limits import allow_open_files, environment_fault, too_few_files
+from mimo_launch.launcher.host_resources import allow_open_files, environment_fault, too_few_files
 
 
 @pytest.mark.parametrize(

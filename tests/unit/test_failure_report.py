@@ -8,13 +8,10 @@ import pytest
 from mimo_launch.checks.all_checks import load_and_check
 from mimo_launch.cli.launch.failure import resume_command, show_failure
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.launcher.failure import Host, RunFailed, diagnose
 from mimo_launch.launcher.failure_report import headline, report_lines
-from mimo_launch.launcher.forked_worker import Job
-from mimo_launch.launcher.process_exits import Exit
-from mimo_launch.launcher.rank_tasks import Training
-from mimo_launch.launcher.stacks import Frame
-from mimo_launch.launcher.verdict import RankState
+from mimo_launch.launcher.rank_tasks import Job, Training
+from mimo_launch.launcher.verdict import Host, RankState, RunFailed, diagnose
+from mimo_launch.launcher.worker_processes import Exit, Frame
 from mimo_launch.runtime.progress import Cause, Phase
 from mimo_launch.spec.model import Spec
 

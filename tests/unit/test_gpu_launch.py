@@ -14,15 +14,13 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 
 from mimo_launch.launcher import gpus
-from mimo_launch.launcher.failure import Host, diagnose, from_json, to_json
 from mimo_launch.launcher.failure_report import report_lines
-from mimo_launch.launcher.flight_recorder import Recorder, recorded_ranks
-from mimo_launch.launcher.process_exits import Exit
-from mimo_launch.launcher.progress_board import Board
-from mimo_launch.launcher.stacks import Frame
-from mimo_launch.launcher.verdict import Kind, RankState, judge
+from mimo_launch.launcher.shared_progress import Board
+from mimo_launch.launcher.verdict import Host, Kind, RankState, diagnose, from_json, judge, to_json
 from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, watchdog_words
+from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
+from mimo_launch.launcher.worker_processes import Exit, Frame
 from mimo_launch.runtime.progress import Cause, Phase
 
 LATE = (
@@ -89,7 +87,7 @@ from types import SimpleNamespace
 from mimo_launch.cli.launch.request import Start
 from mimo_launch.launcher import gpus
 
-gpus._look = lambda writer: writer.send(gpus.Gpus(2 * ("torch._dynamo" in sys.modules)))
+gpus._look = lambda: gpus.Gpus(2 * ("torch._dynamo" in sys.modules))
 spec = SimpleNamespace(modules={})
 start = partial(Start, spec=spec, task=None, file=None, runs=Path(), say=None, show=None)
 assert start(device="cpu").on_host_of(2).device == "cpu"

@@ -6,7 +6,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.checks.host_memory import memory_lacking
 from mimo_launch.drawing.report import build_report
-from mimo_launch.launcher.host_memory import host_memory
+from mimo_launch.launcher.host_resources import host_memory
 from mimo_launch.plan.plan import Plan
 
 MB = 10**6

@@ -7,14 +7,17 @@ import pytest
 from mimo_launch.checks.all_checks import load_and_check
 from mimo_launch.cli.app import run
 from mimo_launch.cli.launch.origin import Origin, node_place, origin_of
-from mimo_launch.launcher.slurm import NodelistError, Task, expand, slurm_task
-from mimo_launch.launcher.torchrun import (
+from mimo_launch.launcher.torchrun_slurm import (
     Joined,
+    NodelistError,
     NodePlace,
+    Task,
     WrongEnvironment,
     WrongTasks,
+    expand,
     slurm_environment,
     slurm_place,
+    slurm_task,
     torchrun_rank,
 )
 from mimo_launch.launcher.worker_logs import parse_ranks

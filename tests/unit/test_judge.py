@@ -13,17 +13,15 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from mimo_launch.launcher import host_memory
-from mimo_launch.launcher.event_pump import Pump
-from mimo_launch.launcher.failure import from_json, to_json
+from mimo_launch.launcher import host_resources
 from mimo_launch.launcher.host_messages import Link
-from mimo_launch.launcher.process_exits import Exit, ExitWatch
-from mimo_launch.launcher.progress_board import Board, Seat
+from mimo_launch.launcher.shared_progress import Board, Seat
 from mimo_launch.launcher.signals import JoinedStop, StopRequest
-from mimo_launch.launcher.stacks import Frame, parse_stack, process_state
-from mimo_launch.launcher.verdict import Kind, RankState, judge
+from mimo_launch.launcher.start_workers import Pump
+from mimo_launch.launcher.verdict import Kind, RankState, from_json, judge, to_json
 from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_errors import cause_of, read_error, write_error
+from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, parse_stack, process_state
 from mimo_launch.runtime.progress import Cause, Phase
 
 WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
@@ -411,5 +409,5 @@ def test_kills_for_want_of_memory_are_counted(
     two, one = tmp_path / "memory.events", tmp_path / "memory.oom_control"
     two.write_text("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n")
     one.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    monkeypatch.setattr(host_memory, "_files", lambda *names: [two, one, tmp_path / "missing"])
-    assert host_memory.oom_kills() == 6
+    monkeypatch.setattr(host_resources, "_files", lambda *names: [two, one, tmp_path / "missing"])
+    assert host_resources.oom_kills() == 6

@@ -5,11 +5,9 @@ import socket
 import pytest
 
 from mimo_launch.launcher.host_rendezvous import Gathering
-from mimo_launch.launcher.hosts import worker_store
-from mimo_launch.launcher.network import answers, listen_at
-from mimo_launch.launcher.rank_rendezvous import JoinedWorld
+from mimo_launch.launcher.network import answers, listen_at, worker_store
 from mimo_launch.launcher.signals import StopRequest
-from mimo_launch.launcher.torchrun import Joined, NodePlace
+from mimo_launch.launcher.torchrun_slurm import Joined, JoinedWorld, NodePlace
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"
 

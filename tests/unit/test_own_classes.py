@@ -13,7 +13,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.average_step import nominal_data_plan
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.launcher.custom_classes import fault_of_own_classes
+from mimo_launch.launcher.forking import fault_of_own_classes
 from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext

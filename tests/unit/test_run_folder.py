@@ -7,7 +7,7 @@ import pytest
 
 from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
 from mimo_launch.checks.all_checks import load_and_check
-from mimo_launch.launcher.disk_space import lacks_room, num_added
+from mimo_launch.launcher.host_resources import lacks_room, num_added
 from mimo_launch.launcher.run_folder import (
     NothingToResume,
     RunFolder,

@@ -117,7 +117,7 @@ def test_aliases_within_aliases_cost_nothing() -> None:
 
 def test_a_run_on_one_host_listens_to_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can write to the store of the workers can run code in them."""
-    from mimo_launch.launcher.hosts import worker_store
+    from mimo_launch.launcher.network import worker_store
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)

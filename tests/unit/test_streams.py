@@ -13,7 +13,8 @@ from rich.console import Console as RichConsole
 
 from mimo_launch.cli.shared.bars import Bars
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.launcher.output_streams import CHUNK, Follower, own_streams_after_fork
+from mimo_launch.launcher.forking import own_streams_after_fork
+from mimo_launch.launcher.worker_logs import CHUNK, Follower
 
 
 def followed(path: Path, *pieces: bytes) -> list[str]:

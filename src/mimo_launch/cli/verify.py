@@ -124,7 +124,7 @@ def _prove(
     # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from mimo_launch.checks.all_checks import check
-    from mimo_launch.launcher.preload import import_for_workers
+    from mimo_launch.launcher.forking import import_for_workers
     from mimo_launch.launcher.run_on_ranks import RankError
     from mimo_launch.layout.layout import world_size
     from mimo_launch.verify.run import verify_spec

@@ -2,7 +2,7 @@
 
 Decides: what a person needs first: who, where, when, what it said; then the others, in groups, so
 that a thousand ranks fit on a screen; then files and the command that goes on.
-Relies on: `failure`; the layout for places.
+Relies on: `verdict`; the layout for places.
 Leaves: printing to `cli`.
 """
 
@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mimo_launch.diag.quantities import ranks_text
-from mimo_launch.launcher.failure import Failure
-from mimo_launch.launcher.flight_recorder import recorded_ranks
-from mimo_launch.launcher.host_limits import environment_fault
-from mimo_launch.launcher.verdict import Kind, RankState
+from mimo_launch.launcher.host_resources import environment_fault
+from mimo_launch.launcher.verdict import Failure, Kind, RankState
 from mimo_launch.launcher.worker_logs import (
     ERROR,
     RECORDER,
@@ -21,6 +19,7 @@ from mimo_launch.launcher.worker_logs import (
     STDERR,
     attempt_folder,
     rank_folder,
+    recorded_ranks,
 )
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.runtime.progress import Cause, Phase

@@ -9,16 +9,15 @@ a GPU" may initialise it: `torch.cuda.is_available` asks the CUDA runtime unless
 PYTORCH_NVML_BASED_CUDA_CHECK is set and NVML answers.
 """
 
-import multiprocessing
 import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mimo_launch.checks.backends import ENGINE, torchs_layers
+from mimo_launch.launcher.forking import ChildDied, ask_child
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
@@ -73,27 +72,19 @@ def gpus_here() -> Gpus:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # It is too late to be careful.
         return _seen()
-    context = multiprocessing.get_context("fork")
-    reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=_look, args=(writer,), daemon=True)
-    child.start()
-    writer.close()
     try:
-        found: Gpus = reader.recv()
-    except EOFError:  # A driver that ends the process that asks has no GPU to offer.
-        found = Gpus(0)
-    child.join()
-    reader.close()
-    return found
+        return ask_child(_look)
+    except ChildDied:  # A driver that ends the process that asks has no GPU to offer.
+        return Gpus(0)
 
 
-def _look(writer: Connection) -> None:
+def _look() -> Gpus:
     import torch
 
-    # Which `preload` sets for the sake of its own process. A child may ask the driver, and learns
-    # whether that works.
+    # Which `import_for_workers` sets for the sake of its own process. A child may ask the driver,
+    # and learns whether that works.
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-    writer.send(_seen() if torch.cuda.is_available() else Gpus(0))
+    return _seen() if torch.cuda.is_available() else Gpus(0)
 
 
 def _seen() -> Gpus:

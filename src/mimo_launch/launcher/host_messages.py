@@ -3,7 +3,7 @@
 Decides: every launcher publishes one set of facts, node 0 passes them on to all, twice a second; a
 launcher whose facts no longer come is silent.
 Relies on: a store of torch at node 0.
-Leaves: what the facts mean to `many_hosts`.
+Leaves: what the facts mean to `hosts`.
 
 All calls of the store are made by a thread: on a broken network they block, for minutes.
 """

@@ -3,7 +3,7 @@
 Decides: node 0 names the number of an attempt and where its workers meet; all hosts must run the
 same plan and see the same run folder; a host that is silent for `LOST_SECONDS` has left.
 Relies on: `host_messages` to know what others say.
-Leaves: what happens after the start to `many_hosts`.
+Leaves: what happens after the start to `hosts`.
 """
 
 import os
@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.diag.quantities import ranks_text
-from mimo_launch.launcher.failure import Host
+from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.host_messages import Link
-from mimo_launch.launcher.hosts import Meeting, worker_store
 from mimo_launch.launcher.network import (
+    Meeting,
     answers,
     interface_of,
     listen_at,
     local_address,
     parse_endpoint,
     resolved,
+    worker_store,
 )
-from mimo_launch.launcher.preload import import_for_workers
 from mimo_launch.launcher.signals import Interrupted, StopRequest
-from mimo_launch.launcher.torchrun import NodePlace
+from mimo_launch.launcher.torchrun_slurm import NodePlace
+from mimo_launch.launcher.verdict import Host
 from mimo_launch.launcher.worker_logs import next_attempt
 
 LOST_SECONDS = 10.0

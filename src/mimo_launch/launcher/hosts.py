@@ -1,33 +1,30 @@
-"""The hosts of a job, as one launcher sees them.
+"""The hosts of a job, as one launcher sees them: this one alone, or several.
 
 Decides: what launchers tell each other: that they are there, that something is wrong, and what
-they know.
-Relies on: nothing on one host.
-Leaves: workers to `one_host`, several hosts to `many_hosts`.
+they know. Workers of several hosts start, fail and leave together: node 0 judges a failure from the
+reports of all hosts, and says whether to start again.
+Relies on: `host_rendezvous` for the launchers of other hosts; nothing on one host.
+Leaves: workers to `start_workers`, words to `failure_report`.
 """
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mimo_launch.launcher.failure import Host, RunFailed, diagnose
-from mimo_launch.launcher.network import listen_at
+from mimo_launch.launcher.failure_report import headline
+from mimo_launch.launcher.host_rendezvous import Gathering
+from mimo_launch.launcher.network import Meeting, worker_store
 from mimo_launch.launcher.run_lock import RunLock
-from mimo_launch.launcher.verdict import RankState
+from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.launcher.torchrun_slurm import NodePlace
+from mimo_launch.launcher.verdict import Host, RankState, RunFailed, diagnose, from_json, to_json
 from mimo_launch.launcher.worker_logs import next_attempt
+from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 
 Examine = Callable[[], list[RankState]]
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """What all hosts of an attempt agree on: its number, and where its workers meet."""
-
-    attempt: int
-    environment: dict[str, str]
+REPORT_SECONDS = 5.0
 
 
 class Hosts(Protocol):
@@ -110,18 +107,103 @@ class OneHost:
         """Leave nobody."""
 
 
-def worker_store(address: str) -> tuple[Any, dict[str, str]]:
-    """Open a store at a free port; return it, and how workers find it."""
-    import torch.distributed as dist
+class ManyHosts:
+    """All hosts of a job, as the launcher of one of them sees them."""
 
-    listener = listen_at(address, 0)
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
-    )
-    environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
-    if address == "localhost":
-        # Left alone, gloo and NCCL take the interface of the host's name, or of the network.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            environment[name] = os.environ.get(name, "lo")
-    return store, environment
+    def __init__(
+        self, place: NodePlace, spec: Spec, device: str, run: Path, stop: StopRequest
+    ) -> None:
+        """Meet the launchers of all other hosts. Raises: HostsError, Interrupted."""
+        self.node, self.world_size = place.node, world_size(spec)
+        per_host = self.world_size // place.num_nodes
+        self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
+        self.lock: RunLock | None = None
+        self._run = run
+        self._attempt = 0
+        self._absent: list[int] = []
+        plan = f"{Plan.of(spec).identity} on {device}"
+        self._all = Gathering(place, self.ranks, plan, stop, timeout=spec.train.timeout)
+
+    def meet(self) -> Meeting:
+        """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
+        meeting = self._all.meet(self._run)
+        self._attempt = meeting.attempt
+        return meeting
+
+    def alarm(self) -> bool:
+        """Return whether another host has an alarm or is silent. Raises: Interrupted."""
+        for node in self._all.others:
+            number = self._all.link.said(node, "interrupted")
+            if number:
+                raise Interrupted(number)
+        return bool(self._all.silent) or any(
+            self._all.said(node, "alarm") for node in self._all.others
+        )
+
+    def all_done(self) -> bool:
+        """Say that the workers of this host are done; return whether those of all hosts are."""
+        if not self._all.said(self.node, "done"):
+            self._all.say("done", True)
+        return all(self._all.said(node, "done") for node in range(self._all.num_nodes))
+
+    def interrupted(self, signal: int) -> None:
+        """Say that this host ends at once."""
+        self._all.link.say(interrupted=signal)
+        self._all.link.flush(1.0)
+
+    def dismiss(self, code: int) -> None:
+        """Tell the other hosts that there is nothing to do."""
+        self._all.link.say(dismissed=code)
+
+    def diagnose(
+        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
+    ) -> RunFailed:
+        """Return what node 0 makes of all reports; without it, what this host makes of its own."""
+        self._all.say("alarm", True)
+        states, oom, everyone = examine(), oom_killed(), self._all
+        if self.node:
+            everyone.say("report", [to_json(states), oom, frozen_s])
+            everyone.until(
+                lambda: everyone.said(0, "verdict") is not None or 0 in everyone.silent,
+                2 * REPORT_SECONDS,
+            )
+            verdict = everyone.said(0, "verdict")
+            absent = [] if verdict else [0]
+        else:
+            verdict, absent = None, self._reports(states)
+            reports = [everyone.said(n, "report") for n in everyone.others if n not in absent]
+            oom = oom or any(report[1] for report in reports)
+            frozen_s = max([frozen_s, *(report[2] for report in reports)])
+        failure = diagnose(
+            spec,
+            states,
+            attempt=self._attempt,
+            hosts=tuple(everyone.host(node) for node in range(everyone.num_nodes)),
+            absent=tuple(everyone.host(node) for node in absent),
+            oom_killed=oom,
+            frozen_s=frozen_s,
+            folder_lost="" if self.lock is None else self.lock.lost,
+        )
+        self._absent = absent
+        if self.node == 0:
+            everyone.say("verdict", [headline(failure, spec), failure.restartable])
+            everyone.link.flush(1.0)
+        return RunFailed(failure, *(verdict or ()))
+
+    def _reports(self, states: list[RankState]) -> list[int]:
+        """Add what other hosts report to `states`; return the nodes that do not answer."""
+        everyone = self._all
+
+        def missing() -> list[int]:
+            return [node for node in everyone.others if everyone.said(node, "report") is None]
+
+        everyone.until(lambda: not set(missing()) - set(everyone.silent), REPORT_SECONDS)
+        absent = missing()
+        for node in everyone.others:
+            if node not in absent:
+                states += from_json(everyone.said(node, "report")[0])
+        return absent
+
+    def close(self) -> None:
+        """Leave."""
+        self._all.close(self._absent)

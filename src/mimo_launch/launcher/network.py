@@ -7,10 +7,13 @@ Leaves: connections to torch and gloo.
 
 import errno
 import fcntl
+import os
 import re
 import socket
 import struct
+from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import Any
 
 _SIOCGIFADDR = 0x8915
 # Connections that wait to be accepted: those of all workers of a large job may come at once.
@@ -94,3 +97,28 @@ def answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What all hosts of an attempt agree on: its number, and where its workers meet."""
+
+    attempt: int
+    environment: dict[str, str]
+
+
+def worker_store(address: str) -> tuple[Any, dict[str, str]]:
+    """Open a store at a free port; return it, and how workers find it."""
+    import torch.distributed as dist
+
+    listener = listen_at(address, 0)
+    port, fd = listener.getsockname()[1], listener.detach()
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
+    )
+    environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
+    if address == "localhost":
+        # Left alone, gloo and NCCL take the interface of the host's name, or of the network.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            environment[name] = os.environ.get(name, "lo")
+    return store, environment

@@ -7,13 +7,15 @@ Leaves: connecting, telling of errors and leaving to `worker`.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from mimo_launch.spec.model import Spec
+
 if TYPE_CHECKING:
     from mimo_launch.bench.options import BenchOptions
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.comm.world import DeviceKind
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners.guard import Closable
     from mimo_launch.train.session import RankSession
@@ -147,3 +149,14 @@ class Calibrating(Benching):
 
 def _not_written(file: Path, error: OSError) -> NotWritten:
     return NotWritten(f"{file} cannot be written: {(error.strerror or str(error)).lower()}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to run: a spec, what for, where, its folder, and the ranks whose output is shown."""
+
+    spec: Spec
+    run: Path
+    task: RankTask
+    device: "DeviceKind" = "cpu"
+    shown: frozenset[int] = field(default_factory=frozenset)

@@ -3,7 +3,7 @@
 Decides: fork with a file rendezvous and one pipe per rank; the first failing rank is the error.
 Relies on: a parent that has not started threads of torch's own (one thread per rank) and has not
 initialised CUDA (see docs/adr/0016-fork-before-cuda.md).
-Leaves: long training runs to `one_host`, which has torch elastic watch the workers.
+Leaves: long training runs to `start_workers`, which has torch elastic watch the workers.
 """
 
 import faulthandler
@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.world import device_for, join_world
+from mimo_launch.launcher.forking import own_streams_after_fork
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
-from mimo_launch.launcher.output_streams import own_streams_after_fork
 
 RankDevice = Literal["cpu", "cuda"]
 # What the default group may take longer than a job, so that the parent gives up first.
@@ -42,7 +42,7 @@ class RankError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankCall:
     """One function to call on every rank, in a default group that meets at `store`."""
 
     function: Callable[..., Any]
@@ -102,7 +102,7 @@ class Ranks:
         """
         self._jobs += 1
         store = Path(self._folder.name) / f"store-{self._jobs}"
-        job = Job(function, args, store, timeout_s)
+        job = RankCall(function, args, store, timeout_s)
         try:
             if not self._processes:
                 self._start(job)
@@ -120,7 +120,7 @@ class Ranks:
         self._kill()
         self._folder.cleanup()
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: RankCall) -> None:
         own_streams_after_fork()
         torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent has used.
         if self.device == "cuda":
@@ -185,7 +185,7 @@ def _rank_main(
     device: RankDevice,
     pipe: Connection,
     inherited: list[Connection],
-    job: Job,
+    job: RankCall,
 ) -> None:
     """Be a rank: run jobs until the parent closes the pipe; leave without interpreter shutdown."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -225,7 +225,7 @@ def _run_in_thread(*args: Any) -> tuple[bool, Any]:
         return thread.submit(_run_job, *args).result()
 
 
-def _run_job(rank: int, world_size: int, device: RankDevice, job: Job) -> tuple[bool, Any]:
+def _run_job(rank: int, world_size: int, device: RankDevice, job: RankCall) -> tuple[bool, Any]:
     """Return whether a job went well, and its result or its traceback."""
     try:
         join_world(

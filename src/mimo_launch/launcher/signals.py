@@ -3,7 +3,7 @@
 Decides: what the launcher, its workers and ranks started by others do with SIGINT, SIGTERM and
 SIGHUP.
 Relies on: `train.loop`, where all ranks agree on the step after which they stop.
-Leaves: killing workers to `one_host`.
+Leaves: killing workers to `start_workers`.
 """
 
 import ctypes

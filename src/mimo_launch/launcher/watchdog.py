@@ -5,9 +5,8 @@ of which only those count in which this process ran: what stops a job as a whole
 Progress is what workers write on the board; a thread that says "alive" would do so in a hung
 process as well. In a run that was asked to stop, signs of work from inside a phase are not enough,
 but for those of a save.
-Relies on: `progress_board`, `process_exits`, `stacks`, `flight_recorder`, and the files that
-workers write their errors to.
-Leaves: the verdict to `verdict`, killing and restarting to `one_host`.
+Relies on: `shared_progress`, `worker_processes`, and the files that workers write to.
+Leaves: the verdict to `verdict`, killing and restarting to `start_workers`.
 """
 
 import time
@@ -15,13 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.launcher.flight_recorder import Recorder
-from mimo_launch.launcher.process_exits import Exit, ExitWatch
-from mimo_launch.launcher.progress_board import Board, Seen
-from mimo_launch.launcher.stacks import Frame, process_state, take_stacks
+from mimo_launch.launcher.shared_progress import Board, Seen
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import read_error, watchdog_words
-from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR
+from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, Recorder
+from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, process_state, take_stacks
 from mimo_launch.runtime.progress import Phase
 
 # Failures come in groups; what is looked at a moment later is more complete.

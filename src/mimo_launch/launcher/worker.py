@@ -1,32 +1,106 @@
-"""What a worker process does, whoever started it.
+"""One worker process: the first and last lines of one that we fork, and the work of any.
 
-Decides: rendezvous from the environment, what rank 0 reports, and that a rank which fails says so
-before its peers lose it.
+Decides: process group from the environment, what rank 0 reports, and that a rank which fails says
+so before its peers lose it; how a forked worker notes its progress and leaves.
 Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the GPU.
-Leaves: starting workers to `one_host`.
+Leaves: starting workers to `start_workers`, what they do to `rank_tasks`.
 """
 
 import os
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.world import DeviceKind, device_for, group_timeout, join_world
-from mimo_launch.launcher.flight_recorder import make_folder
-from mimo_launch.launcher.rank_tasks import RankTask
-from mimo_launch.launcher.worker_errors import OutOfGpuMemory
+from mimo_launch.launcher.rank_tasks import Job, RankTask
+from mimo_launch.launcher.shared_progress import Seat, SharedMemory
+from mimo_launch.launcher.signals import leave_signals_to
+from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, in_words, write_error
+from mimo_launch.launcher.worker_logs import STACK, make_folder
+from mimo_launch.launcher.worker_processes import write_stacks_on_signal
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Phase, Whereabouts
+from mimo_launch.runtime.progress import Cause, Phase, Whereabouts
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners.guard import Closable
 from mimo_launch.train.session import RankSession
 
+# A worker that has failed stays for so long, unless the launcher has killed it before.
+STAY_SECONDS = 5.0
+ALIVE_SECONDS = 0.5
 MAX_THREADS = 4
+
+
+def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: int) -> NoReturn:
+    """Be one worker of the process `launcher`; events of rank 0 go into a pipe."""
+    leave_signals_to(launcher)
+    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+    write_stacks_on_signal(error_file.with_name(STACK))
+    seat = Seat(shared, int(os.environ["LOCAL_RANK"]))
+    threading.Thread(target=_answer, args=(seat.where,), name="alive", daemon=True).start()
+    listeners = [events.send]
+    if os.environ["RANK"] != "0":
+        events.close()
+        listeners = []
+
+    told = []
+
+    def failed(error: BaseException) -> None:
+        told.append(error)
+        cause = Cause.OWN
+        # The launcher must learn of the error, whatever the disk and the error itself are like.
+        with suppress(Exception):
+            cause = cause_of(error)
+        with suppress(Exception):
+            seat.say(in_words(error))
+        with suppress(Exception):
+            write_error(error, error_file)
+        with suppress(Exception):
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        seat.where.failed(cause)
+        # Peers that lose this rank now would fail as well, and hide what they were doing.
+        time.sleep(STAY_SECONDS)
+
+    status = 0
+    try:
+        run_worker(
+            job.spec,
+            job.run,
+            listeners,
+            task=job.task,
+            device=job.device,
+            links=Links(where=seat.where, stop=seat.stop, failed=failed),
+        )
+    except BaseException as error:
+        status = 1
+        if not told:
+            failed(error)
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    os._exit(status)
+
+
+def _answer(where: Whereabouts) -> NoReturn:
+    """Note again and again that threads of this worker get the interpreter.
+
+    They do while the main one waits for a peer, but not while a call outside of Python keeps it.
+    """
+    while True:
+        where.alive()
+        time.sleep(ALIVE_SECONDS)
 
 
 def _no_signal() -> int:

@@ -1,14 +1,28 @@
-"""Files that workers write to.
+"""Files that workers write to: their output, errors and stacks, and NCCL's flight recorder.
 
 Decides: `logs/attempt-N/rank-R/` with `stdout.log`, `stderr.log`, `error.json` and `stack.txt`, by
-global rank. Flight recorders of GPUs write to `logs/attempt-N/flight-recorder/rank_R`.
-Relies on: torch elastic to redirect.
-Leaves: what is written to `worker`, showing it to `output_streams`.
+global rank, and `logs/attempt-N/flight-recorder/rank_R`: the transfers that each rank on a GPU
+started last, for which workers are asked before they are killed. Lines of shown ranks are passed
+on as they come.
+Relies on: torch elastic to redirect; torch, whose threads in each worker answer a named pipe, also
+while the worker hangs.
+Leaves: what is written to `worker`, naming the files to `failure_report`.
+
+https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
 
+import os
 import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mimo_launch.diag.text import visible
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -17,6 +31,12 @@ LOGS = "logs"
 STDOUT, STDERR, ERROR, STACK = "stdout.log", "stderr.log", "error.json", "stack.txt"
 RECORDER = "flight-recorder"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
+FOLLOW_SECONDS = 0.1
+# What a worker has written of a line that does not end is shown in pieces of this size.
+CHUNK = 1 << 16
+# The thread that answers looks once a second.
+DUMP_SECONDS = 3.0
+DUMP_POLL_SECONDS = 0.05
 
 
 def next_attempt(run: Path) -> int:
@@ -77,3 +97,116 @@ def log_files(run: Path, attempt: int) -> "LogsSpecs":
             return str(attempt_folder(run, attempt))
 
     return Files()
+
+
+class Follower(threading.Thread):
+    """Passes lines on that workers append to files, until it is stopped and has read all.
+
+    `files` says for each file who is told of its lines, which come without their end.
+    """
+
+    def __init__(self, files: Mapping[Path, Callable[[str], None]]) -> None:
+        super().__init__(daemon=True)
+        self._tails = [_Tail(path, tell) for path, tell in files.items()]
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """Read to the end, which must have been written, and return."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """Pass lines on."""
+        while True:
+            ended = self._ended.wait(FOLLOW_SECONDS)
+            for tail in self._tails:
+                tail.read(ended=ended)
+            if ended:
+                return
+
+
+class _Tail:
+    """One file that grows."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._path, self._tell = path, tell
+        self._place, self._rest = 0, b""
+
+    def read(self, *, ended: bool) -> None:
+        """Tell of the lines that are new; of what has no end only if nothing will follow."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                while new := file.read(CHUNK):
+                    self._place += len(new)
+                    *lines, self._rest = (self._rest + new).split(b"\n")
+                    if len(self._rest) > CHUNK:
+                        lines, self._rest = [*lines, self._rest], b""
+                    for line in lines:
+                        self._say(line)
+        except OSError:
+            return
+        if ended and self._rest:
+            self._say(self._rest)
+
+    def _say(self, line: bytes) -> None:
+        text = line.decode("utf-8", "backslashreplace").rstrip("\r")
+        # A bar is drawn over itself: what a terminal would show of it in the end.
+        self._tell(visible(text.rpartition("\r")[2]))
+
+
+class Recorder:
+    """The flight recorders of one attempt's workers on this host."""
+
+    def __init__(self, run: Path, attempt: int) -> None:
+        self.folder = attempt_folder(run, attempt) / RECORDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Not in the run folder: not every shared file system has named pipes.
+        self._pipes = Path(tempfile.mkdtemp(prefix="mimo-launch-"))
+        self._asked: dict[int, float] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells torch where its pipes are."""
+        return {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / "rank_")}
+
+    def ask(self, ranks: Collection[int]) -> None:
+        """Ask workers for their dumps; one that has no pipe yet has nothing to tell."""
+        for rank in ranks:
+            with suppress(OSError):
+                pipe = os.open(self._pipes / f"rank_{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+                try:
+                    os.write(pipe, b"1\n")
+                finally:
+                    os.close(pipe)
+                self._asked[rank] = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until those that were asked have answered, but not for long."""
+        while self._asked and time.monotonic() - max(self._asked.values()) < DUMP_SECONDS:
+            for rank in [rank for rank in self._asked if self._has_text(rank)]:
+                del self._asked[rank]
+            time.sleep(DUMP_POLL_SECONDS)
+        self._asked.clear()
+
+    def _has_text(self, rank: int) -> bool:
+        file = self.folder / f"rank_{rank}"
+        return file.exists() and file.stat().st_size > 0
+
+    def close(self) -> None:
+        """Remove the pipes, and the folder if nothing is in it."""
+        shutil.rmtree(self._pipes, ignore_errors=True)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def make_folder() -> None:
+    """Make the folder that the environment of this worker names: torch does not."""
+    if stem := os.environ.get("TORCH_FR_DUMP_TEMP_FILE"):
+        Path(stem).parent.mkdir(parents=True, exist_ok=True)
+
+
+def recorded_ranks(folder: Path) -> list[int]:
+    """Return the ranks whose dumps are in a folder."""
+    names = (path.name.removeprefix("rank_") for path in folder.glob("rank_*"))
+    return sorted(int(name) for name in names if name.isdigit())

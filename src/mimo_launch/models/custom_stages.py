@@ -3,7 +3,7 @@
 Decides: that a class is imported as `python -m` would, the current folder first; which networks are
 refused; where plain parameters start.
 Relies on: `custom_encoder` for the protocol, `layers.plain_parameters` for plain parameters.
-Leaves: telling users before workers start to `launcher.custom_classes`.
+Leaves: telling users before workers start to `launcher.forking`.
 """
 
 import importlib

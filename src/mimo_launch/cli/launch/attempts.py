@@ -1,7 +1,7 @@
 """Runs attempts of a job until one ends well, or no more are allowed.
 
 Decides: when to start again; the exit code of `train`.
-Relies on: `launcher.one_host` for one attempt.
+Relies on: `launcher.start_workers` for one attempt.
 Leaves: the text of a report to `failure`.
 """
 
@@ -14,11 +14,11 @@ from mimo_launch.cli.launch.failure import show_failure, show_way_on
 from mimo_launch.cli.shared.console import Console
 
 if TYPE_CHECKING:
-    from mimo_launch.launcher.failure import RunFailed
-    from mimo_launch.launcher.forked_worker import Job
     from mimo_launch.launcher.hosts import Hosts
-    from mimo_launch.launcher.one_host import Audience
+    from mimo_launch.launcher.rank_tasks import Job
     from mimo_launch.launcher.signals import StopRequest
+    from mimo_launch.launcher.start_workers import Audience
+    from mimo_launch.launcher.verdict import RunFailed
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 POLL_SECONDS = 0.05
@@ -51,10 +51,10 @@ def run_attempts(
 
     Each attempt has an `audience` of its own.
     """
-    from mimo_launch.launcher.failure import RunFailed
-    from mimo_launch.launcher.host_limits import environment_fault
-    from mimo_launch.launcher.one_host import launch
+    from mimo_launch.launcher.host_resources import environment_fault
     from mimo_launch.launcher.signals import Interrupted
+    from mimo_launch.launcher.start_workers import launch
+    from mimo_launch.launcher.verdict import RunFailed
 
     restart, pause = 0, Pause()
     while True:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.shared.console import Console, escape_controls
 
 if TYPE_CHECKING:
-    from mimo_launch.launcher.failure import RunFailed
-    from mimo_launch.launcher.forked_worker import Job
+    from mimo_launch.launcher.rank_tasks import Job
+    from mimo_launch.launcher.verdict import RunFailed
 
 
 def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:

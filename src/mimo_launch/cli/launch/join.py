@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.shared.console import Console
 
 if TYPE_CHECKING:
-    from mimo_launch.launcher.forked_worker import Job
-    from mimo_launch.launcher.rank_rendezvous import JoinedWorld
+    from mimo_launch.launcher.rank_tasks import Job
     from mimo_launch.launcher.run_lock import RunLock
     from mimo_launch.launcher.signals import JoinedStop
+    from mimo_launch.launcher.torchrun_slurm import JoinedWorld
     from mimo_launch.train.events import Listener
 
 # A rank that only lost its peers leaves so much later than the one that failed by itself, which the

@@ -19,7 +19,7 @@ from mimo_launch.cli.shared.options import Device
 
 if TYPE_CHECKING:
     from mimo_launch.estimate.calibration import Calibration
-    from mimo_launch.launcher.torchrun import Joined, NodePlace
+    from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
     from mimo_launch.spec.model import Spec
 
 
@@ -47,7 +47,7 @@ def node_place(
 ) -> "NodePlace | None":
     """Return which host of several the options name. Raises: typer.BadParameter."""
     from mimo_launch.launcher.network import parse_endpoint
-    from mimo_launch.launcher.torchrun import NodePlace
+    from mimo_launch.launcher.torchrun_slurm import NodePlace
 
     if node_rank >= nnodes:
         raise typer.BadParameter(
@@ -70,7 +70,7 @@ def node_place(
 
 def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
     """Return what this process is, for a job of the ranks of `spec`. Raises: typer.BadParameter."""
-    from mimo_launch.launcher.torchrun import Joined, WrongEnvironment, torchrun_rank
+    from mimo_launch.launcher.torchrun_slurm import Joined, WrongEnvironment, torchrun_rank
     from mimo_launch.layout.layout import world_size
 
     try:
@@ -128,8 +128,14 @@ def checked_spec(
 
 def _slurm(world: int) -> "Joined | NodePlace | None":
     """Return what srun started this process for; a rank's environment is set for torch."""
-    from mimo_launch.launcher.slurm import NodelistError, slurm_task
-    from mimo_launch.launcher.torchrun import Joined, WrongTasks, slurm_environment, slurm_place
+    from mimo_launch.launcher.torchrun_slurm import (
+        Joined,
+        NodelistError,
+        WrongTasks,
+        slurm_environment,
+        slurm_place,
+        slurm_task,
+    )
 
     try:
         task = slurm_task(os.environ)

@@ -1,8 +1,8 @@
 """What happens before the workers of a run start: the plan, room for it, the run folder.
 
 Decides: what a run says before its workers start, and why it may not start at all.
-Relies on: `drawing`, `checks` and `launcher.disk_space` for what a run needs, `launcher.run_folder`
-for its folder.
+Relies on: `drawing`, `checks` and `launcher.host_resources` for what a run needs,
+`launcher.run_folder` for its folder.
 Leaves: starting to `start`.
 """
 
@@ -66,7 +66,7 @@ def _ended(request: "Start", console: Console) -> int | None:
 
     Raises: typer.BadParameter.
     """
-    from mimo_launch.launcher.disk_space import lacks_room
+    from mimo_launch.launcher.host_resources import lacks_room
     from mimo_launch.launcher.run_folder import NothingToResume, goes_on
 
     try:
@@ -88,7 +88,7 @@ def _planned(request: "Start", console: Console) -> "Report | int":
     from mimo_launch.checks.host_memory import memory_lacking
     from mimo_launch.cli.shared.deadlock import show_deadlock
     from mimo_launch.drawing.report import build_report
-    from mimo_launch.launcher.host_memory import host_memory
+    from mimo_launch.launcher.host_resources import host_memory
     from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.proof import DeadlockError
 

@@ -15,8 +15,7 @@ from mimo_launch.cli.shared.options import device_here
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
-    from mimo_launch.launcher.forked_worker import Job
-    from mimo_launch.launcher.rank_tasks import RankTask
+    from mimo_launch.launcher.rank_tasks import Job, RankTask
     from mimo_launch.spec.model import Spec
     from mimo_launch.train.events import Listener
 
@@ -53,7 +52,7 @@ class Start:
     @property
     def job(self) -> "Job":
         """What workers are told."""
-        from mimo_launch.launcher.forked_worker import Job
+        from mimo_launch.launcher.rank_tasks import Job
 
         return Job(
             spec=self.spec, task=self.task, run=self.run, shown=self.shown, device=self.device
@@ -65,7 +64,7 @@ class Start:
         Raises: typer.BadParameter if it cannot be.
         """
         if self.device != "cpu":
-            from mimo_launch.launcher.preload import import_for_workers
+            from mimo_launch.launcher.forking import import_for_workers
 
             import_for_workers()  # Now: else the child that counts GPUs would import torch as well.
         device = device_here(self.spec, self.device, num_workers)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.hosts import Hosts
     from mimo_launch.launcher.run_folder import RunFolder
     from mimo_launch.launcher.signals import StopRequest
-    from mimo_launch.launcher.torchrun import Joined, NodePlace
+    from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
     from mimo_launch.train.events import Event, Listener
 from mimo_launch.cli.launch.request import Start
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
     """Run as what this process is, and return the exit code."""
-    from mimo_launch.launcher.host_limits import allow_open_files, too_few_files
+    from mimo_launch.launcher.host_resources import allow_open_files, too_few_files
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.layout.layout import world_size
 
@@ -48,7 +48,7 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
 def _joined(request: Start, joined: "Joined", console: Console) -> int:
     """Be a rank; the first one looks whether there is anything to run, and tells the others."""
     from mimo_launch.cli.launch.join import join
-    from mimo_launch.launcher.rank_rendezvous import JoinedWorld
+    from mimo_launch.launcher.torchrun_slurm import JoinedWorld
 
     try:
         world = JoinedWorld(joined, timeout=request.spec.train.timeout)
@@ -117,7 +117,7 @@ def _on_many_hosts(
 ) -> int:
     """Start the workers of this host, when the launchers of all hosts are there."""
     from mimo_launch.launcher.host_rendezvous import Dismissed, HostsError
-    from mimo_launch.launcher.many_hosts import ManyHosts
+    from mimo_launch.launcher.hosts import ManyHosts
     from mimo_launch.launcher.signals import Interrupted
     from mimo_launch.layout.layout import world_size
 
@@ -158,7 +158,7 @@ def _attempts(
     stop: "StopRequest",
 ) -> int:
     """Run on this host; the one that has opened the `folder` shows the run."""
-    from mimo_launch.launcher.one_host import Audience
+    from mimo_launch.launcher.start_workers import Audience
 
     def audience() -> Audience:
         # Events come from rank 0, so the launcher of its host shows them.

@@ -1,7 +1,7 @@
 """Saying what is wrong with classes of a user's own, before anything starts.
 
 Decides: that it is a usage error.
-Relies on: `launcher.custom_classes`, which imports them in a process of their own.
+Relies on: `launcher.forking`, which imports them in a process of their own.
 Leaves: what the spec alone tells to `checks.custom`.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def own_classes_fail(spec: "Spec", console: Console) -> int | None:
     """Return the exit code if a class that the spec names cannot be used, and say why."""
-    from mimo_launch.launcher.custom_classes import fault_of_own_classes
+    from mimo_launch.launcher.forking import fault_of_own_classes
 
     fault = fault_of_own_classes(spec)
     if not fault:

@@ -4,12 +4,13 @@ Decides: fork from a parent that has imported what workers need (8 ranks start i
 and has not initialised CUDA, one pipe for the events of rank 0, when workers are killed.
 Relies on: torch elastic to start processes and redirect their output; `watchdog` to see what they
 do, `hosts` for the other machines of the job.
-Leaves: the work of a worker to `forked_worker`, showing events and failures to `cli`.
+Leaves: the work of a worker to `worker`, showing events and failures to `cli`.
 """
 
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,21 +20,25 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.launcher.event_pump import Pump
-from mimo_launch.launcher.flight_recorder import Recorder
-from mimo_launch.launcher.forked_worker import Job, worker_main
+from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
-from mimo_launch.launcher.host_memory import oom_kills
-from mimo_launch.launcher.hosts import Hosts, Meeting
-from mimo_launch.launcher.orphan_processes import adopt_orphans, children, end_orphans
-from mimo_launch.launcher.output_streams import Follower
-from mimo_launch.launcher.preload import import_for_workers
-from mimo_launch.launcher.process_exits import ExitWatch
-from mimo_launch.launcher.progress_board import Board
+from mimo_launch.launcher.host_resources import oom_kills
+from mimo_launch.launcher.hosts import Hosts
+from mimo_launch.launcher.network import Meeting
+from mimo_launch.launcher.rank_tasks import Job
+from mimo_launch.launcher.shared_progress import Board
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.watchdog import Local, Watch
-from mimo_launch.launcher.worker_logs import STDERR, STDOUT, log_files, rank_folder
-from mimo_launch.train.events import Listener
+from mimo_launch.launcher.worker_logs import (
+    STDERR,
+    STDOUT,
+    Follower,
+    Recorder,
+    log_files,
+    rank_folder,
+)
+from mimo_launch.launcher.worker_processes import ExitWatch, adopt_orphans, children, end_orphans
+from mimo_launch.train.events import Event, Listener
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
@@ -175,6 +180,8 @@ def _start(
 ) -> "PContext":
     from torch.distributed.elastic.multiprocessing import start_processes
 
+    from mimo_launch.launcher.worker import worker_main
+
     # It would log each failure with a traceback of its own, and handle signals in its own way.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
@@ -207,3 +214,25 @@ def _start(
         logs_specs=log_files(job.run, meeting.attempt),
         start_method="fork",
     )
+
+
+class Pump(threading.Thread):
+    """Passes events on until the other end is closed; `error` is what the listener raised."""
+
+    def __init__(self, reader: Connection, listener: Listener) -> None:
+        super().__init__(daemon=True)
+        self._reader, self._listener = reader, listener
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Pass events on."""
+        while True:
+            try:
+                event: Event = self._reader.recv()
+            except (EOFError, OSError):
+                return
+            if self.error is None:
+                try:
+                    self._listener(event)
+                except BaseException as error:
+                    self.error = error

@@ -1,0 +1,115 @@
+"""What happens before this process forks others, and a child that answers one question.
+
+Decides: the list of slow imports, which workers inherit; none initialises CUDA, which does not
+survive a fork. Whatever is forked gets output streams of its own: those of the parent, and a screen
+that it draws, have locks that another thread may have held at that moment. What must leave no trace
+in this process is asked in a child: whether there are GPUs, what custom classes do.
+Relies on: fork; a spawned worker gains nothing.
+Leaves: workers to `start_workers`, ranks of proofs to `run_on_ranks`.
+"""
+
+import io
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import TextIO, TypeVar
+
+from mimo_launch.spec.model import CustomModel, Spec
+
+Answer = TypeVar("Answer")
+
+
+class _OwnStream(io.TextIOWrapper):
+    """A stream for one of the standard descriptors, with a lock that nobody holds."""
+
+    def __init__(self, number: int, replaced: TextIO) -> None:
+        raw = io.FileIO(number, "w", closefd=False)
+        super().__init__(
+            io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True
+        )
+        # Its end would wait for its lock, and close the descriptor.
+        self.replaced = replaced
+
+
+@cache
+def own_streams_after_fork() -> None:
+    """Give streams of their own to all processes that this one forks from now on."""
+    os.register_at_fork(after_in_child=_take_own_streams)
+
+
+def _take_own_streams() -> None:
+    sys.stdout = sys.__stdout__ = _OwnStream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _OwnStream(2, sys.stderr)  # type: ignore[misc]
+
+
+def import_for_workers() -> None:
+    """Import torch and its distributed parts with one thread per process.
+
+    `torch._dynamo` is imported by the first optimizer, FSDP and DeviceMesh by the first module: in
+    each of eight workers on two cores that takes seconds, in their parent it takes one.
+    """
+    own_streams_after_fork()
+    # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Whoever asks for GPUs asks NVML, not the driver. `1` is the only value that torch knows.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    import torch
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    import mimo_launch.checkpoint.start_of_run
+    import mimo_launch.launcher.worker
+    import mimo_launch.train.loop  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+class ChildDied(Exception):
+    """A child ended before it answered; `code` is its exit code."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def ask_child(question: Callable[[], Answer]) -> Answer:
+    """Return what a function returns in a forked child. Raises: ChildDied."""
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: writer.send(question()), daemon=True)
+    child.start()
+    writer.close()
+    try:
+        answer: Answer = reader.recv()
+    except EOFError:
+        child.join()
+        raise ChildDied(child.exitcode) from None
+    finally:
+        child.join()
+        reader.close()
+    return answer
+
+
+def fault_of_own_classes(spec: Spec) -> str:
+    """Return what is wrong with the classes of a user's own that a spec names, or nothing."""
+    if not any(isinstance(module.model, CustomModel) for module in spec.modules.values()):
+        return ""
+    import_for_workers()  # Now: else the child would import torch for itself alone.
+
+    def fault() -> str:
+        from mimo_launch.models.custom_encoder import OwnClassError
+        from mimo_launch.models.custom_stages import check_own_classes
+
+        try:
+            check_own_classes(spec)
+        except OwnClassError as error:
+            return str(error)
+        return ""
+
+    try:
+        return ask_child(fault)
+    except ChildDied as died:
+        return f"importing the classes ended the process (exit code {died.code})"

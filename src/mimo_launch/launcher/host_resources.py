@@ -1,0 +1,200 @@
+"""What this host has for a run: open files, processes, memory, a loopback, room on its disk.
+
+Decides: which errors of the system are said as such, with the limit and the remedy; that a run may
+open as many files as the host allows it to, and how many it needs; how many checkpoints a run adds
+to its folder at the same time; which files say what memory there is: those of this process's
+cgroup, version 2 or 1.
+Relies on: the numbers of errors, or their words where native code has no number; the limits of this
+process; /proc and /sys, either of which may be missing; `estimate.checkpoint_size`.
+Leaves: saying it to the console and to `failure_report`; a disk that others fill meanwhile to the
+saver.
+"""
+
+import errno
+import os
+import resource
+import shutil
+from pathlib import Path
+
+from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
+from mimo_launch.diag.quantities import bytes_text
+from mimo_launch.estimate.checkpoint_size import checkpoint_bytes
+from mimo_launch.launcher.run_folder import Saved
+from mimo_launch.spec.model import Spec
+
+# libuv, which the stores of torch use, says no more than this.
+_NO_STORE = "init uv loop"
+# Of workers and of their launcher; 2 workers were seen to have 66 open each, 8 had 110.
+_FILES, _FILES_PER_WORKER = 64, 6
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files of this process and its workers as far as it may be raised."""
+    files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != hard_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_files, hard_files))
+
+
+def too_few_files(num_workers: int) -> tuple[str, str] | None:
+    """Return what is wrong and what to do if so many workers may not open what they need.
+
+    Beyond the limit gloo and the store of torch abort, or wait for minutes.
+    """
+    files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES + _FILES_PER_WORKER * num_workers
+    if files == resource.RLIM_INFINITY or files >= needed:
+        return None
+    workers = "1 worker needs" if num_workers == 1 else f"{num_workers} workers need"
+    return (
+        f"this process may have {files} files open, and {workers} {needed}",
+        _more_files(files, hard_files),
+    )
+
+
+def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
+    """Return what the host lacks and what to do, if that is what an error or its text means."""
+    text = str(error)
+    number = getattr(error, "errno", None) or _number_in(text)
+    lacks = os.strerror(number) if isinstance(error, str) else text
+    files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    processes, hard_processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    known = {
+        errno.EMFILE: (
+            f"{lacks}: this process may have {files} open",
+            _more_files(files, hard_files),
+        ),
+        errno.ENFILE: (f"{lacks}: all of the host", "raise `sysctl fs.file-max`"),
+        errno.EAGAIN: (
+            f"{lacks}: no worker can be started; the user may have {_limit(processes)} processes",
+            f"raise the limit with `ulimit -u {_limit(hard_processes, beyond=processes)}`, or that "
+            "of the container (`docker run --pids-limit`)",
+        ),
+        errno.ENOMEM: (f"{lacks}: no memory is left for workers", "start fewer, or stop others"),
+        errno.EADDRNOTAVAIL: (
+            f"{lacks}: this host has no loopback",
+            "bring it up with `ip link set lo up`",
+        ),
+    }
+    if "temporary directory" in text:
+        return (
+            "no folder for memory that workers share: /dev/shm and the folders for temporary files "
+            "cannot be written",
+            "mount /dev/shm (`docker run --shm-size 1g`), or let TMPDIR name a folder",
+        )
+    return known.get(number)
+
+
+def _more_files(files: int, hard_files: int) -> str:
+    """Return how to raise the limit of open files; beyond the hard one only root may."""
+    said = f"raise the limit with `ulimit -n {_limit(hard_files, beyond=files)}`"
+    if hard_files != files:
+        return said
+    return f"{said} as root, or that of the container (`docker run --ulimit nofile=65536`)"
+
+
+def _number_in(text: str) -> int:
+    """Return the number of the error that native code tells in words, or 0."""
+    said = (n for n in (errno.EMFILE, errno.ENFILE, errno.EAGAIN) if os.strerror(n) in text)
+    return next(said, errno.EMFILE if _NO_STORE in text else 0)
+
+
+def _limit(number: int, beyond: int = 0) -> str:
+    """Return a limit as `ulimit` writes it; a value to try if it is no higher than another."""
+    if number == resource.RLIM_INFINITY:
+        return "unlimited"
+    return str(number if number > beyond else max(65536, 2 * beyond))
+
+
+def host_memory() -> int:
+    """Return the bytes that processes here may use: those of the host, or the limit of a cgroup."""
+    limits = [_limit_in(path) for path in _files("memory.max", "memory.limit_in_bytes")]
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([whole, *(limit for limit in limits if limit)])
+
+
+def oom_kills() -> int:
+    """Return how many processes of this cgroup the kernel has killed for want of memory."""
+    return sum(_count(path) for path in _files("memory.events", "memory.oom_control"))
+
+
+def _files(second: str, first: str) -> list[Path]:
+    """Return where files of this cgroup may be, by their names in versions 2 and 1."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        below = path.strip("/")
+        if not controllers:
+            found += [_ROOT / below / second, _ROOT / second]
+        elif "memory" in controllers.split(","):
+            found += [_ROOT / "memory" / below / first]
+    return list(dict.fromkeys(found))
+
+
+def _count(path: Path) -> int:
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return 0
+    return next((int(word[1]) for word in words if word[:1] == ["oom_kill"]), 0)
+
+
+def _limit_in(path: Path) -> int:
+    """Return the limit in a file, or 0 if there is none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max", in version 2.
+        return 0
+
+
+def lacks_room(run: Path, spec: Spec, saved: Saved | None) -> str | None:
+    """Return what to say if the checkpoints of a run that goes on from `saved` will not fit."""
+    if spec.saving is None:
+        return None
+    there = step = 0
+    if saved is not None:
+        there, step = sum(map(is_complete, all_checkpoints(run))), saved.step
+    size, number, free = checkpoint_bytes(spec), num_added(spec, there, step), _free(run)
+    if free is None or number * size <= free:
+        return None
+    needed = f"it needs {bytes_text(size)}"
+    why = "a run saves after its last step, and when a signal stops it"
+    if number > 1:
+        needed = f"{number} of {bytes_text(size)} need {bytes_text(number * size)}"
+        why = "a new one is complete before the oldest is deleted"
+    one = spec.saving.model_copy(update={"keep": 1})
+    least = num_added(spec.model_copy(update={"checkpoint": one}), there, step)
+    fewer = ", `--set checkpoint.keep=1`" if least < number and least * size <= free else ""
+    return (
+        f"{run} has no room for {'checkpoints' if number > 1 else 'a checkpoint'}: {needed}, and "
+        f"its file system has {bytes_text(free)} free\n"
+        f"   = why:  {why}\n"
+        f"   = help: `--runs DIR` on a larger one{fewer}, or `--set checkpoint=none` to "
+        "save nothing"
+    )
+
+
+def num_added(spec: Spec, there: int, step: int) -> int:
+    """Return how many checkpoints a run from `step` on adds at most to those that are `there`.
+
+    The oldest is deleted when a new one is complete, so one more than `keep` is there meanwhile.
+    """
+    if spec.saving is None:
+        return 0
+    steps, every = spec.train.steps, spec.saving.every or spec.train.steps
+    saves = -(-steps // every) - step // every
+    return max(1, min(saves, spec.saving.keep + 1 - there))
+
+
+def _free(run: Path) -> int | None:
+    """Return what the file system of a folder, which need not exist, has free, if it says so."""
+    try:
+        there = next(each for each in (run, *run.absolute().parents) if each.is_dir())
+        usage = shutil.disk_usage(there)
+    except OSError:  # Whoever opens the folder says what is wrong with it.
+        return None
+    return usage.free if usage.total else None

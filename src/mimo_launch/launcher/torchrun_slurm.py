@@ -1,0 +1,227 @@
+"""Processes that torchrun or srun started: as what, and how such ranks find each other.
+
+Decides: RANK and WORLD_SIZE together mean a rank, as torchrun sets them. Of srun one task per rank
+joins as that rank, one task per host acts as that host's launcher; the first host of the list and
+a port made from the job's number are where they meet. The first rank looks at the run folder for
+all, and says whether there is anything to run; its store listens only where MASTER_ADDR says.
+Relies on: the environment: that of torchrun, or of a step of srun (SLURM_STEP_*), not of the batch
+script around it. Under torchrun on the store of its agent.
+Leaves: the process group to `worker`, launchers of several hosts to `host_rendezvous`.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from mimo_launch.launcher.forking import import_for_workers
+from mimo_launch.launcher.network import listen_at
+
+_UNSET = (
+    "torchrun sets them all; to start workers here, unset RANK and WORLD_SIZE, or give --nnodes"
+)
+# Below the ports that the kernel hands out.
+_FIRST_PORT, _NUM_PORTS = 15000, 15000
+POLL_SECONDS = 0.05
+_ENDED, _HEARD = "mimo/ended", "mimo/heard"
+
+
+class WrongEnvironment(ValueError):
+    """The environment says that this process is a rank, and what it says cannot be."""
+
+
+class WrongTasks(ValueError):
+    """srun started a number of tasks that fits neither ranks nor hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """This process is a rank that something else started."""
+
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """This process launches the workers of host `node` of `num_nodes`; all meet at `endpoint`."""
+
+    node: int
+    num_nodes: int
+    endpoint: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task of a step."""
+
+    rank: int
+    num_tasks: int
+    local_rank: int
+    node: int
+    num_nodes: int
+    first_host: str
+    step: str
+    port: int
+
+
+def torchrun_rank(environ: Mapping[str, str] = os.environ) -> Joined | None:
+    """Return this process's rank if torchrun started it, else None. Raises: WrongEnvironment."""
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    rank, world = (_number(environ, name) for name in ("RANK", "WORLD_SIZE"))
+    if rank >= world:
+        raise WrongEnvironment(f"RANK={rank} is not below WORLD_SIZE={world}; {_UNSET}")
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]:
+        raise WrongEnvironment(
+            f"RANK={rank} and WORLD_SIZE={world} are set, {' and '.join(missing)} not; {_UNSET}"
+        )
+    for name in ("MASTER_PORT", "LOCAL_RANK"):
+        _number({name: "0", **environ}, name)
+    return Joined(rank, world)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    if not environ[name].strip().isdecimal():
+        raise WrongEnvironment(f"{name}={environ[name]} is not a number; {_UNSET}")
+    return int(environ[name])
+
+
+def slurm_place(task: Task, world_size: int) -> Joined | NodePlace | None:
+    """Return what a task is for a job of `world_size` ranks; None is a launcher on its own.
+
+    Raises: WrongTasks.
+    """
+    if task.num_tasks == world_size:
+        return Joined(task.rank, world_size)
+    if task.num_tasks == task.num_nodes:
+        if task.num_nodes == 1:
+            return None
+        endpoint = f"{task.first_host}:{task.port}"
+        return NodePlace(task.node, task.num_nodes, endpoint, task.step)
+    raise WrongTasks(
+        f"srun started {task.num_tasks} tasks on {task.num_nodes} hosts; the spec needs "
+        f"{world_size} (one per rank) or {task.num_nodes} (one per host)"
+    )
+
+
+def slurm_environment(task: Task) -> dict[str, str]:
+    """Return what torch reads to join as a rank of a step."""
+    return {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.num_tasks),
+        "LOCAL_RANK": str(task.local_rank),
+        "MASTER_ADDR": task.first_host,
+        "MASTER_PORT": str(task.port),
+    }
+
+
+class NodelistError(ValueError):
+    """A list of hosts is not in SLURM's notation."""
+
+
+def slurm_task(environ: Mapping[str, str]) -> Task | None:
+    """Return this process's task, if srun started it.
+
+    Raises: NodelistError.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or tasks is None:
+        return None
+    job, step = environ.get("SLURM_JOB_ID", "0"), environ["SLURM_STEP_ID"]
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "localhost")
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    digits = re.sub(r"\D", "", job + step) or "0"
+    return Task(
+        rank=int(environ["SLURM_PROCID"]),
+        num_tasks=int(tasks),
+        local_rank=int(environ.get("SLURM_LOCALID", "0")),
+        node=int(environ.get("SLURM_NODEID", "0")),
+        num_nodes=int(nodes),
+        first_host=next(expand(hosts)),
+        step=f"{job}.{step}",
+        port=_FIRST_PORT + int(digits) % _NUM_PORTS,
+    )
+
+
+def expand(hosts: str) -> Iterator[str]:
+    """Yield the hosts of a list such as `gpu[01-03,07],login,rack[1-2]n[0-1]`.
+
+    Raises: NodelistError.
+    """
+    for item in _items(hosts):
+        yield from _expand_item(item, hosts)
+
+
+def _items(hosts: str) -> list[str]:
+    """Split at commas outside of brackets."""
+    items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", hosts)
+    if not items or ",".join(items) != hosts.strip():
+        raise NodelistError(f"{hosts!r} is not a list of hosts such as node[01-03,07]")
+    return [item.strip() for item in items]
+
+
+def _expand_item(item: str, hosts: str) -> Iterator[str]:
+    head, bracket, rest = item.partition("[")
+    if not bracket:
+        yield item
+        return
+    inside, _, tail = rest.partition("]")
+    for part in inside.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise NodelistError(f"{part!r} in {hosts!r} is not a number or a range such as 01-03")
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            for end in _expand_item(tail, hosts) if tail else ("",):
+                yield f"{head}{number:0{len(match[1])}d}{end}"
+
+
+class JoinedWorld:
+    """The ranks of a job, as one of them sees them; `timeout` is in seconds."""
+
+    def __init__(self, joined: Joined, *, timeout: int) -> None:
+        """Open the store on the first rank, or wait for it. Raises: OSError, RuntimeError."""
+        import_for_workers()
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+
+        self._joined, self._timeout = joined, timeout
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            self._store: Any = next(rendezvous("env://"))[0]
+            return
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        first = joined.rank == 0
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            is_master=first,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+            master_listen_fd=listen_at(host, port).detach() if first else None,
+        )
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """What the process group is made of."""
+        joined = self._joined
+        return {"store": self._store, "rank": joined.rank, "world_size": joined.world_size}
+
+    def say(self, ended: int | None) -> None:
+        """Tell all others the exit code if there is nothing to run, and wait until they know."""
+        self._store.set(_ENDED, "" if ended is None else str(ended))
+        until = time.monotonic() + self._timeout
+        others = self._joined.world_size - 1
+        while ended is not None and time.monotonic() < until:
+            if self._store.add(_HEARD, 0) >= others:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def hear(self) -> int | None:
+        """Return the exit code that the first rank has told, if there is nothing to run."""
+        said = self._store.get(_ENDED).decode()
+        self._store.add(_HEARD, 1)
+        return int(said) if said else None

@@ -1,0 +1,220 @@
+"""The processes of workers as the kernel has them: how they end, where they hang, what they leave.
+
+Decides: which rank left first, by the kernel's account rather than by what peers report: a killed
+worker says nothing, and its peers report a lost connection at once. SIGUSR1 makes a worker write
+the stacks of its threads to a file, even where it is blocked outside of Python. What workers have
+started ends with the attempt.
+Relies on: pidfds (Linux 5.3); faulthandler, whose handler runs in the signal context and needs
+neither the interpreter nor its lock; PR_SET_CHILD_SUBREAPER (Linux 3.4) and /proc.
+Leaves: reaping workers to torch elastic; what an end or a stack means to `verdict`.
+"""
+
+import ctypes
+import faulthandler
+import os
+import re
+import select
+import signal
+import threading
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+EXIT_POLL_SECONDS = 0.05
+STACK_SECONDS = 1.5
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+_MAIN = "main thread "
+# The innermost Python frame of a rank that waits for another one is in one of these.
+_COMMUNICATION = (
+    "/torch/distributed/",
+    "/mimo_launch/comm/",
+    "/mimo_launch/runtime/stage_transfers.py",
+    "/mimo_launch/runtime/bridges.py",
+)
+# There the host waits for its GPU, whose transfers wait for other ranks.
+_DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
+ORPHAN_SECONDS = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """One worker's end at a time of the monotonic clock, in nanoseconds.
+
+    `killed_by` names a signal, or is empty if the worker left with `status`.
+    """
+
+    status: int
+    killed_by: str
+    at: int
+
+
+class ExitWatch:
+    """Watches workers, given as pids by rank; `exits` has those that ended, the first one first."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self._stop = threading.Event()
+        self._watched: dict[int, int] = {}  # Rank by pidfd.
+        self._poll = select.poll()
+        for rank, pid in pids.items():
+            fd = os.pidfd_open(pid)
+            self._watched[fd] = rank
+            self._poll.register(fd, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.exits: dict[int, Exit] = {}
+
+    def __enter__(self) -> "ExitWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        for fd in self._watched:
+            os.close(fd)
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and len(self.exits) < len(self._watched):
+            for fd, _ in self._poll.poll(int(EXIT_POLL_SECONDS * 1000)):
+                self._note(self._watched[fd], fd)
+                self._poll.unregister(fd)
+
+    def _note(self, rank: int, fd: int) -> None:
+        now = time.monotonic_ns()
+        # Without reaping: that is left to torch elastic, whose child the worker is.
+        result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
+        if result is not None:
+            killed = result.si_code != os.CLD_EXITED
+            self.exits[rank] = Exit(
+                result.si_status, _signal_name(result.si_status) if killed else "", now
+            )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # A real-time signal.
+        return f"signal {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call on a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({os.path.basename(self.file)}:{self.line})"
+
+    @property
+    def communicates(self) -> bool:
+        """Whether a rank that is here waits for others."""
+        return self.waits_for_gpu or any(part in self.file for part in _COMMUNICATION)
+
+    @property
+    def waits_for_gpu(self) -> bool:
+        """Whether a host that is here waits for what it has given its GPU to do."""
+        return self.function == "synchronize" and any(part in self.file for part in _DEVICE_WAITS)
+
+
+def write_stacks_on_signal(path: Path) -> None:
+    """Let SIGUSR1 write the stacks of this process to `path`."""
+    # Open for the life of the process: faulthandler writes to its descriptor.
+    file = path.open("w", encoding="utf-8")
+    with suppress(OSError):  # A full disk, which must not end a worker that may need none.
+        file.write(f"{_MAIN}{threading.main_thread().ident:#018x}\n")
+        file.flush()
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+
+
+def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[Frame, ...]]:
+    """Ask workers, by pid, for their stacks; return those of main threads, innermost call first.
+
+    A worker that is stopped, or that the kernel does not let go, answers nothing.
+    """
+    sizes = {}
+    for pid, path in workers.items():
+        try:
+            sizes[pid] = path.stat().st_size
+            os.kill(pid, signal.SIGUSR1)
+        except OSError:
+            sizes.pop(pid, None)
+    found: dict[int, tuple[Frame, ...]] = {}
+    deadline = time.monotonic() + STACK_SECONDS
+    while len(found) < len(sizes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        for pid in sizes.keys() - found.keys():
+            text = workers[pid].read_text(encoding="utf-8", errors="replace")
+            frames = parse_stack(text[sizes[pid] :], head=text)
+            if frames:
+                found[pid] = frames
+    return found
+
+
+def parse_stack(text: str, head: str = "") -> tuple[Frame, ...]:
+    """Return the main thread's calls from what faulthandler wrote, innermost first.
+
+    `head` begins with the line that says which thread is the main one; without it the thread that
+    got the signal is taken.
+    """
+    first = head.partition("\n")[0]
+    main = first.removeprefix(_MAIN).strip() if first.startswith(_MAIN) else "Current thread"
+    frames: list[Frame] = []
+    inside = False
+    for line in text.splitlines():
+        match = _FRAME.match(line)
+        if match is None:
+            if inside and frames:
+                break
+            inside = main in line
+        elif inside:
+            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
+    return tuple(frames)
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for what a process does (T is stopped), or nothing if it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own one ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Return the processes whose parent this one is."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It has ended meanwhile.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+def end_orphans(but: Collection[int]) -> None:
+    """Kill all children but some, and what they leave behind in turn.
+
+    With SIGKILL: what a worker starts ignores the signals that the worker ignores.
+    """
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while (left := children().difference(but)) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
