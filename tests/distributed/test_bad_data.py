@@ -127,7 +127,7 @@ def test_bad_samples_are_counted_alike_on_all_ranks_and_the_run_goes_on() -> Non
         assert state == RunState(step=3, samples=12, skipped=0, bad_samples=2)
         steps = [event for event in events if isinstance(event, StepFinished)]
         assert [event.bad_samples for event in steps] == [0, 2, 0]
-        plans = [build_dataset(made).plan("train", sample) for sample in second[2:]]
+        plans = [build_dataset(made).describe("train", sample) for sample in second[2:]]
         assert steps[1].tokens == sum(plan.num_tokens for plan in plans)
         [told] = [event for event in events if isinstance(event, BadSamples)]
         assert told.reasons == dict.fromkeys(second[:2], "ValueError: bad header")

@@ -99,7 +99,7 @@ def test_samples_weigh_the_same_whatever_batch_they_are_in() -> None:
             batch={"global": size, "seq": 14},
             data={"kind": "digits", "min_digits": 1, "max_digits": 4},
         )
-        plans = [build_dataset(made).plan("heldout", index) for index in range(6)]
+        plans = [build_dataset(made).describe("heldout", index) for index in range(6)]
         assert len({sum(p.num_labels for p in plans[i : i + 2]) for i in (0, 2, 4)}) > 1
         found += run_ranks(held_out_loss, made, 6, world_size=1)
     small, large = found

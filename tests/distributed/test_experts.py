@@ -16,10 +16,10 @@ from tests.support.specs import box, hybrid, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import global_order, make_data_plan, steps_of
+from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
@@ -78,21 +78,21 @@ def test_microbatches_without_labels_are_balanced(monkeypatch: pytest.MonkeyPatc
     model = hybrid({"tp": 2}, "ME*") | mixture()
     language = box(0, tp=2, pp=2, model=model, experts=EP2)
     made = shrink(spec({"language": language}, microbatches=6, mbs=1, text_only=1.0))
-    plan, text = SyntheticSamples.plan, SyntheticSamples.text
+    describe, text = SyntheticSamples.describe, SyntheticSamples.text
 
-    def planned(self: SyntheticSamples, split: Split, index: int) -> SamplePlan:
-        found = plan(self, split, index)
+    def described(self: SyntheticSamples, split: Split, index: int) -> SampleData:
+        found = describe(self, split, index)
         return found if index % 3 == 0 else replace(found, num_labels=0)
 
     def unlabelled(self: SyntheticSamples, split: Split, index: int) -> Any:
         tokens, labels = text(self, split, index)
         return tokens, labels if index % 3 == 0 else np.full_like(labels, IGNORE_LABEL)
 
-    monkeypatch.setattr(SyntheticSamples, "plan", planned)
+    monkeypatch.setattr(SyntheticSamples, "describe", described)
     monkeypatch.setattr(SyntheticSamples, "text", unlabelled)
     dataset = build_dataset(made)
     for ids in steps_of(global_order(made, dataset), 2):
-        labels = [plan.num_labels for plan in make_data_plan(dataset, "train", ids, 0).samples]
+        labels = [sample.num_labels for sample in make_step_data(dataset, "train", ids, 0).samples]
         assert 0 < labels.count(0) < len(labels)
     assert failures(verify_spec(made)) == []
 

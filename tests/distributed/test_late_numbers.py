@@ -54,7 +54,7 @@ def whole_run(
 
         def poisoned(program: Any, inputs: Any) -> Any:
             result = run_program(program, inputs)
-            if inputs.plan.step + 1 in bad and session.rank == 0:
+            if inputs.data.step + 1 in bad and session.rank == 0:
                 gradient = session.declared("vision")[0].parameter.grad
                 gradient.to_local().view(-1)[:1] = float("inf")
             return result

@@ -232,8 +232,8 @@ def no_labels() -> None:
 
     def without(*args: Any) -> Any:
         inputs = correct(*args)
-        samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
-        return replace(inputs, plan=replace(inputs.plan, samples=samples))
+        samples = tuple(replace(sample, num_labels=0) for sample in inputs.data.samples)
+        return replace(inputs, data=replace(inputs.data, samples=samples))
 
     prefetch.step_inputs = without
 

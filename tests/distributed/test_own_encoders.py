@@ -7,7 +7,7 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import Box, box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder, make_data_plan
+from mimo_launch.data.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.sample_owners import encoder_samples
 from mimo_launch.spec.model import Spec
@@ -104,12 +104,12 @@ def test_one_replica_of_the_one_sided_spec_has_images() -> None:
     made = shrink(one_sided())
     dataset = build_dataset(made)
     order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, made.train.seed)
-    plan = make_data_plan(dataset, "train", order.ids(0), 0)
+    data = make_step_data(dataset, "train", order.ids(0), 0)
     layout = build_layout(made)
     rows = [
         sum(
-            plan.samples[sample].rows("vision")
-            for sample in encoder_samples(layout, plan, layout["vision"], replica, 0)
+            data.samples[sample].rows("vision")
+            for sample in encoder_samples(layout, data, layout["vision"], replica, 0)
         )
         for replica in range(2)
     ]
@@ -120,8 +120,8 @@ def test_the_staged_spec_has_a_group_without_images() -> None:
     small = shrink(staged())
     dataset = build_dataset(small)
     order = GlobalOrder(dataset.num_samples("train"), small.batch.global_, small.train.seed)
-    plan = make_data_plan(dataset, "train", order.ids(0), 0)
-    assert {sample.rows("vision") > 0 for sample in plan.samples} == {True, False}
+    data = make_step_data(dataset, "train", order.ids(0), 0)
+    assert {sample.rows("vision") > 0 for sample in data.samples} == {True, False}
 
 
 def test_a_sum_over_tp_that_a_layer_forgets_is_found() -> None:

@@ -21,10 +21,10 @@ from tests.support.planted_training import TRAINING_BUGS, settings
 from tests.support.proof import failures, training_verdicts, verdicts
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder, make_data_plan
+from mimo_launch.data.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.sample_owners import imbalance
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.run import verify_spec
 from mimo_launch.verify.shrink import shrink
@@ -55,16 +55,16 @@ def test_the_specs_of_the_planted_bugs_pass_without_them(name: str) -> None:
 def test_the_last_group_of_the_mixed_spec_has_no_image() -> None:
     """Else the bug "zero-row backward skipped" would have nothing to skip."""
     small = shrink(mixed_text())
-    plan = _first_step(small)
+    data = _first_step(small)
     share = small.batch.global_ // small.schedule.microbatches
-    assert sum(s.rows("vision") for s in plan.samples[-share:]) == 0
-    assert sum(s.rows("vision") for s in plan.samples) > 0
+    assert sum(s.rows("vision") for s in data.samples[-share:]) == 0
+    assert sum(s.rows("vision") for s in data.samples) > 0
 
 
-def _first_step(made: Spec) -> DataPlan:
+def _first_step(made: Spec) -> StepData:
     dataset = build_dataset(made)
     order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, made.train.seed)
-    return make_data_plan(dataset, "train", order.ids(0), 0)
+    return make_step_data(dataset, "train", order.ids(0), 0)
 
 
 def test_samples_of_the_skewed_spec_move() -> None:

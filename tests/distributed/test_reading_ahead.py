@@ -54,7 +54,7 @@ def overlap(made: Spec) -> tuple[list[list[bool]], set[str]]:
         run_program = session.executor.run
 
         def running(program: Any, inputs: Any) -> Any:
-            following = dataset.read[inputs.plan.step + 1 : inputs.plan.step + 2]
+            following = dataset.read[inputs.data.step + 1 : inputs.data.step + 2]
             assert all(event.wait(20) for event in following), "the next step is not read meanwhile"
             result = run_program(program, inputs)
             seen.append([event.is_set() for event in dataset.read])

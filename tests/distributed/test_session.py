@@ -51,7 +51,7 @@ def train_with_a_nan(made: Spec) -> list[tuple[bool, float]]:
 
         def poisoned(program: Any, inputs: Any) -> Any:
             result = run(program, inputs)
-            if inputs.plan.step == 1 and session.rank == 1:
+            if inputs.data.step == 1 and session.rank == 1:
                 declared = session.declared("vision")[0]
                 local_tensor(declared.parameter.grad).view(-1)[0] = float("nan")
             return result
@@ -89,8 +89,8 @@ class WithoutLabels(DatasetInputs):
 
 def totals_without_labels(made: Spec) -> tuple[float, float]:
     inputs = inputs_of(made, 0)
-    samples = tuple(replace(sample, num_labels=0) for sample in inputs.plan.samples)
-    empty = WithoutLabels(inputs.dataset, "train", replace(inputs.plan, samples=samples))
+    samples = tuple(replace(sample, num_labels=0) for sample in inputs.data.samples)
+    empty = WithoutLabels(inputs.dataset, "train", replace(inputs.data, samples=samples))
     with RankSession(Plan.of(made)) as session:
         totals = session.gradients(empty).read()
     return totals.loss, totals.norm

@@ -48,7 +48,7 @@ def plant_in_program() -> None:
     run_slot = Executor._run_slot
 
     def run(self: Executor, slot: Any, step: Any) -> None:
-        if is_mine() and step.plan.step + 1 == FAULT["step"]:
+        if is_mine() and step.data.step + 1 == FAULT["step"]:
             seen = getattr(self, "seen_slots", 0)
             self.seen_slots = seen + 1  # type: ignore[attr-defined]
             if seen == FAULT["slot"] % FAULT["slots"]:
@@ -97,7 +97,7 @@ def plant_nan() -> None:
 
     def run(self: Executor, program: Any, inputs: Any) -> Any:
         nonlocal now
-        now = inputs.plan.step + 1
+        now = inputs.data.step + 1
         result = run_program(self, program, inputs)
         if is_bad() and FAULT["kind"] == "nan_gradient":
             stamp()

@@ -110,7 +110,7 @@ def main() -> None:
     ids = np.random.default_rng(0).integers(0, total, 4096).tolist()
     begin = time.perf_counter()
     for index in ids:
-        dataset.plan("train", index)
+        dataset.describe("train", index)
     found["plan_us"] = round((time.perf_counter() - begin) / len(ids) * 1e6, 1)
     found["planned_own_mb"] = resident()["RssAnon"] - before["RssAnon"]
     index = dataset.splits["train"].index.folder  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from tests.support.specs import box, spec
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layout.layout import build_layout
@@ -55,7 +55,7 @@ def model(
 
 def memory_of(made: Spec, name: str, stage: int = 0) -> StageMemory:
     layout = build_layout(made)
-    module, sample = layout[name], nominal_data_plan(made).samples[0]
+    module, sample = layout[name], nominal_step_data(made).samples[0]
     work = workload(layout, module, sample)
     return stage_memory(made, layout, module, module.stages[stage], work, 0)
 

@@ -64,8 +64,8 @@ def local_label_count() -> None:
         if action.index in step.losses and action.module == "language":
             replica = self.layout.language.grid.index("dp", self.rank)
             samples = self.layout.samples.language(replica, action.index)
-            mine = sum(step.plan.samples[s].num_labels for s in samples)
-            step.losses[action.index] *= step.plan.num_labels / mine / 4
+            mine = sum(step.data.samples[s].num_labels for s in samples)
+            step.losses[action.index] *= step.data.num_labels / mine / 4
 
     compute.Stages.forward = local
 

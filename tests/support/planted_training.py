@@ -81,8 +81,8 @@ def later_batches_weigh_as_the_first() -> None:
 
     def forward(self: Any, program: Any, inputs: Any) -> Any:
         result = correct(self, program, inputs)
-        first.append(inputs.plan.num_labels)
-        result.loss *= first[0] / inputs.plan.num_labels
+        first.append(inputs.data.num_labels)
+        result.loss *= first[0] / inputs.data.num_labels
         return result
 
     Executor.run_forward = forward

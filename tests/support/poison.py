@@ -39,7 +39,7 @@ def poison_backward(
 
     def poisoned(action: Any, step: Any) -> None:
         here = (action.module, action.stage, action.index) == (module, stage, 0)
-        if here and session.rank == rank and step.plan.step == at:
+        if here and session.rank == rank and step.data.step == at:
             if not stages.modules[module].layout.stages[stage].is_last:
                 stages.edges[module].gradients[stage, 0].fill_(NAN)
             elif module == "language":
@@ -57,7 +57,7 @@ def poison_shard(session: RankSession, module: str, rank: int, *, tp_grad: str) 
 
     def poisoned(program: Any, inputs: Any) -> Any:
         result = correct(program, inputs)
-        if session.rank == rank and inputs.plan.step == POISONED_STEP:
+        if session.rank == rank and inputs.data.step == POISONED_STEP:
             gradient = next(
                 item.parameter.grad
                 for item in session.declared(module)

@@ -92,7 +92,7 @@ def wanted_logits(model: Any, made: Spec) -> Tensor:
     """Return what the model says of the texts and images of the first step, [samples, S, words]."""
     dataset, ids, tokens = build_dataset(made), ids_of(made), tokens_of(made)
     images = [image for i in ids for image in dataset.images("train", i, "vision")]
-    spans = [dataset.plan("train", i).spans.get("vision", ()) for i in ids]
+    spans = [dataset.describe("train", i).spans.get("vision", ()) for i in ids]
     # It tells images apart by the text between them.
     assert all(a.position + a.rows < b.position for each in spans for a, b in pairwise(each))
     assert {len(each) for each in spans} >= {0, 2}

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import partners
 from mimo_launch.schedule.generate import Programs, generate, generate_forward
@@ -38,7 +38,7 @@ def broken_rules(made: Spec) -> list[str]:
     if errors:
         return [f"not a valid spec: {item.code}: {item.headline}" for item in errors]
     layout = build_layout(made)
-    return [*_of_programs(layout), *_of_routes(layout, _thinned(nominal_data_plan(made)))]
+    return [*_of_programs(layout), *_of_routes(layout, _thinned(nominal_step_data(made)))]
 
 
 def _of_programs(layout: Layout) -> Iterator[str]:
@@ -112,21 +112,21 @@ def _sources(layout: Layout, action: Action) -> Iterator[Action]:
             yield Action(encoder.name, len(encoder.stages) - 1, F, group)
 
 
-def _of_routes(layout: Layout, plan: DataPlan) -> Iterator[str]:
+def _of_routes(layout: Layout, data: StepData) -> Iterator[str]:
     """Each row leaves one rank and arrives once, between ranks that the schedule lets meet."""
     for module in layout.encoders:
         parts = components(layout, module.name)
         part_of = {rank: number for number, part in enumerate(parts) for rank in part}
         meets = _meetings(layout, module)
         for group in _groups(layout, module):
-            transfers = route(layout, plan, module.name, group)
+            transfers = route(layout, data, module.name, group)
             samples = [
                 sample
                 for replica in range(layout.language.grid.size("dp"))
                 for microbatch in range(group * module.group_size, (group + 1) * module.group_size)
                 for sample in layout.samples.language(replica, microbatch)
             ]
-            due = sum(plan.samples[sample].rows(module.name) for sample in samples)
+            due = sum(data.samples[sample].rows(module.name) for sample in samples)
             left = Counter((t.src, t.src_start + i) for t in transfers for i in range(t.num_rows))
             came = Counter(
                 (t.dst, t.microbatch, t.dst_start + i) for t in transfers for i in range(t.num_rows)
@@ -150,10 +150,10 @@ def _groups(layout: Layout, module: ModuleLayout) -> range:
     return range(layout.samples.microbatches // module.group_size)
 
 
-def _thinned(plan: DataPlan) -> DataPlan:
+def _thinned(data: StepData) -> StepData:
     """Take the images of every third sample away, and those of whole microbatches with them."""
     samples = tuple(
         replace(sample, spans={}) if number % 3 == 1 else sample
-        for number, sample in enumerate(plan.samples)
+        for number, sample in enumerate(data.samples)
     )
-    return replace(plan, samples=samples)
+    return replace(data, samples=samples)

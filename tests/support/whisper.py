@@ -125,7 +125,7 @@ def deviations(model: Any, made: Spec, parts: list[list[Seen]]) -> list[float]:
     shards = sorted((seen for part in parts for seen in part), key=lambda seen: seen.shard)
     found = []
     for key in sorted({(seen.replica, seen.group) for seen in shards}):
-        samples = encoder_samples(layout, inputs.plan, module, *key)
+        samples = encoder_samples(layout, inputs.data, module, *key)
         clips = [clip for sample in samples for clip in inputs.images(sample, "audio")]
         mine = [seen for seen in shards if (seen.replica, seen.group) == key]
         if not module.sequence_parallel:

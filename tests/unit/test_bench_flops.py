@@ -6,9 +6,9 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.bench.flops import step_flops
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import make_data_plan
+from mimo_launch.data.sample_order import make_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.spec.load import load_spec
 
@@ -19,7 +19,7 @@ def test_the_reference_workload() -> None:
     """Llama-3-8B shape, 16 layers, sequence 4,096; ViT-H on 4,096 patches. Counted by hand."""
     made = load_spec(R1).spec
     assert made is not None
-    flops = step_flops(made, build_layout(made), nominal_data_plan(made))
+    flops = step_flops(made, build_layout(made), nominal_step_data(made))
     width, inner, seq, words = 4096, 14336, 4096, 131072
     weights = 16 * (2 * width * width + 2 * width * width // 4 + 3 * width * inner) + words * width
     scores = 16 * 2 * seq * width  # Half of 4 S D per token: causal.
@@ -35,8 +35,8 @@ def test_the_reference_workload() -> None:
 def test_samples_cost_what_their_own_images_cost() -> None:
     made = spec({"vision": box(0), "language": box(0)}, mbs=2, max_patches=12, text_only=0.3)
     layout, dataset = build_layout(made), build_dataset(made)
-    alone = [step_flops(made, layout, make_data_plan(dataset, "train", (i,), 0)) for i in range(8)]
-    together = step_flops(made, layout, make_data_plan(dataset, "train", tuple(range(8)), 0))
+    alone = [step_flops(made, layout, make_step_data(dataset, "train", (i,), 0)) for i in range(8)]
+    together = step_flops(made, layout, make_step_data(dataset, "train", tuple(range(8)), 0))
     assert together["vision"] == pytest.approx(sum(each["vision"] for each in alone))
     assert len({each["vision"] for each in alone}) > 1
     assert {each["language"] for each in alone} == {together["language"] / 8}
@@ -48,7 +48,7 @@ def test_records_of_a_pack_attend_to_themselves() -> None:
     layout, dataset = build_layout(made), build_dataset(made)
 
     def language(sample: int | tuple[int, ...]) -> float:
-        return step_flops(made, layout, make_data_plan(dataset, "train", (sample,), 0))["language"]
+        return step_flops(made, layout, make_step_data(dataset, "train", (sample,), 0))["language"]
 
     ids = sorted(range(40), key=lambda index: dataset.length("train", index))
     rates = []

@@ -7,7 +7,7 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.step_data import DataPlan, SamplePlan
+from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.non_finite import Evidence, NonFiniteRun, NoUpdate, NumberWatch, blame
 
@@ -18,13 +18,13 @@ MADE = spec(
     mbs=2,
 )
 LAYOUT = build_layout(MADE)
-PLAN = DataPlan(4, tuple(SamplePlan(100 + i, 8, 4) for i in range(8)))
+DATA = StepData(4, tuple(SampleData(100 + i, 8, 4) for i in range(8)))
 FIRST, SECOND, ALL = range(100, 104), range(104, 108), range(100, 108)
 
 
-def blamed(*seen: tuple[int, Evidence], plan: DataPlan = PLAN) -> tuple[str, int, str, list[int]]:
+def blamed(*seen: tuple[int, Evidence], data: StepData = DATA) -> tuple[str, int, str, list[int]]:
     ranks = [dict(seen).get(rank, Evidence(squares={"vision": 1.0})) for rank in range(7)]
-    found = blame(LAYOUT, plan, ranks)
+    found = blame(LAYOUT, data, ranks)
     assert found.step == 5
     return found.what, found.rank, found.module, list(found.samples)
 
@@ -76,9 +76,9 @@ def test_a_sum_that_overflows_is_blamed_on_its_largest_part() -> None:
 
 
 def test_a_sample_that_was_left_out_is_not_blamed() -> None:
-    samples = list(PLAN.samples)
-    samples[6] = SamplePlan(106, 0, 0)
-    found = blamed((6, Evidence(losses=(1,))), plan=replace(PLAN, samples=tuple(samples)))
+    samples = list(DATA.samples)
+    samples[6] = SampleData(106, 0, 0)
+    found = blamed((6, Evidence(losses=(1,))), data=replace(DATA, samples=tuple(samples)))
     assert found == ("loss", 6, "language", [107])
 
 

@@ -14,7 +14,7 @@ from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_sha
 
 from mimo_launch.checks.all_checks import check_text
 from mimo_launch.checks.shards import PACKAGES
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
 from mimo_launch.data.shard_patterns import shard_files
 from mimo_launch.diag.diagnostic import Diagnostic
@@ -148,9 +148,9 @@ def test_plan_knows_sizes_without_looking_at_samples(text: str, tmp_path: Path) 
     spec = check_text(text).spec
     assert spec is not None
     assert largest_image(spec, "vision").rows <= 128
-    plan = nominal_data_plan(spec)
+    data = nominal_step_data(spec)
     build_layout(spec)
-    for sample in plan.samples:
+    for sample in data.samples:
         assert sample.num_tokens <= spec.batch.seq
         (span,) = sample.spans["vision"][:1]
         assert 32 <= span.rows <= 64
@@ -170,7 +170,7 @@ def test_images_of_one_size_are_known(text: str, tmp_path: Path) -> None:
     largest = largest_image(spec, "vision")
     assert (largest.height, largest.width) == (6, 5)
     assert longest_sample(spec) == 32
-    (span,) = nominal_data_plan(spec).samples[0].spans["vision"][:1]
+    (span,) = nominal_step_data(spec).samples[0].spans["vision"][:1]
     assert (span.height, span.width) == (6, 5)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mimo_launch.data.make_digits import from_uci, write_npz
 from mimo_launch.data.random_draws import Draws, Purpose, pick, split_key, threshold
-from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_data_plan
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_step_data
+from mimo_launch.layout.step_data import SampleData
 
 
 @pytest.mark.parametrize(("num", "batch"), [(20, 5), (20, 8), (7, 32), (1, 3), (1000, 32)])
@@ -58,16 +58,16 @@ def test_heldout_batches_are_whole_and_start_at_the_first_sample():
 
 @dataclass
 class Counting:
-    def plan(self, split, index):
-        return SamplePlan(index, num_tokens=index, num_labels=2 if split == "train" else 1)
+    def describe(self, split, index):
+        return SampleData(index, num_tokens=index, num_labels=2 if split == "train" else 1)
 
 
 def test_a_data_plan_keeps_the_order_of_the_ids():
-    plan = make_data_plan(Counting(), "train", (5, 1, 3), step=7)
-    assert plan.step == 7
-    assert [sample.id for sample in plan.samples] == [5, 1, 3]
-    assert plan.num_labels == 6
-    assert make_data_plan(Counting(), "heldout", (5,), step=0).num_labels == 1
+    data = make_step_data(Counting(), "train", (5, 1, 3), step=7)
+    assert data.step == 7
+    assert [sample.id for sample in data.samples] == [5, 1, 3]
+    assert data.num_labels == 6
+    assert make_step_data(Counting(), "heldout", (5,), step=0).num_labels == 1
 
 
 def test_a_row_of_draws_depends_on_its_index_only():

@@ -48,7 +48,7 @@ def make_spec(data: dict[str, Any], patches=(4,), seed=0, seq=256, dp=1, channel
 def fingerprint(dataset: Dataset, encoders: list[str], split: str = "train", num: int = 40) -> str:
     sha = hashlib.sha256()
     for index in range(num):
-        sha.update(repr(dataset.plan(split, index)).encode())
+        sha.update(repr(dataset.describe(split, index)).encode())
         for array in dataset.text(split, index):
             sha.update(array.tobytes())
         for encoder in encoders:
@@ -93,7 +93,7 @@ def test_a_strip_shows_the_digits_of_its_labels(split, patches):
         assert dataset.answer(split, index) == tuple(target[:-1])
         for number, patch in enumerate(patches):
             for strip in dataset.images(split, index, f"eye{number}"):
-                (span,) = dataset.plan(split, index).spans[f"eye{number}"]
+                (span,) = dataset.describe(split, index).spans[f"eye{number}"]
                 assert strip.shape == (1, span.height * patch, span.width * patch)
                 raw = (strip[0] * 16 + 5).astype(np.uint8)
                 shown = [known[raw[:, x : x + 8].tobytes()] for x in range(0, raw.shape[1], 8)]
@@ -105,16 +105,16 @@ def test_strips_have_the_written_form():
     seen = set()
     for index in range(300):
         tokens, labels = dataset.text("train", index)
-        plan = dataset.plan("train", index)
+        described = dataset.describe("train", index)
         answer = list(dataset.answer("train", index))
         digits = [token - tok.FIRST_DIGIT for token in answer]
         seen.add(len(digits))
         middle = [tok.FIRST_WORD + d for d in digits]
-        if plan.spans:
+        if described.spans:
             middle = [24] * (4 * len(digits)) + [25] * len(digits)
         expected = [tok.BOS, *middle, tok.ASK, *answer, tok.EOS]
-        assert tokens[: plan.num_tokens].tolist() == expected
-        assert not tokens[plan.num_tokens :].any()
+        assert tokens[: described.num_tokens].tolist() == expected
+        assert not tokens[described.num_tokens :].any()
         ask = expected.index(tok.ASK)
         places = np.flatnonzero(labels != tok.IGNORE_LABEL)
         assert places.tolist() == list(range(ask, ask + len(digits) + 1))
@@ -124,7 +124,7 @@ def test_strips_have_the_written_form():
 
 def test_text_only_share_pixel_scale_and_channels():
     dataset = build_dataset(make_spec(DIGITS, channels=3))
-    text_only = [not dataset.plan("train", i).spans for i in range(5000)]
+    text_only = [not dataset.describe("train", i).spans for i in range(5000)]
     assert np.mean(text_only) == pytest.approx(0.1, abs=0.02)
     strips = [s for i in range(500) for s in dataset.images("train", i, "eye0")]
     pixels = np.concatenate([strip.reshape(3, -1) for strip in strips], axis=1)
@@ -134,7 +134,7 @@ def test_text_only_share_pixel_scale_and_channels():
     assert (pixels.min(), pixels.max()) == (-5 / 16, 11 / 16)
     for share, spans in ((0.0, 200), (1.0, 0)):
         other = build_dataset(make_spec({**DIGITS, "text_only": share}))
-        assert sum(bool(other.plan("train", i).spans) for i in range(200)) == spans
+        assert sum(bool(other.describe("train", i).spans) for i in range(200)) == spans
 
 
 def test_without_an_encoder_every_strip_is_spelled():
@@ -155,22 +155,22 @@ def test_plan_agrees_with_tokens_and_images(data, patches, split):
     )
     dataset = build_dataset(spec)
     for index in range(200):
-        plan = dataset.plan(split, index)
+        described = dataset.describe(split, index)
         tokens, labels = dataset.text(split, index)
         assert tokens.shape == labels.shape == (spec.batch.seq,)
         assert tokens.dtype == labels.dtype == np.int64
-        assert 2 <= plan.num_tokens <= spec.batch.seq
-        assert (tokens[plan.num_tokens :] == tok.PAD).all()
+        assert 2 <= described.num_tokens <= spec.batch.seq
+        assert (tokens[described.num_tokens :] == tok.PAD).all()
         placed = np.flatnonzero(labels != tok.IGNORE_LABEL)
-        assert len(placed) == plan.num_labels > 0
-        assert placed[-1] + 1 < plan.num_tokens
+        assert len(placed) == described.num_labels > 0
+        assert placed[-1] + 1 < described.num_tokens
         assert (labels[placed] == tokens[placed + 1]).all()
         assert (labels < tok.vocab_size(spec) - len(patches)).all()
-        assert plan.id == index
+        assert described.id == index
         for number, patch in enumerate(patches):
             name = f"eye{number}"
             here = np.flatnonzero(tokens == tok.placeholder_id(spec, name))
-            spans = plan.spans.get(name, ())
+            spans = described.spans.get(name, ())
             rows = [p for s in spans for p in range(s.position, s.position + s.rows)]
             assert here.tolist() == rows
             assert len(spans) <= data.get("max_images", 1)
@@ -193,17 +193,17 @@ def test_pixel_shuffle_divides_rows_and_keeps_whole_squares(data):
     plain = make_spec({**data, "text_only": 0.0}, (2, 2))
     dataset = build_dataset(with_shuffle(plain, eye0=2))
     for index in range(50):
-        plan = dataset.plan("train", index)
+        described = dataset.describe("train", index)
         tokens, _ = dataset.text("train", index)
         for name, side in (("eye0", 4), ("eye1", 2)):
             images = dataset.images("train", index, name)
             assert [i.shape[1] % side + i.shape[2] % side for i in images] == [0] * len(images)
             rows = sum(image.size // side**2 for image in images)
-            assert rows == plan.rows(name)
+            assert rows == described.rows(name)
             placed = tokens == tok.placeholder_id(plain, name)
             assert placed.sum() == rows
         if data is DIGITS:
-            assert plan.rows("eye1") == 4 * plan.rows("eye0")
+            assert described.rows("eye1") == 4 * described.rows("eye0")
     spec = with_shuffle(plain, eye0=2)
     assert sample_sizes.longest_sample(spec) < sample_sizes.longest_sample(plain)
 
@@ -215,12 +215,12 @@ def test_images_of_a_given_size_and_number_fill_the_sequence():
     dataset = build_dataset(with_shuffle(make_spec({**data, "min_text": 10}, seq=28), eye0=2))
     numbers = set()
     for index in range(60):
-        spans = dataset.plan("train", index).spans["eye0"]
+        spans = dataset.describe("train", index).spans["eye0"]
         numbers.add(len(spans))
         assert {(span.height, span.width) for span in spans} == {(2, 3)}
         images = dataset.images("train", index, "eye0")
         assert [image.shape for image in images] == [(1, 16, 24)] * len(spans)
-        assert dataset.plan("train", index).num_tokens >= 6 * len(spans) + 10
+        assert dataset.describe("train", index).num_tokens >= 6 * len(spans) + 10
     assert numbers == {2, 3}
     with pytest.raises(ValueError, match="no image or clip holds"):
         build_dataset(with_shuffle(make_spec(SYNTHETIC), eye0=4))
@@ -229,22 +229,27 @@ def test_images_of_a_given_size_and_number_fill_the_sequence():
 def test_synthetic_samples_vary_in_every_way():
     spec = make_spec(SYNTHETIC, (4, 2), seq=48)
     dataset = build_dataset(spec)
-    plans = [dataset.plan("train", index) for index in range(400)]
-    assert len({plan.num_tokens for plan in plans}) > 20
-    assert {"".join(sorted(plan.spans)) for plan in plans} == {"", "eye0", "eye1", "eye0eye1"}
-    none = np.mean([not plan.rows("eye0") for plan in plans])
+    samples = [dataset.describe("train", index) for index in range(400)]
+    assert len({described.num_tokens for described in samples}) > 20
+    assert {"".join(sorted(described.spans)) for described in samples} == {
+        "",
+        "eye0",
+        "eye1",
+        "eye0eye1",
+    }
+    none = np.mean([not described.rows("eye0") for described in samples])
     assert none == pytest.approx(0.1, abs=0.05)
-    spans = [span for plan in plans for (span,) in plan.spans.values()]
+    spans = [span for described in samples for (span,) in described.spans.values()]
     assert {span.height for span in spans} == {1, 2, 3}
     assert {span.width for span in spans} == set(range(1, 13))
     assert max(span.rows for span in spans) == 12
     assert len({span.position for span in spans}) > 20
-    both = [plan.spans for plan in plans if len(plan.spans) == 2]
+    both = [described.spans for described in samples if len(described.spans) == 2]
     first = [s["eye0"][0].position < s["eye1"][0].position for s in both]
     assert 0.35 < np.mean(first) < 0.65
-    for plan in plans:
-        _, labels = dataset.text("train", plan.id)
-        last = max((s.position for (s,) in plan.spans.values()), default=0)
+    for described in samples:
+        _, labels = dataset.text("train", described.id)
+        last = max((s.position for (s,) in described.spans.values()), default=0)
         assert (labels[last:] != tok.IGNORE_LABEL).any(), "no label depends on the last image"
     drawn = [image for n in range(200) for image in dataset.images("train", n, "eye0")]
     pixels = np.concatenate([image.ravel() for image in drawn])
@@ -260,7 +265,7 @@ def test_a_sample_depends_on_seed_split_and_index_only(data):
     prints = {fingerprint(build_dataset(make_spec(data, (4, 8), dp=dp)), eyes) for dp in (1, 4)}
     backwards = build_dataset(first)
     for index in reversed(range(3000)):
-        backwards.plan("train", index)
+        backwards.describe("train", index)
     prints.add(fingerprint(backwards, eyes))
     assert len(prints) == 1
     other = build_dataset(make_spec(data, (4, 8), seed=1))
@@ -294,7 +299,7 @@ def test_impossible_specs_and_indices_are_refused():
         assert isinstance(dataset, kind)
         for bad in (-1, dataset.num_samples("train")):
             with pytest.raises(IndexError):
-                dataset.plan("train", bad)
+                dataset.describe("train", bad)
         with pytest.raises(ValueError, match="seq"):
             build_dataset(make_spec(data, seq=8))
     with pytest.raises(ValueError, match="does not divide"):
@@ -310,15 +315,15 @@ def test_documents_are_cut_between_text_that_no_label_crosses():
     for index in range(300):
         documents = dataset.documents("train", index)
         tokens, labels = dataset.text("train", index)
-        plan = dataset.plan("train", index)
+        described = dataset.describe("train", index)
         assert documents.shape == tokens.shape
         cuts = np.flatnonzero(np.diff(documents)) + 1
         assert (np.diff(documents)[cuts - 1] == 1).all()
         assert (labels[cuts - 1] == tok.IGNORE_LABEL).all()
-        assert all(cut < plan.num_tokens for cut in cuts)
+        assert all(cut < described.num_tokens for cut in cuts)
         inside = {
             row
-            for spans in plan.spans.values()
+            for spans in described.spans.values()
             for s in spans
             for row in range(s.position, s.position + s.rows)
         }

@@ -6,13 +6,13 @@ from tests.support.specs import box, hybrid, spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.flops import Flops, backward_flops, forward_flops
 from mimo_launch.estimate.workload import Workload, workload
 from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.image_patches import Patches
@@ -23,8 +23,8 @@ DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads"
 VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}
 
 
-def nominal(made: Spec) -> SamplePlan:
-    return nominal_data_plan(made).samples[0]
+def nominal(made: Spec) -> SampleData:
+    return nominal_step_data(made).samples[0]
 
 
 def counted(run) -> tuple[dict, dict]:

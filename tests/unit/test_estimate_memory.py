@@ -6,7 +6,7 @@ import pytest
 from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
 from tests.support.specs import box, spec
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -31,7 +31,7 @@ def test_head_keeps_one_tensor_of_logits_and_needs_a_second() -> None:
 
 
 def row(made: Spec, rank: int, **constants: float) -> MemoryRow:
-    layout, sample = build_layout(made), nominal_data_plan(made).samples[0]
+    layout, sample = build_layout(made), nominal_step_data(made).samples[0]
     estimator = Estimator(
         made, layout, generate(layout), sample, replace(Calibration(), **constants)
     )

@@ -7,7 +7,7 @@ import torch
 from tests.support.specs import box, spec
 from tests.unit.test_kept import compiles_without_kernels  # noqa: F401 - a fixture
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import mamba
@@ -67,7 +67,7 @@ def estimated(letter: str, **settings: Any) -> int:
     for count in (1, 2):
         asked = made(letter, count, **settings)
         layout = build_layout(asked)
-        work = workload(layout, layout.language, nominal_data_plan(asked).samples[0])
+        work = workload(layout, layout.language, nominal_step_data(asked).samples[0])
         stage = layout.language.stages[0]
         sizes.append(stage_memory(asked, layout, layout.language, stage, work, 0).kept)
     return sizes[1] - sizes[0]

@@ -71,10 +71,10 @@ def test_a_sample_left_out_is_padding_and_the_others_stay() -> None:
     assert tokens.dtype == labels.dtype == np.int64
     assert not left.documents(1).any()
     assert (left.images(1, "vision"), left.answer(1)) == ([], ())
-    empty = left.plan.samples[1]
+    empty = left.data.samples[1]
     assert (empty.id, empty.num_tokens, empty.num_labels, empty.rows("vision")) == (8, 0, 0, 0)
-    assert left.plan.samples[0] == inputs.plan.samples[0]
-    assert left.plan.num_labels < inputs.plan.num_labels
+    assert left.data.samples[0] == inputs.data.samples[0]
+    assert left.data.num_labels < inputs.data.num_labels
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.spec.model import Spec
@@ -29,26 +29,26 @@ def digits(**data: object) -> Spec:
 @pytest.mark.parametrize("num_digits", [1, 3, 6])
 def test_digits_of_one_length_are_all_nominal(num_digits: int) -> None:
     made = digits(min_digits=num_digits, max_digits=num_digits, text_only=0.0)
-    nominal = nominal_data_plan(made).samples[0]
+    nominal = nominal_step_data(made).samples[0]
     for index in range(8):
-        real = build_dataset(made).plan("train", index)
+        real = build_dataset(made).describe("train", index)
         assert dict(real.spans) == nominal.spans
         assert (real.num_tokens, real.num_labels) == (nominal.num_tokens, nominal.num_labels)
 
 
 def test_spelled_digits_have_no_rows() -> None:
     made = digits(min_digits=3, max_digits=3, text_only=1.0)
-    nominal = nominal_data_plan(made).samples[0]
-    real = build_dataset(made).plan("train", 0)
+    nominal = nominal_step_data(made).samples[0]
+    real = build_dataset(made).describe("train", 0)
     assert not nominal.spans
     assert (real.num_tokens, real.num_labels) == (nominal.num_tokens, nominal.num_labels)
 
 
 def test_mean_number_of_digits_is_rounded_up() -> None:
-    plan = nominal_data_plan(digits(min_digits=1, max_digits=6, text_only=0.1))
-    assert len(plan.samples) == 4
-    assert list(plan.samples) == [plan.samples[0]] * 4 == [*plan.samples[1:], plan.samples[-1]]
-    for sample in plan.samples:
+    data = nominal_step_data(digits(min_digits=1, max_digits=6, text_only=0.1))
+    assert len(data.samples) == 4
+    assert list(data.samples) == [data.samples[0]] * 4 == [*data.samples[1:], data.samples[-1]]
+    for sample in data.samples:
         # 4 digits of 2 x 2 patches; glance sees one patch per digit, right after them.
         assert sample.rows("vision") == 16
         assert sample.rows("glance") == 4
@@ -58,7 +58,7 @@ def test_mean_number_of_digits_is_rounded_up() -> None:
 
 def test_a_pack_holds_as_many_records_as_fit() -> None:
     """A strip of 4 digits has 27 tokens: BOS, 16 and 4 rows, ASK, 4 digits, EOS."""
-    [sample, *_] = nominal_data_plan(digits(packing=True)).samples
+    [sample, *_] = nominal_step_data(digits(packing=True)).samples
     assert [record.num_tokens for record in sample.records] == [27, 27]
     assert (sample.num_tokens, sample.num_labels) == (54, 10)
     assert sample.rows("vision") == 32
@@ -68,17 +68,17 @@ def test_a_pack_holds_as_many_records_as_fit() -> None:
 @pytest.mark.parametrize(("largest", "rows"), [(1, 1), (2, 1), (3, 1), (12, 6)])
 def test_synthetic_images_have_half_of_the_patches(largest: int, rows: int) -> None:
     made = spec(ENCODERS, max_patches=largest)
-    assert nominal_data_plan(made).samples[0].rows("vision") == rows
+    assert nominal_step_data(made).samples[0].rows("vision") == rows
 
 
 def test_synthetic_images_of_one_size_are_all_nominal() -> None:
     data = {"kind": "synthetic", "image": [4, 6], "min_images": 2, "max_images": 2, "text_only": 0}
     vision = box(0, model={"shuffle": 2})
     made = spec({"vision": vision}, data={**data, "min_text": 8}, seq=20)
-    nominal = nominal_data_plan(made).samples[0]
+    nominal = nominal_step_data(made).samples[0]
     assert [span.position for span in nominal.spans["vision"]] == [1, 7]
     for index in range(8):
-        real = build_dataset(made).plan("train", index)
+        real = build_dataset(made).describe("train", index)
         sizes = [[(s.height, s.width) for s in p.spans["vision"]] for p in (real, nominal)]
         assert sizes[0] == sizes[1] == [(2, 3), (2, 3)]
         assert (real.rows("vision"), real.num_tokens) == (12, nominal.num_tokens)
@@ -87,7 +87,7 @@ def test_synthetic_images_of_one_size_are_all_nominal() -> None:
 @settings(max_examples=50, deadline=None)
 @given(layout_specs(8, supported_only=False))
 def test_nominal_samples_fit_the_sequence(made: Spec) -> None:
-    for sample in nominal_data_plan(made).samples:
+    for sample in nominal_step_data(made).samples:
         spans = [span for spans in sample.spans.values() for span in spans]
         assert sample.num_labels >= 1
         assert 2 <= sample.num_tokens <= made.batch.seq

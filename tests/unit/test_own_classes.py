@@ -10,7 +10,7 @@ from tests.support.specs import box, spec
 from torch import nn
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher.forking import fault_of_own_classes
@@ -187,7 +187,7 @@ def test_plain_parameters_decay_by_their_dimensions_and_frozen_ones_stay_so() ->
 
 def test_a_plan_counts_what_it_is_told_and_says_what_it_does_not() -> None:
     unknown = of(WIDE, tp=2, model={"options": {"inner": 8}, "heads": 2, "layers": 3})
-    assert nominal_data_plan(unknown).samples[0].rows("vision") > 0
+    assert nominal_step_data(unknown).samples[0].rows("vision") > 0
     assert build_report(Plan.of(unknown)).estimates.not_counted == {
         "vision": ("weights", "work", "activations")
     }

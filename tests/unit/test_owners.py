@@ -18,13 +18,13 @@ from mimo_launch.layout.sample_owners import (
     replicas_that_share,
 )
 from mimo_launch.layout.sample_readers import reads_of
-from mimo_launch.layout.step_data import DataPlan, ImageSpan, SamplePlan
+from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
 
 
-def step_of(rows: list[int], encoder: str = "vision") -> DataPlan:
+def step_of(rows: list[int], encoder: str = "vision") -> StepData:
     """A step whose sample s has one image of rows[s] rows, or none."""
     spans = [({encoder: (ImageSpan(0, 1, n),)} if n else {}) for n in rows]
-    return DataPlan(0, tuple(SamplePlan(i, 1, 1, span) for i, span in enumerate(spans)))
+    return StepData(0, tuple(SampleData(i, 1, 1, span) for i, span in enumerate(spans)))
 
 
 def skewed(number: int, seed: int) -> list[int]:
@@ -33,20 +33,20 @@ def skewed(number: int, seed: int) -> list[int]:
     return [random.choice([0, *[1] * 7]) * int(random.lognormvariate(5, 1)) for _ in range(number)]
 
 
-def owners(layout: Layout, plan: DataPlan, module: ModuleLayout) -> list[list[tuple[int, ...]]]:
+def owners(layout: Layout, data: StepData, module: ModuleLayout) -> list[list[tuple[int, ...]]]:
     """Samples by group and replica."""
     groups = layout.samples.microbatches // module.group_size
     replicas = range(module.grid.size("dp"))
     return [
-        [encoder_samples(layout, plan, module, replica, group) for replica in replicas]
+        [encoder_samples(layout, data, module, replica, group) for replica in replicas]
         for group in range(groups)
     ]
 
 
-def loads(plan: DataPlan, table: list[list[tuple[int, ...]]]) -> list[int]:
+def loads(data: StepData, table: list[list[tuple[int, ...]]]) -> list[int]:
     """Rows of each replica in the whole step."""
     return [
-        sum(plan.samples[s].rows("vision") for row in table for s in row[replica])
+        sum(data.samples[s].rows("vision") for row in table for s in row[replica])
         for replica in range(len(table[0]))
     ]
 
@@ -113,17 +113,17 @@ UNEVEN = {"vision": box(0, dp=3), "language": box(3, dp=2)}
 )
 def test_the_largest_replica_of_a_skewed_step_is_near_the_mean(made, seed):
     """The even cut of the same steps is far from it."""
-    layout, plan = build_layout(made), step_of(skewed(made.batch.global_, seed))
-    rows = [sample.rows("vision") for sample in plan.samples]
-    found = loads(plan, owners(layout, plan, layout["vision"]))
+    layout, data = build_layout(made), step_of(skewed(made.batch.global_, seed))
+    rows = [sample.rows("vision") for sample in data.samples]
+    found = loads(data, owners(layout, data, layout["vision"]))
     mean = sum(rows) / len(found)
     largest = max(rows)
     assert largest < mean * 1.5
     assert max(found) <= max(1.10 * mean, largest)
-    seen = imbalance(layout, plan, layout["vision"])
+    seen = imbalance(layout, data, layout["vision"])
     assert seen.after == max(found) / mean
-    even = owners(layout, plan, build_layout(_set(made, "none"))["vision"])
-    assert seen.before == max(loads(plan, even)) / mean
+    even = owners(layout, data, build_layout(_set(made, "none"))["vision"])
+    assert seen.before == max(loads(data, even)) / mean
     assert seen.before > 1.10
 
 
@@ -131,10 +131,10 @@ def test_the_largest_replica_of_a_skewed_step_is_near_the_mean(made, seed):
 def test_between_phases_every_group_is_even(seed):
     """Replicas wait for each other after each, so no group may make up for another."""
     layout = build_layout(spec(COLOCATED, microbatches=6, mbs=16, encoder_microbatches=2))
-    plan = step_of(skewed(layout.samples.global_batch, seed))
-    for group in owners(layout, plan, layout["vision"]):
-        found = loads(plan, [group])
-        largest = max(plan.samples[s].rows("vision") for part in group for s in part)
+    data = step_of(skewed(layout.samples.global_batch, seed))
+    for group in owners(layout, data, layout["vision"]):
+        found = loads(data, [group])
+        largest = max(data.samples[s].rows("vision") for part in group for s in part)
         assert max(found) <= max(1.10 * sum(found) / len(found), largest)
 
 
@@ -148,9 +148,9 @@ def _set(made, balance):
 def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(made, seed):
     layout = build_layout(made)
     for module in layout.encoders:
-        plan = step_of(skewed(made.batch.global_, seed), module.name)
+        data = step_of(skewed(made.batch.global_, seed), module.name)
         again = step_of(skewed(made.batch.global_, seed), module.name)
-        table = owners(layout, plan, module)
+        table = owners(layout, data, module)
         assert table == owners(build_layout(made), again, module)
         links, k = replica_links(layout, module.name), module.group_size
         for group, row in enumerate(table):
@@ -168,7 +168,7 @@ def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(
         for rank in module.stage_ranks(0):
             replica = module.grid.index("dp", rank)
             mine = sorted(sample for row in table for sample in row[replica])
-            assert list(reads_of(layout, plan, rank, decode=False).images[module.name]) == mine
+            assert list(reads_of(layout, data, rank, decode=False).images[module.name]) == mine
 
 
 @settings(max_examples=100, deadline=None)
@@ -176,9 +176,9 @@ def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(
 def test_equal_images_stay_where_the_even_cut_has_them(made, rows):
     layout = build_layout(made)
     for module in layout.encoders:
-        plan = step_of([rows] * made.batch.global_, module.name)
+        data = step_of([rows] * made.batch.global_, module.name)
         dp, k = module.grid.size("dp"), module.group_size
-        assert owners(layout, plan, module) == [
+        assert owners(layout, data, module) == [
             [layout.samples.encoder(replica, dp, group, k) for replica in range(dp)]
             for group in range(layout.samples.microbatches // k)
         ]
@@ -186,14 +186,14 @@ def test_equal_images_stay_where_the_even_cut_has_them(made, rows):
 
 def test_samples_that_cannot_be_read_move_no_other():
     layout = build_layout(spec(FAN_IN, mbs=16))
-    plan = step_of(skewed(16, 3))
-    largest = max(plan.samples, key=lambda sample: sample.rows("vision"))
-    left = tuple(SamplePlan(s.id, 0, 0) if s is largest else s for s in plan.samples)
+    data = step_of(skewed(16, 3))
+    largest = max(data.samples, key=lambda sample: sample.rows("vision"))
+    left = tuple(SampleData(s.id, 0, 0) if s is largest else s for s in data.samples)
     vision = layout["vision"]
-    assert owners(layout, DataPlan(0, left, planned=plan.samples), vision) == owners(
-        layout, plan, vision
+    assert owners(layout, StepData(0, left, planned=data.samples), vision) == owners(
+        layout, data, vision
     )
-    assert owners(layout, DataPlan(0, left), vision) != owners(layout, plan, vision)
+    assert owners(layout, StepData(0, left), vision) != owners(layout, data, vision)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from mimo_launch.data.sample_order import (
     Order,
     PackedOrder,
     global_order,
-    make_data_plan,
+    make_step_data,
     records_of,
     steps_of,
 )
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.sample_readers import Reads
-from mimo_launch.layout.step_data import SamplePlan, packed
+from mimo_launch.layout.step_data import SampleData, packed
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 
@@ -139,7 +139,7 @@ def test_an_epoch_of_digits_has_each_strip_once_and_few_gaps():
     while place < 300:
         for sample in order.take(place):
             ids += records_of(sample)
-            tokens += sum(dataset.plan("train", i).num_tokens for i in records_of(sample))
+            tokens += sum(dataset.describe("train", i).num_tokens for i in records_of(sample))
             packs += 1
         place = order.after(place)
     assert sorted(ids[:300]) == list(range(300))
@@ -153,12 +153,12 @@ def test_a_pack_is_its_records_one_behind_the_other():
     inputs = step_inputs(dataset, "train", ids, 0)
     for position, sample in enumerate(ids):
         tokens, labels = inputs.text(position)
-        documents, plan = inputs.documents(position), inputs.plan.samples[position]
+        documents, described = inputs.documents(position), inputs.data.samples[position]
         images = inputs.images(position, "vision")
         first = 0
         for number, index in enumerate(records_of(sample)):
             own, wanted = dataset.text("train", index)
-            length = dataset.plan("train", index).num_tokens
+            length = dataset.describe("train", index).num_tokens
             here = slice(first, first + length)
             np.testing.assert_array_equal(tokens[here], own[:length])
             np.testing.assert_array_equal(labels[here], wanted[:length])
@@ -170,10 +170,12 @@ def test_a_pack_is_its_records_one_behind_the_other():
         assert images == []
         assert (tokens[first:] == PAD).all()
         assert (labels[first:] == IGNORE_LABEL).all()
-        assert plan.num_tokens == first
-        assert plan.num_labels == (labels != IGNORE_LABEL).sum()
+        assert described.num_tokens == first
+        assert described.num_labels == (labels != IGNORE_LABEL).sum()
         placed = sorted(
-            span.position + i for span in plan.spans.get("vision", ()) for i in range(span.rows)
+            span.position + i
+            for span in described.spans.get("vision", ())
+            for i in range(span.rows)
         )
         assert placed == np.flatnonzero(tokens == tokens[placed[0]] if placed else []).tolist()
 
@@ -182,8 +184,8 @@ def test_documents_of_a_record_stay_apart_in_a_pack():
     made = spec({"vision": box(0)}, max_documents=4, mbs=8)
     dataset = build_dataset(made)
     index = next(i for i in range(99) if dataset.documents("train", i).max() > 0)
-    own = dataset.documents("train", index)[: dataset.plan("train", index).num_tokens]
-    [found] = make_data_plan(dataset, "train", ((index, index),), 0).samples
+    own = dataset.documents("train", index)[: dataset.describe("train", index).num_tokens]
+    [found] = make_step_data(dataset, "train", ((index, index),), 0).samples
     longer = np.concatenate([own, own + own.max() + 1])
     inputs = step_inputs(_Longer(dataset, len(longer) + 2), "train", ((index, index),), 0)
     documents = inputs.documents(0)
@@ -196,7 +198,7 @@ class _Longer:
     """The same data set in longer sequences."""
 
     def __init__(self, dataset: Any, seq: int) -> None:
-        self.plan, self._dataset, self._seq = dataset.plan, dataset, seq
+        self.describe, self._dataset, self._seq = dataset.describe, dataset, seq
 
     def documents(self, split: Any, index: int) -> Any:
         own = self._dataset.documents(split, index)
@@ -207,7 +209,7 @@ class _Longer:
 def test_no_record_attends_to_a_gap_in_front_of_it(bad: int):
     """A gap in front would move positions, and padding would be among the keys."""
     own = np.zeros(16, dtype=np.int64)
-    records = [SamplePlan(number, 4, 2, first=4 * number) for number in range(3)]
+    records = [SampleData(number, 4, 2, first=4 * number) for number in range(3)]
     documents = joined_documents([(record, own) for record in records if record.id > bad], len(own))
     assert (np.diff(documents) >= 0).all()
     for record in records[bad + 1 :]:
@@ -231,13 +233,13 @@ def test_a_record_that_cannot_be_read_leaves_a_gap_in_its_pack():
     left, whole = inputs.without(reasons), step_inputs(dataset, "train", ids, 0)
     for other in everything:
         tokens, labels = (array.copy() for array in whole.text(other))
-        plan = whole.plan.samples[other]
+        described = whole.data.samples[other]
         if other == position:
-            record = plan.parts[1]
+            record = described.parts[1]
             here = slice(record.first, record.first + record.num_tokens)
             tokens[here], labels[here] = PAD, IGNORE_LABEL
-            rest = [part for part in plan.parts if part is not record]
-            seen = left.plan.samples[other]
+            rest = [part for part in described.parts if part is not record]
+            seen = left.data.samples[other]
             for name in ("num_tokens", "num_labels"):
                 assert getattr(seen, name) == sum(getattr(part, name) for part in rest)
             assert seen.rows("vision") == sum(part.rows("vision") for part in rest)
@@ -246,12 +248,12 @@ def test_a_record_that_cannot_be_read_leaves_a_gap_in_its_pack():
             assert {(s.height, s.width) for s in kept} == {
                 (s.height, s.width) for part in seen.spans.values() for s in part
             }
-            assert set(seen.spans.get("vision", ())) <= set(plan.spans["vision"])
+            assert set(seen.spans.get("vision", ())) <= set(described.spans["vision"])
         got = left.text(other)
         np.testing.assert_array_equal(got[0], tokens)
         np.testing.assert_array_equal(got[1], labels)
         assert len(left.images(other, "vision")) == len(
-            left.plan.samples[other].spans.get("vision", ())
+            left.data.samples[other].spans.get("vision", ())
         )
-    assert left.plan.num_labels < inputs.plan.num_labels
-    assert left.plan.indexed == inputs.plan.samples
+    assert left.data.num_labels < inputs.data.num_labels
+    assert left.data.indexed == inputs.data.samples

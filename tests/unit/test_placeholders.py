@@ -80,12 +80,12 @@ def test_text_never_holds_a_placeholder(given: tuple[int | None, int | None]) ->
     ids = {name: placeholder_id(made, name) for name in ("vision", "depth")}
     words = set()
     for index in range(60):
-        plan, (tokens, _) = data.plan("train", index), data.text("train", index)
+        described, (tokens, _) = data.describe("train", index), data.text("train", index)
         for name, token in ids.items():
             rows = np.flatnonzero(tokens == token)
-            spans = plan.spans.get(name, ())
+            spans = described.spans.get(name, ())
             assert rows.tolist() == [s.position + i for s in spans for i in range(s.rows)]
-        words |= set(tokens[: plan.num_tokens].tolist())
+        words |= set(tokens[: described.num_tokens].tolist())
     assert words == set(range(vocab_size(made)))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from tests.support.specs import box, hybrid, layout_specs, spec
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.drawing.bridge_rows import fan
 from mimo_launch.drawing.json_text import report_json
 from mimo_launch.drawing.report import build_rank_report, build_report
@@ -91,14 +91,14 @@ def test_every_rank_has_one_row_program_and_timeline(made: Spec) -> None:
 @example(DEEP)
 @given(layout_specs())
 def test_links_are_the_routes_of_all_groups(made: Spec) -> None:
-    layout, plan, report = build_layout(made), nominal_data_plan(made), build_report(Plan.of(made))
+    layout, data, report = build_layout(made), nominal_step_data(made), build_report(Plan.of(made))
     for bridge in report.bridges:
         want: Counter[tuple[int, int]] = Counter()
         for group in range(bridge.groups):
-            for transfer in route(layout, plan, bridge.encoder, group):
+            for transfer in route(layout, data, bridge.encoder, group):
                 want[transfer.src, transfer.dst] += transfer.num_rows
         assert {(link.src, link.dst): link.rows for link in bridge.links} == want
-        assert bridge.rows == sum(s.rows(bridge.encoder) for s in plan.samples)
+        assert bridge.rows == sum(s.rows(bridge.encoder) for s in data.samples)
         assert bridge.local_rows == sum(n for (src, dst), n in want.items() if src == dst)
 
 

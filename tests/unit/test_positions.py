@@ -65,7 +65,7 @@ def theirs(made: Spec, inputs: DatasetInputs, sample: int) -> tuple[torch.Tensor
 
     tokens, _ = inputs.text(sample)
     documents = inputs.documents(sample)
-    spans = inputs.plan.samples[sample].spans.get("vision", ())
+    spans = inputs.data.samples[sample].spans.get("vision", ())
     if any(a.position + a.rows == b.position for a, b in pairwise(spans)):
         return None
     found = []

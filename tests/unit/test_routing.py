@@ -19,7 +19,7 @@ from mimo_launch.layout.bridge_routing import Transfer, components, route
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.row_owners import cut_runs, row_cut, token_runs
 from mimo_launch.layout.sample_owners import encoder_samples
-from mimo_launch.layout.step_data import DataPlan, ImageSpan, SamplePlan
+from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
 from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=100, deadline=None)
@@ -35,12 +35,12 @@ class Row(NamedTuple):
     dst_place: int
 
 
-def data_plan(made: Spec, images: dict[int, dict[str, list[tuple[int, int]]]]) -> DataPlan:
+def step_data(made: Spec, images: dict[int, dict[str, list[tuple[int, int]]]]) -> StepData:
     """Build the plan in which sample s has, per encoder, images at (position, rows)."""
-    return DataPlan(
+    return StepData(
         0,
         tuple(
-            SamplePlan(
+            SampleData(
                 sample,
                 made.batch.seq,
                 1,
@@ -55,7 +55,7 @@ def data_plan(made: Spec, images: dict[int, dict[str, list[tuple[int, int]]]]) -
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, all_have_rows: bool = False) -> tuple[Spec, Layout, DataPlan]:
+def cases(draw: st.DrawFn, *, all_have_rows: bool = False) -> tuple[Spec, Layout, StepData]:
     """A layout with at least one encoder, and a step of samples with images anywhere or nowhere."""
     made = draw(layout_specs(16, supported_only=False))
     if not made.encoders:
@@ -81,7 +81,7 @@ def cases(draw: st.DrawFn, *, all_have_rows: bool = False) -> tuple[Spec, Layout
                 images[sample][encoder].append((position + gap, rows))
                 position += gap + rows
     note(brief(made))
-    return made, build_layout(made), data_plan(made, images)
+    return made, build_layout(made), step_data(made, images)
 
 
 def rank_of(made: Spec, name: str, **coords: int) -> int:
@@ -101,7 +101,7 @@ def fair_share(number: int, total: int, parts: int) -> tuple[int, int]:
 
 
 def sent_from(
-    made: Spec, layout: Layout, plan: DataPlan, encoder: str
+    made: Spec, layout: Layout, data: StepData, encoder: str
 ) -> dict[tuple, tuple[int, int]]:
     """(sample, row) -> (rank, place among the rows it owns of that group), of every group.
 
@@ -113,8 +113,8 @@ def sent_from(
         for replica in range(module.grid.dp):
             rows = [
                 (sample, row)
-                for sample in encoder_samples(layout, plan, layout[encoder], replica, group)
-                for row in range(plan.samples[sample].rows(encoder))
+                for sample in encoder_samples(layout, data, layout[encoder], replica, group)
+                for row in range(data.samples[sample].rows(encoder))
             ]
             for number, key in enumerate(rows):
                 # Padded so that cp ranks, and tp ranks where they cut tokens, hold equally many.
@@ -131,7 +131,7 @@ def sent_from(
     return found
 
 
-def due_at(made: Spec, plan: DataPlan, encoder: str) -> dict[tuple, tuple[int, int, int]]:
+def due_at(made: Spec, data: StepData, encoder: str) -> dict[tuple, tuple[int, int, int]]:
     """(sample, row) -> (rank, microbatch, place among the rows that rank receives for it)."""
     grid, seq = made.language.grid, made.batch.seq
     mbs = made.batch.global_ // (grid.dp * made.schedule.microbatches)
@@ -143,7 +143,7 @@ def due_at(made: Spec, plan: DataPlan, encoder: str) -> dict[tuple, tuple[int, i
         lists: dict[int, list[tuple[int, tuple[int, int]]]] = {cp: [] for cp in range(grid.cp)}
         for item in range(mbs):
             sample, row = first + item, 0
-            for span in plan.samples[sample].spans.get(encoder, ()):
+            for span in data.samples[sample].spans.get(encoder, ()):
                 for token in range(span.position, span.position + span.rows):
                     number, inside = divmod(token, chunk)
                     mirrored = number >= grid.cp
@@ -240,44 +240,44 @@ def groups_of(layout: Layout) -> Iterator[tuple[str, int, range]]:
 )
 def test_transfers_are_those_of_the_table(made, images, transfers):
     layout = build_layout(made)
-    assert list(route(layout, data_plan(made, images), "vision", 0)) == transfers
+    assert list(route(layout, step_data(made, images), "vision", 0)) == transfers
 
 
 @CASES
 @given(cases())
 def test_every_row_goes_once_from_its_owner_to_the_rank_of_its_token(case):
     """Oracle: every row of every sample placed by hand, on both sides."""
-    made, layout, plan = case
+    made, layout, data = case
     for encoder in layout.encoders:
-        sent = sent_from(made, layout, plan, encoder.name)
-        due = due_at(made, plan, encoder.name)
+        sent = sent_from(made, layout, data, encoder.name)
+        due = due_at(made, data, encoder.name)
         assert sent.keys() == due.keys()
         num_groups = layout.samples.microbatches // encoder.group_size
         moved = [
             row
             for group in range(num_groups)
-            for row in rows_of(route(layout, plan, encoder.name, group))
+            for row in rows_of(route(layout, data, encoder.name, group))
         ]
         assert sorted(moved) == sorted(Row(*sent[key], *due[key]) for key in sent)
         for group in range(num_groups):
-            microbatches = {t.microbatch for t in route(layout, plan, encoder.name, group)}
+            microbatches = {t.microbatch for t in route(layout, data, encoder.name, group)}
             assert {m // encoder.group_size for m in microbatches} <= {group}
 
 
 @CASES
 @given(cases())
 def test_every_owned_row_leaves_once_and_every_due_row_arrives_once(case):
-    _, layout, plan = case
+    _, layout, data = case
     language = layout.language.grid
     for name, group, microbatches in groups_of(layout):
         module = layout[name]
-        rows = rows_of(route(layout, plan, name, group))
+        rows = rows_of(route(layout, data, name, group))
         leaving = Counter((row.src, row.src_place) for row in rows)
         owned = set()
         for rank in module.stage_ranks(len(module.stages) - 1):
             at = module.grid.coords_of(rank)
-            samples = encoder_samples(layout, plan, module, at["dp"], group)
-            total = sum(plan.samples[sample].rows(name) for sample in samples)
+            samples = encoder_samples(layout, data, module, at["dp"], group)
+            total = sum(data.samples[sample].rows(name) for sample in samples)
             cut = row_cut(module, total, at["cp"], at["tp"])
             owned |= {(rank, place) for place in range(len(cut))}
         assert leaving == Counter(owned)
@@ -286,7 +286,7 @@ def test_every_owned_row_leaves_once_and_every_due_row_arrives_once(case):
         for rank in layout.language.stage_ranks(0):
             at = language.coords_of(rank)
             for microbatch in microbatches:
-                runs = token_runs(layout, plan, name, at["dp"], microbatch, at["cp"])
+                runs = token_runs(layout, data, name, at["dp"], microbatch, at["cp"])
                 size = sum(run.num_rows for run in cut_runs(layout, runs, at["tp"]))
                 due |= {(rank, microbatch, place) for place in range(size)}
         assert arriving == Counter(due)
@@ -296,10 +296,10 @@ def test_every_owned_row_leaves_once_and_every_due_row_arrives_once(case):
 @given(cases())
 def test_the_route_of_one_rank_is_the_whole_filtered(case):
     """Also: sender and receiver pack the rows between them in one order."""
-    _, layout, plan = case
+    _, layout, data = case
     for name, group, _ in groups_of(layout):
-        whole = route(layout, plan, name, group)
-        mine = {r: route(layout, plan, name, group, rank=r) for r in range(layout.world_size)}
+        whole = route(layout, data, name, group)
+        mine = {r: route(layout, data, name, group, rank=r) for r in range(layout.world_size)}
         for rank, transfers in mine.items():
             assert transfers == tuple(t for t in whole if rank in (t.src, t.dst))
         for src, dst in {(t.src, t.dst) for t in whole}:
@@ -314,13 +314,13 @@ def test_the_route_of_one_rank_is_the_whole_filtered(case):
 @given(cases())
 def test_places_of_the_tp_ranks_together_are_the_token_list(case):
     """What the tp ranks own, one after another, is every placeholder of the list in order."""
-    _, layout, plan = case
+    _, layout, data = case
     language, mbs = layout.language.grid, layout.samples.microbatch_size
     for name, _, microbatches in groups_of(layout):
         for replica in range(language.size("dp")):
             for microbatch in microbatches:
                 for cp in range(language.size("cp")):
-                    runs = token_runs(layout, plan, name, replica, microbatch, cp)
+                    runs = token_runs(layout, data, name, replica, microbatch, cp)
                     places = [run.place + i for run in runs for i in range(run.num_rows)]
                     assert places == sorted(set(places))
                     cuts = [cut_runs(layout, runs, tp) for tp in range(language.size("tp"))]
@@ -355,13 +355,13 @@ def replicas(layout: Layout, name: str) -> list[tuple[int, ...]]:
 @CASES
 @given(cases(all_have_rows=True))
 def test_components_are_what_the_rows_of_all_samples_connect(case):
-    _, layout, plan = case
+    _, layout, data = case
     for encoder in layout.encoders:
         edges = [
             (t.src, t.dst)
             for name, group, _ in groups_of(layout)
             if name == encoder.name
-            for t in route(layout, plan, name, group)
+            for t in route(layout, data, name, group)
         ]
         # With one row a sample the even cut stays, but it need not.
         ends = replicas(layout, encoder.name)
@@ -373,13 +373,13 @@ def test_components_are_what_the_rows_of_all_samples_connect(case):
 @CASES
 @given(cases())
 def test_no_row_leaves_its_component(case):
-    _, layout, plan = case
+    _, layout, data = case
     for name, group, _ in groups_of(layout):
         parts = components(layout, name)
         ranks = [rank for part in parts for rank in part]
         assert sorted(ranks) == sorted({r for ends in replicas(layout, name) for r in ends})
         home = {rank: part for part in parts for rank in part}
-        assert all(home[t.src] is home[t.dst] for t in route(layout, plan, name, group))
+        assert all(home[t.src] is home[t.dst] for t in route(layout, data, name, group))
 
 
 @pytest.mark.parametrize(

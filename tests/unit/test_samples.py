@@ -9,7 +9,7 @@ from tests.support.specs import layout_specs
 
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.samples import SampleMap
-from mimo_launch.layout.step_data import DataPlan, SamplePlan
+from mimo_launch.layout.step_data import SampleData, StepData
 
 
 def encoder_table(samples: SampleMap, num_replicas: int, group_size: int) -> list[list[tuple]]:
@@ -132,13 +132,13 @@ def test_locate_inverts_the_language_map(replicas, microbatches, mbs):
 def test_labels_of_a_step_are_counted_once() -> None:
     """Not again for every microbatch."""
 
-    class Counted(tuple[SamplePlan, ...]):
+    class Counted(tuple[SampleData, ...]):
         reads = 0
 
-        def __iter__(self) -> Iterator[SamplePlan]:
+        def __iter__(self) -> Iterator[SampleData]:
             Counted.reads += 1
             return super().__iter__()
 
-    plan = DataPlan(0, Counted(SamplePlan(n, 8, n) for n in range(5)))
-    assert [plan.num_labels for _ in range(4)] == [10] * 4
+    data = StepData(0, Counted(SampleData(n, 8, n) for n in range(5)))
+    assert [data.num_labels for _ in range(4)] == [10] * 4
     assert Counted.reads == 1

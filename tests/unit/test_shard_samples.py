@@ -94,7 +94,7 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
     assert found.num_samples("train") == 40
     pad, several = placeholder_id(made, "vision"), 0
     for index in range(40):
-        plan = found.plan("train", index)
+        plan = found.describe("train", index)
         tokens, labels = found.text("train", index)
         spans = plan.spans.get("vision", ())
         several += len(spans) > 1
@@ -117,7 +117,7 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
     assert several > 5
     for index in (-1, 40):
         with pytest.raises(IndexError):
-            found.plan("train", index)
+            found.describe("train", index)
 
 
 def test_images_go_to_every_encoder_of_images_and_clips_to_those_of_clips(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_images_go_to_every_encoder_of_images_and_clips_to_those_of_clips(tmp_pa
     }
     made = with_vocab(shard_spec(tmp_path, modules))
     found = opened(made)
-    plan = found.plan("train", 0)
+    plan = found.describe("train", 0)
     (clip,) = plan.spans["sound"]
     assert (clip.height, clip.width) == (1, 50)
     first, second = plan.spans["vision"]
@@ -182,7 +182,7 @@ def test_samples_that_are_too_long_are_left_out_or_cut_or_refused(tmp_path: Path
     long_samples(tmp_path)
     every = opened(shard_spec(tmp_path))
     lengths = lengths_of(every)
-    seq = every.plan("train", 6).spans["vision"][0].position + 5
+    seq = every.describe("train", 6).spans["vision"][0].position + 5
     fit = [length for length in lengths if length <= seq]
     dropped = opened(shard_spec(tmp_path, seq=seq))
     assert lengths_of(dropped) == fit
@@ -194,7 +194,7 @@ def test_samples_that_are_too_long_are_left_out_or_cut_or_refused(tmp_path: Path
     ends = lengths_of(cut)
     inside = 0
     for index in range(8):
-        plan, whole = cut.plan("train", index), every.plan("train", index)
+        plan, whole = cut.describe("train", index), every.describe("train", index)
         tokens, labels = cut.text("train", index)
         all_tokens, all_labels = every.text("train", index)
         assert plan.num_tokens == ends[index] == min(ends[index], seq)
@@ -320,7 +320,7 @@ def test_captions_are_read_from_text_members(tmp_path: Path) -> None:
     made = with_vocab(shard_spec(tmp_path, template="caption"))
     found = build_dataset(made)
     assert found.num_samples("train") == 1
-    plan = found.plan("train", 0)
+    plan = found.describe("train", 0)
     tokens, labels = found.text("train", 0)
     assert plan.spans["vision"][0].position == 0
     assert plan.num_labels == plan.num_tokens - 4

@@ -15,7 +15,7 @@ from mimo_launch.cli.data.page import page, png
 from mimo_launch.cli.data.text import record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.sample_order import GlobalOrder, global_order, make_data_plan, records_of
+from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.sample_owners import imbalance
@@ -44,17 +44,17 @@ def test_facts_are_those_of_every_record_counted_by_hand() -> None:
     made = made_with()
     dataset = build_dataset(made)
     facts = find_facts(made, build_layout(made), dataset, most=1000)
-    plans = [dataset.plan("train", index) for index in range(200)]
-    lengths = sorted(plan.num_tokens for plan in plans)
-    rows = sorted(s.rows for plan in plans for s in plan.spans.get("vision", ()))
+    samples = [dataset.describe("train", index) for index in range(200)]
+    lengths = sorted(described.num_tokens for described in samples)
+    rows = sorted(s.rows for described in samples for s in described.spans.get("vision", ()))
     assert (facts.records, facts.surveyed, facts.tokens) == (200, 200, sum(lengths))
-    assert facts.labels == sum(plan.num_labels for plan in plans)
+    assert facts.labels == sum(described.num_labels for described in samples)
     assert (facts.lengths.min, facts.lengths.max) == (lengths[0], lengths[-1])
     assert lengths[98] <= facts.lengths.p50 <= lengths[101]
     assert lengths[8] <= facts.lengths.p5 <= lengths[12]
     vision = facts.modalities["vision"]
     assert (vision.items, vision.rows) == (len(rows), sum(rows))
-    assert vision.without == sum(not plan.spans for plan in plans) > 0
+    assert vision.without == sum(not described.spans for described in samples) > 0
     assert vision.per_item is not None
     assert vision.per_item.max == rows[-1]
     assert facts.filling.alone == sum(lengths) / (200 * 64)
@@ -90,8 +90,8 @@ def test_evenness_is_that_of_the_first_steps() -> None:
     made = made_with()
     layout, dataset = build_layout(made), build_dataset(made)
     found = find_facts(made, layout, dataset, most=40).evenness["vision"]
-    plans = [plan for _, _, plan in first_steps(made, dataset, 5, 200)]
-    seen = [imbalance(layout, plan, layout["vision"]) for plan in plans]
+    samples = [data for _, _, data in first_steps(made, dataset, 5, 200)]
+    seen = [imbalance(layout, data, layout["vision"]) for data in samples]
     assert found.steps == 5
     assert found.worst.before == max(each.before for each in seen)
     assert found.mean.after == pytest.approx(sum(each.after for each in seen) / 5)
@@ -126,10 +126,10 @@ def test_speed_counts_what_ranks_read() -> None:
 def test_a_record_is_shown_as_the_model_sees_it() -> None:
     made = digits()
     dataset = build_dataset(made)
-    strip = next(i for i in range(99) if dataset.plan("train", i).spans)
-    words = next(i for i in range(99) if not dataset.plan("train", i).spans)
-    plan = make_data_plan(dataset, "train", ((strip, words),), 0)
-    [shown] = show_samples(made, dataset, plan.samples, 1)
+    strip = next(i for i in range(99) if dataset.describe("train", i).spans)
+    words = next(i for i in range(99) if not dataset.describe("train", i).spans)
+    data = make_step_data(dataset, "train", ((strip, words),), 0)
+    [shown] = show_samples(made, dataset, data.samples, 1)
     assert [record.name for record in shown.records] == [f"record {strip}", f"record {words}"]
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     for record, index in zip(shown.records, (strip, words), strict=True):
@@ -150,15 +150,15 @@ def test_learnt_pieces_are_those_that_are_predicted() -> None:
     made = made_with()
     dataset = build_dataset(made)
     for index in range(20):
-        plan = make_data_plan(dataset, "train", (index,), 0)
-        [shown] = show_samples(made, dataset, plan.samples, 1)
+        data = make_step_data(dataset, "train", (index,), 0)
+        [shown] = show_samples(made, dataset, data.samples, 1)
         [record] = shown.records
         tokens, labels = dataset.text("train", index)
         learnt = [
             t for piece in record.pieces if piece.kind == "learnt" for t in piece.text.split()
         ]
         assert learnt == [str(label) for label in labels if label >= 0]
-        assert sum(piece.tokens for piece in record.pieces) == plan.samples[0].num_tokens
+        assert sum(piece.tokens for piece in record.pieces) == data.samples[0].num_tokens
         texts = [p for piece in record.pieces if piece.kind != "rows" for p in piece.text.split()]
         placeholder = placeholder_id(made, "vision")
         wanted = [token for token in tokens[: record.tokens].tolist() if token != placeholder]

@@ -28,7 +28,7 @@ from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import RankStep, step_seconds
 from mimo_launch.comm.host_objects import gather_objects
 from mimo_launch.comm.step_clock import Section
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.cost_model import CostModel
@@ -176,7 +176,7 @@ def _overheads(
     """Return what an action and a step take beyond what the other constants explain."""
     by_rank = aligned(measured)
     constants = replace(constants, action_overhead=0.0, step_overhead=0.0)
-    sample = nominal_data_plan(session.spec).samples[0]
+    sample = nominal_step_data(session.spec).samples[0]
     work = {m.name: workload(session.layout, m, sample) for m in session.layout.modules}
     model = CostModel(session.spec, session.layout, work, constants)
     beyond = []

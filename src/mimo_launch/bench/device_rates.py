@@ -20,7 +20,7 @@ from mimo_launch.bench.single_layer import (
     tflops,
     there_and_back,
 )
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.flops import forward_flops
 from mimo_launch.estimate.workload import Workload, workload
 from mimo_launch.layers.attention_masks import image_mask
@@ -71,7 +71,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     if not isinstance(model, TransformerEncoder):
         return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
-    sample = nominal_data_plan(spec).samples[0]
+    sample = nominal_step_data(spec).samples[0]
     spans = workload(layout, module.layout, sample).spans
     if not spans:
         return None

@@ -16,7 +16,7 @@ from mimo_launch.bench.single_layer import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import row_bytes, widths, workload
 from mimo_launch.layout.layout import ModuleLayout
@@ -66,7 +66,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
     spec, layout = session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
     size = widths(spec.modules[module.name].model)
-    held = workload(layout, module, nominal_data_plan(session.spec).samples[0]).held
+    held = workload(layout, module, nominal_step_data(session.spec).samples[0]).held
     tp, cp = module.grid.size("tp"), module.grid.size("cp")
     stage = module.stages_of(session.rank)[0]
     unit = stage_weights(spec, stage, module.grid.index("tp", session.rank)).units()[0]
@@ -97,7 +97,7 @@ def _message_bytes(session: RankSession, channel: Channel) -> int:
     """Return what one message of a channel holds in a nominal step."""
     spec, layout, module = session.spec, session.layout, session.layout[channel.module]
     number = compute_dtype(spec.train.precision).itemsize
-    work = workload(layout, module, nominal_data_plan(session.spec).samples[0])
+    work = workload(layout, module, nominal_step_data(session.spec).samples[0])
     if channel.is_bridge:
         return max(row_bytes(layout, module, work, spec.language.model.hidden * number))
     shared = module.grid.size("tp") if module.sequence_parallel else 1

@@ -134,7 +134,7 @@ def _result(
         build_report(session.plan, constants).estimates,
         machine.device == constants.device,
     )
-    timed = [samples.plan(options.warmup + number) for number in range(options.steps)]
+    timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]
     return BenchResult(
         command=options.command,
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Order, Sample, steps_of
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase, Whereabouts
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.prefetch import StepReader
@@ -34,11 +34,11 @@ class Rotation:
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples of a step; its number is the one asked for."""
         self._where.enter(Phase.READING, step + 1)
-        return replace(self._steps[step % NUM_STEPS], plan=self.plan(step))
+        return replace(self._steps[step % NUM_STEPS], data=self.data_of(step))
 
-    def plan(self, step: int) -> DataPlan:
+    def data_of(self, step: int) -> StepData:
         """Return what the samples of a step look like."""
-        return replace(self._steps[step % NUM_STEPS].plan, step=step)
+        return replace(self._steps[step % NUM_STEPS].data, step=step)
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
         """Do nothing: all has been read."""

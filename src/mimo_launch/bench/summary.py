@@ -15,7 +15,7 @@ from mimo_launch.comm.step_clock import Noted
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.model import Spec
 
 
@@ -49,7 +49,7 @@ def aligned(measured: Sequence[Measured]) -> list[list[RankStep]]:
 def speed_of(
     spec: Spec,
     layout: Layout,
-    timed: Sequence[DataPlan],
+    timed: Sequence[StepData],
     seconds: float,
     calibration: Calibration | None,
 ) -> Speed:
@@ -57,7 +57,7 @@ def speed_of(
 
     `calibration` is that of this device, if there is one.
     """
-    per_step = [step_flops(spec, layout, plan) for plan in timed]
+    per_step = [step_flops(spec, layout, data) for data in timed]
     tflop = {name: sum(each[name] for each in per_step) / len(timed) / 1e12 for name in per_step[0]}
     tokens = spec.batch.global_ * spec.batch.seq
     tflops = sum(tflop.values()) / seconds / layout.world_size
@@ -92,21 +92,21 @@ def rank_results(
     results = []
     for rank, own in enumerate(measured):
         allocated, reserved = own.allocated or (None, None)
-        plan = estimates.get(rank)
+        estimate = estimates.get(rank)
         results.append(
             RankResult(
                 rank=rank,
                 modules=tuple(module.name for module in layout.modules_of(rank)),
                 shares=shares[rank],
                 bubble=bubbles[rank],
-                estimated_bubble=plan.bubble if plan is not None and known else None,
+                estimated_bubble=estimate.bubble if estimate is not None and known else None,
                 memory=Memory(
                     allocated=allocated,
                     reserved=reserved,
                     used=own.used,
                     resident=own.resident,
-                    estimated_allocated=None if plan is None else plan.allocated_bytes,
-                    estimated_total=None if plan is None else plan.total_bytes,
+                    estimated_allocated=None if estimate is None else estimate.allocated_bytes,
+                    estimated_total=None if estimate is None else estimate.total_bytes,
                 ),
             )
         )

@@ -4,7 +4,7 @@ Decides: buffers and calls; collective between phases, pairwise inside a pipelin
 Relies on: transfers from `layout.bridge_routing`, listed in the same order on both sides.
 Leaves: gathers inside a tp group to `autograd_collectives`.
 
-Rows that stay on their rank are copied, not sent. Shapes follow from the DataPlan on both sides, so
+Rows that stay on their rank are copied, not sent. Shapes follow from the StepData on both sides, so
 there is no handshake.
 """
 

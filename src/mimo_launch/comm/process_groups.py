@@ -61,25 +61,25 @@ class GridSet:
         self._timeout, self._backend = timeout, "nccl" if device.type == "cuda" else "gloo"
         self._by_ranks: dict[tuple[int, ...], ProcessGroup] = {}
         self._named: dict[str, Group] = {}
-        for plan in layout.groups:
+        for group in layout.groups:
             # FSDP needs a live group even when a module has one replica.
-            keep_single = plan.name.endswith((".dp_cp", ".expert_dp"))
-            self._create(plan.name, plan.ranks, keep_single=keep_single)
+            keep_single = group.name.endswith((".dp_cp", ".expert_dp"))
+            self._create(group.name, group.ranks, keep_single=keep_single)
         for encoder in layout.encoders:
             for ranks in components_of(layout, encoder.name):
                 self._create(f"{encoder.name}.bridge", ranks, keep_single=False)
         # Job-wide, since groups of pairs would be too many. On a GPU each pair of ranks gets a
         # queue of its own inside a group, so that channels never wait for each other, as the
         # simulator has it.
-        self._p2p = {plan: self._new_p2p(plan) for plan in p2p_groups_of(layout)}
+        self._p2p = {each: self._new_p2p(each) for each in p2p_groups_of(layout)}
 
-    def _new_p2p(self, plan: P2PGroup) -> ProcessGroup:
+    def _new_p2p(self, which: P2PGroup) -> ProcessGroup:
         group: ProcessGroup = dist.new_group(
             list(range(self.layout.world_size)),
             timeout=self._timeout,
             backend=self._backend,
             pg_options=_p2p_options(self._timeout) if self._backend == "nccl" else None,
-            group_desc=str(plan),
+            group_desc=str(which),
         )
         return group
 

@@ -16,33 +16,33 @@ from math import isqrt
 from typing import overload
 
 from mimo_launch.data.sample_sizes import ImageSize, largest_image, rows_of_all
-from mimo_launch.layout.step_data import DataPlan, ImageSpan, SamplePlan, packed
+from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.model import DigitsData, Spec, SyntheticData, WebdatasetData, clip_input
 
 
 @dataclass(frozen=True)
-class EqualSamples(Sequence[SamplePlan]):
+class EqualSamples(Sequence[SampleData]):
     """As many times the same sample as asked for, without a place in memory for each."""
 
-    sample: SamplePlan
+    sample: SampleData
     number: int
 
     def __len__(self) -> int:
         return self.number
 
-    def __iter__(self) -> Iterator[SamplePlan]:
+    def __iter__(self) -> Iterator[SampleData]:
         return repeat(self.sample, self.number)
 
     @overload
-    def __getitem__(self, index: int) -> SamplePlan: ...
+    def __getitem__(self, index: int) -> SampleData: ...
     @overload
     def __getitem__(self, index: slice) -> "EqualSamples": ...
-    def __getitem__(self, index: int | slice) -> "SamplePlan | EqualSamples":
+    def __getitem__(self, index: int | slice) -> "SampleData | EqualSamples":
         found = range(self.number)[index]
         return EqualSamples(self.sample, len(found)) if isinstance(found, range) else self.sample
 
 
-def nominal_data_plan(spec: Spec) -> DataPlan:
+def nominal_step_data(spec: Spec) -> StepData:
     """Return the nominal step of a checked spec: `batch.global` samples of average size."""
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     position = 1
@@ -56,8 +56,8 @@ def nominal_data_plan(spec: Spec) -> DataPlan:
     num_tokens, num_labels = _lengths(spec, position - 1)
     # A sequence is taken to hold as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
-    sample = packed([SamplePlan(0, num_tokens, num_labels, spans)] * num_records)
-    return DataPlan(0, EqualSamples(sample, spec.batch.global_))
+    sample = packed([SampleData(0, num_tokens, num_labels, spans)] * num_records)
+    return StepData(0, EqualSamples(sample, spec.batch.global_))
 
 
 def nominal_digits(data: DigitsData) -> int:

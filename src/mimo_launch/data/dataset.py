@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.random_draws import Split
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 
 Tokens = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.float32]
@@ -22,7 +22,7 @@ class BadSample(Exception):
     """A sample whose record or image cannot be read; the message says why.
 
     A data set raises it for what it knows to be damaged, and wraps the errors of its decoders in
-    it. `plan` never does: it answers from the index, alike on all ranks.
+    it. `describe` never does: it answers from the index, alike on all ranks.
     """
 
 
@@ -41,12 +41,12 @@ class Dataset(Protocol):
         """Return what a person finds a sample by: shard and key, or its number."""
         ...
 
-    def plan(self, split: Split, index: int) -> SamplePlan:
+    def describe(self, split: Split, index: int) -> SampleData:
         """Lengths and places of a sample, cheap and without reading a pixel."""
         ...
 
     def length(self, split: Split, index: int) -> int:
-        """Tokens of a sample, `num_tokens` of its plan: packing asks for it alone."""
+        """Tokens of a sample, `num_tokens` of what `describe` says: packing asks for it alone."""
         ...
 
     def text(self, split: Split, index: int) -> tuple[Tokens, Tokens]:

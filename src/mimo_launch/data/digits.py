@@ -39,7 +39,7 @@ from mimo_launch.kinds.vocabulary import (
     PAD,
     placeholder_id,
 )
-from mimo_launch.layout.step_data import ImageSpan, SamplePlan
+from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.model import DigitsData, ImageInput, Spec, VitModel, image_input
 
 HELDOUT_SHARE = 0.2
@@ -150,10 +150,10 @@ class DigitStrips:
         self._look_up(split, index)
         return f"record {index}"
 
-    def plan(self, split: Split, index: int) -> SamplePlan:
+    def describe(self, split: Split, index: int) -> SampleData:
         """Lengths and places of a sample, without its pixels."""
         _, shape = self._look_up(split, index)
-        return SamplePlan(index, shape.num_tokens, shape.num_digits + 1, shape.spans)
+        return SampleData(index, shape.num_tokens, shape.num_digits + 1, shape.spans)
 
     def length(self, split: Split, index: int) -> int:
         """Tokens of a sample."""
@@ -189,7 +189,7 @@ class DigitStrips:
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
         """Zeros [seq]: a strip is one document."""
-        self.plan(split, index)
+        self.describe(split, index)
         return np.zeros(self._seq, dtype=np.int64)
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:

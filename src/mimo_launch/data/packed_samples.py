@@ -3,7 +3,7 @@
 Decides: that each record is a document of its own, or several, and that padding and records left
 out belong to the document before them; a gap at the very front is a document of its own, which
 nothing attends to.
-Relies on: the DataPlan for where a record begins.
+Relies on: the StepData for where a record begins.
 Leaves: which records share a sequence to `packing`.
 """
 
@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 
 Int64s = npt.NDArray[np.int64]
 
 
 def joined_texts(
-    records: Iterable[tuple[SamplePlan, tuple[Int64s, Int64s]]], seq: int
+    records: Iterable[tuple[SampleData, tuple[Int64s, Int64s]]], seq: int
 ) -> tuple[Int64s, Int64s]:
     """Return tokens and labels, int64 [seq] each, of records with tokens and labels [seq] each."""
     tokens = np.full(seq, PAD, dtype=np.int64)
@@ -32,7 +32,7 @@ def joined_texts(
     return tokens, labels
 
 
-def joined_documents(records: Iterable[tuple[SamplePlan, Int64s]], seq: int) -> Int64s:
+def joined_documents(records: Iterable[tuple[SampleData, Int64s]], seq: int) -> Int64s:
     """Return the document of each position, int64 [seq], of records with documents [seq] each."""
     documents = np.zeros(seq, dtype=np.int64)
     num_documents = 0

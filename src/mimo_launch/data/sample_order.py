@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.packing import best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
-from mimo_launch.layout.step_data import DataPlan, packed
+from mimo_launch.layout.step_data import StepData, packed
 from mimo_launch.spec.model import Spec
 
 # A sample of a step: the id of a record, or of all records of a pack.
@@ -209,13 +209,13 @@ def records_of(sample: Sample) -> tuple[int, ...]:
     return (sample,) if isinstance(sample, int) else sample
 
 
-def make_data_plan(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DataPlan:
+def make_step_data(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> StepData:
     """Plan of the samples `ids`, in this order; equal on all ranks and cheap on each.
 
     Raises:
         IndexError: An id is not in the split.
     """
-    return DataPlan(
+    return StepData(
         step,
-        tuple(packed([dataset.plan(split, i) for i in records_of(sample)]) for sample in ids),
+        tuple(packed([dataset.describe(split, i) for i in records_of(sample)]) for sample in ids),
     )

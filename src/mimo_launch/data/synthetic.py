@@ -24,7 +24,7 @@ from mimo_launch.data.random_draws import (
 )
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
-from mimo_launch.layout.step_data import ImageSpan, SamplePlan
+from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.model import (
     Clips,
     ImageInput,
@@ -82,7 +82,7 @@ class SyntheticSamples:
         """Return the number of a sample."""
         return f"record {index}"
 
-    def plan(self, split: Split, index: int) -> SamplePlan:
+    def describe(self, split: Split, index: int) -> SampleData:
         """Lengths and places of a sample, without its tokens and pixels."""
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
@@ -114,33 +114,35 @@ class SyntheticSamples:
             rows_so_far += height * width
         # Every place but the first separates two text tokens.
         pairs = num_text - 1 - len(set(befores) - {0})
-        return SamplePlan(index, num_text + rows, max(1, pairs * 3 // 5), spans)
+        return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)
 
     def length(self, split: Split, index: int) -> int:
         """Tokens of a sample."""
-        return self.plan(split, index).num_tokens
+        return self.describe(split, index).num_tokens
 
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens and labels int64 [seq]; three in five text tokens that follow text are labels."""
-        plan = self.plan(split, index)
+        described = self.describe(split, index)
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
         is_text = np.zeros(self._seq, dtype=np.bool_)
-        is_text[: plan.num_tokens] = True
-        for encoder, spans in plan.spans.items():
+        is_text[: described.num_tokens] = True
+        for encoder, spans in described.spans.items():
             for span in spans:
                 rows = slice(span.position, span.position + span.rows)
                 tokens[rows] = self._placeholders[encoder]
                 is_text[rows] = False
-        words = generator(self._content[split], index).random_raw(2 * plan.num_tokens)
-        values = below(words[: plan.num_tokens], self._num_text_tokens)
+        words = generator(self._content[split], index).random_raw(2 * described.num_tokens)
+        values = below(words[: described.num_tokens], self._num_text_tokens)
         for placeholder in sorted(self._placeholders.values()):
             values += values >= placeholder
-        tokens[: plan.num_tokens][is_text[: plan.num_tokens]] = values[is_text[: plan.num_tokens]]
+        tokens[: described.num_tokens][is_text[: described.num_tokens]] = values[
+            is_text[: described.num_tokens]
+        ]
         # The last pair always counts (see `plan`), the others by lot.
         pairs = np.flatnonzero(is_text[:-1] & is_text[1:])
-        order = order_of(words[plan.num_tokens :][: len(pairs) - 1])
-        chosen = np.append(pairs[order[: plan.num_labels - 1]], pairs[-1])
+        order = order_of(words[described.num_tokens :][: len(pairs) - 1])
+        chosen = np.append(pairs[order[: described.num_labels - 1]], pairs[-1])
         labels[chosen] = tokens[chosen + 1]
         return tokens, labels
 
@@ -151,7 +153,7 @@ class SyntheticSamples:
         normal = np.random.Generator(generator(self._content[split], index, stream))
         return [
             normal.standard_normal(model.input_shape(span.height, span.width), dtype=np.float32)
-            for span in self.plan(split, index).spans.get(encoder, ())
+            for span in self.describe(split, index).spans.get(encoder, ())
         ]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
@@ -161,7 +163,7 @@ class SyntheticSamples:
             return documents
         tokens, labels = self.text(split, index)
         placed = np.isin(tokens, list(self._placeholders.values()))
-        last = self.plan(split, index).num_tokens
+        last = self.describe(split, index).num_tokens
         cuts = np.flatnonzero((labels[: last - 1] == IGNORE_LABEL) & ~placed[1:last]) + 1
         stream = 1 + len(self._models)
         words = generator(self._content[split], index, stream).random_raw(1 + len(cuts))
@@ -171,7 +173,7 @@ class SyntheticSamples:
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Empty: random text has no answer to score."""
-        self.plan(split, index)
+        self.describe(split, index)
         return ()
 
     def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:

@@ -15,13 +15,13 @@ from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.sample_owners import replicas_that_share
 from mimo_launch.layout.samples import SampleMap
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
-def bridge_row(plan: Plan, step: DataPlan, module: ModuleLayout, per_node: int | None) -> BridgeRow:
+def bridge_row(plan: Plan, step: StepData, module: ModuleLayout, per_node: int | None) -> BridgeRow:
     """Return the bridge from an encoder to language."""
     layout, groups = plan.layout, plan.layout.samples.microbatches // module.group_size
     rows = _nominal_rows(plan.layout, step, module)
@@ -52,7 +52,7 @@ def bridge_row(plan: Plan, step: DataPlan, module: ModuleLayout, per_node: int |
 
 
 def _nominal_rows(
-    whole: Layout, nominal: DataPlan, module: ModuleLayout
+    whole: Layout, nominal: StepData, module: ModuleLayout
 ) -> dict[tuple[int, int], int]:
     """Return the rows that each pair of ranks exchanges in a nominal step.
 
@@ -63,7 +63,7 @@ def _nominal_rows(
     groups = samples.microbatches // module.group_size
     one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
     layout = replace(whole, samples=one)
-    step = DataPlan(0, nominal.samples[: one.global_batch])
+    step = StepData(0, nominal.samples[: one.global_batch])
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
     parts = gcd(num_src, num_dst)
     first: Counter[tuple[int, int]] = Counter()
@@ -87,12 +87,12 @@ def fan(num_src: int, num_dst: int) -> str:
     return "fan-out" if num_dst % num_src == 0 else "uneven"
 
 
-def peer_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
+def peer_rows(layout: Layout, data: StepData, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
     """Yield whom a rank exchanges rows with over one bridge, in the forward direction."""
     groups = layout.samples.microbatches // module.group_size
     counts: dict[tuple[str, int], list[int]] = {}
     for group in range(groups):
-        for transfer in route(layout, plan, module.name, group, rank=rank):
+        for transfer in route(layout, data, module.name, group, rank=rank):
             if transfer.src == transfer.dst:
                 key = "copy", rank
             elif transfer.src == rank:

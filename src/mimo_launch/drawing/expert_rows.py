@@ -15,12 +15,12 @@ from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import even_cut
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.model import ExpertGrid, Grid, LanguageModel, Spec
 
 
-def expert_rows(spec: Spec, layout: Layout, sample: SamplePlan) -> tuple[ExpertsRow, ...]:
+def expert_rows(spec: Spec, layout: Layout, sample: SampleData) -> tuple[ExpertsRow, ...]:
     """Return a row for each module with experts."""
     return tuple(
         _row(spec, layout, module, sample)
@@ -29,7 +29,7 @@ def expert_rows(spec: Spec, layout: Layout, sample: SamplePlan) -> tuple[Experts
     )
 
 
-def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SamplePlan) -> ExpertsRow:
+def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -> ExpertsRow:
     mine, view = spec.modules[module.name], module.experts
     model = mine.model
     if not isinstance(model, LanguageModel) or model.moe is None or view is None:

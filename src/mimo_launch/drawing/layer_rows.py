@@ -15,14 +15,14 @@ from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import Workload, workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP
 from mimo_launch.spec.model import HybridModel, LanguageModel, Model, Spec
 
 NAMES = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "MLP", EXPERTS: "experts"}
 
 
-def rows_of_layers(spec: Spec, layout: Layout, sample: SamplePlan) -> tuple[LayerRow, ...]:
+def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[LayerRow, ...]:
     """Return a row for each kind of layer of each module, in the order of their first layers."""
     return tuple(
         row

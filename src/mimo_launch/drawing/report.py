@@ -7,7 +7,7 @@ Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
 
 from collections.abc import Iterator
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
 from mimo_launch.drawing.bridge_rows import bridge_row, peer_rows
 from mimo_launch.drawing.expert_rows import expert_rows
@@ -30,7 +30,7 @@ from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import EXPERT_GROUPS, MODULE_GROUPS, Layout, ModuleLayout
 from mimo_launch.layout.sample_owners import encoder_samples
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.lower_bound import lower_bound
@@ -44,7 +44,7 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
     spec, layout, simulation = plan.spec, plan.layout, plan.course
-    step = nominal_data_plan(spec)
+    step = nominal_step_data(spec)
     per_node = spec.nodes.gpus if spec.nodes else None
     timeline = timeline_rows(layout, simulation)
     busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
@@ -76,7 +76,7 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
         ValueError: The job has no such rank.
     """
     spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
-    step = nominal_data_plan(spec)
+    step = nominal_step_data(spec)
     per_node = spec.nodes.gpus if spec.nodes else None
     return RankReport(
         header=_header(plan, step),
@@ -96,7 +96,7 @@ def num_groups(layout: Layout, module: ModuleLayout) -> int:
     return layout.samples.microbatches // module.group_size
 
 
-def _header(plan: Plan, step: DataPlan) -> Header:
+def _header(plan: Plan, step: StepData) -> Header:
     spec, samples, sample = plan.spec, plan.layout.samples, step.samples[0]
     return Header(
         name=spec.name,
@@ -213,13 +213,13 @@ def _stage_rows(layout: Layout, simulation: Simulation) -> Iterator[StageRow]:
             )
 
 
-def _sample_rows(layout: Layout, plan: DataPlan, rank: int) -> Iterator[SampleRow]:
+def _sample_rows(layout: Layout, data: StepData, rank: int) -> Iterator[SampleRow]:
     for module in layout.modules_of(rank):
         replica = module.grid.index("dp", rank)
         for index in range(num_groups(layout, module)):
             samples = (
                 tuple(layout.samples.language(replica, index))
                 if module.is_language
-                else encoder_samples(layout, plan, module, replica, index)
+                else encoder_samples(layout, data, module, replica, index)
             )
             yield SampleRow(module=module.name, index=index, ranges=as_ranges(samples))

@@ -8,7 +8,7 @@ Leaves: showing it to `drawing.report` and `cli`, judging it to `checks.memory`.
 from dataclasses import dataclass
 from functools import cached_property
 
-from mimo_launch.data.average_step import nominal_data_plan
+from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel, StageCost
@@ -18,7 +18,7 @@ from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
 from mimo_launch.estimate.workload import row_bytes, workload
 from mimo_launch.layout.layout import Layout, Role
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import channels_of, components_of
@@ -63,9 +63,9 @@ class Estimator:
         return self.plan.training
 
     @cached_property
-    def sample(self) -> SamplePlan:
+    def sample(self) -> SampleData:
         """The sample that stands for every sample of a step."""
-        return nominal_data_plan(self.spec).samples[0]
+        return nominal_step_data(self.spec).samples[0]
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
@@ -143,7 +143,7 @@ class Estimator:
     @cached_property
     def _groups(self) -> frozenset[tuple[int, ...]]:
         """The groups of several ranks, as `GridSet` makes them: equal sets of ranks share one."""
-        found = {plan.ranks for plan in self.layout.groups}
+        found = {group.ranks for group in self.layout.groups}
         found.update(*(components_of(self.layout, each.name) for each in self.layout.encoders))
         return frozenset(ranks for ranks in found if len(ranks) > 1)
 

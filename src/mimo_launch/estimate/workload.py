@@ -11,7 +11,7 @@ from enum import StrEnum
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import held_patches, local_class_tokens
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.hybrid import ATTENTION, MAMBA
 from mimo_launch.spec.model import (
     AudioModel,
@@ -49,7 +49,7 @@ class Workload:
         return sum(self.spans)
 
 
-def workload(layout: Layout, module: ModuleLayout, sample: SamplePlan) -> Workload:
+def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:
     """Return the work of one forward of a module when every sample is like this one."""
     samples, size = layout.samples, layout.samples.microbatch_size
     forwards = samples.microbatches // module.group_size
@@ -70,7 +70,7 @@ def workload(layout: Layout, module: ModuleLayout, sample: SamplePlan) -> Worklo
     )
 
 
-def language_spans(sample: SamplePlan, seq: int) -> tuple[int, ...]:
+def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
     """Return the lengths of what attends within itself in a sequence: its records, of which the
     last has the padding."""  # noqa: D205, D209
     *others, last = (record.num_tokens for record in sample.records)

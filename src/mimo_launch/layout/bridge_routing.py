@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import Piece, encoder_pieces, language_pieces
 from mimo_launch.layout.sample_owners import replica_links, replica_sources
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Transfer:
 
 def route(
     layout: Layout,
-    plan: DataPlan,
+    data: StepData,
     encoder: str,
     group: int,
     *,
@@ -51,12 +51,12 @@ def route(
     module, receivers = layout[encoder], None
     if senders is None:
         senders, receivers = _replicas_of(layout, module, rank)
-    transfers = list(_between(layout, plan, module, group, senders, None))
+    transfers = list(_between(layout, data, module, group, senders, None))
     if receivers is not None and rank is not None:
         # Replicas already covered as senders contribute their transfers once.
         sources = replica_sources(layout, encoder)
         linked = sorted({e for receiver in receivers for e in sources[receiver]} - set(senders))
-        transfers += _between(layout, plan, module, group, linked, receivers)
+        transfers += _between(layout, data, module, group, linked, receivers)
     if rank is not None:
         transfers = [t for t in transfers if rank in (t.src, t.dst)]
     return tuple(sorted(transfers, key=lambda t: (t.src, t.dst, t.microbatch, t.dst_start)))
@@ -76,7 +76,7 @@ def _replicas_of(
 
 def _between(
     layout: Layout,
-    plan: DataPlan,
+    data: StepData,
     module: ModuleLayout,
     group: int,
     senders: Iterable[int],
@@ -85,13 +85,13 @@ def _between(
     """Yield the transfers from some encoder replicas to some (None: all) language replicas."""
     wanted: dict[tuple[int, int], dict[int, list[Piece]]] = {}
     for sender in senders:
-        for sample, pieces in encoder_pieces(layout, plan, module, group, sender).items():
+        for sample, pieces in encoder_pieces(layout, data, module, group, sender).items():
             replica, microbatch, _ = layout.samples.locate(sample)
             if receivers is not None and replica not in receivers:
                 continue
             key = (replica, microbatch)
             if key not in wanted:
-                wanted[key] = language_pieces(layout, plan, module.name, replica, microbatch)
+                wanted[key] = language_pieces(layout, data, module.name, replica, microbatch)
             yield from _intersect(pieces, wanted[key].get(sample, []), microbatch)
 
 

@@ -78,7 +78,7 @@ class ModuleLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
+class RankGroup:
     """A process group to create: a name made of module and axes, and its ranks."""
 
     name: str
@@ -140,24 +140,24 @@ class Layout:
         )
 
     @cached_property
-    def groups(self) -> tuple[GroupPlan, ...]:
+    def groups(self) -> tuple[RankGroup, ...]:
         """Every process group of every module, in the one order in which all ranks create them."""
         along_axes = (
-            GroupPlan(f"{module.name}.{'_'.join(axes)}", ranks)
+            RankGroup(f"{module.name}.{'_'.join(axes)}", ranks)
             for module in self.modules
             for axes in MODULE_GROUPS
             for ranks in module.grid.groups(*axes)
         )
         return (*along_axes, *self._expert_groups(), *self._tied_groups())
 
-    def _expert_groups(self) -> Iterator[GroupPlan]:
+    def _expert_groups(self) -> Iterator[RankGroup]:
         for module in self.modules:
             if module.experts is not None:
                 for axis, name in EXPERT_GROUPS.items():
                     for ranks in module.experts.groups(axis):
-                        yield GroupPlan(f"{module.name}.{name}", ranks)
+                        yield RankGroup(f"{module.name}.{name}", ranks)
 
-    def _tied_groups(self) -> Iterator[GroupPlan]:
+    def _tied_groups(self) -> Iterator[RankGroup]:
         """Yield the ranks of first and last stage that hold the same part of a tied embedding."""
         module = self.language
         last = module.pp_index(len(module.stages) - 1)
@@ -165,7 +165,7 @@ class Layout:
             for ranks in module.grid.groups("pp"):
                 by_stage = {module.grid.index("pp", rank): rank for rank in ranks}
                 pair = sorted((by_stage[0], by_stage[last]))
-                yield GroupPlan(f"{module.name}.tied", tuple(pair))
+                yield RankGroup(f"{module.name}.tied", tuple(pair))
 
 
 # tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the

@@ -1,7 +1,7 @@
 """Position ids on several axes (M-RoPE): where a sample's tokens are in time, height and width.
 
 Decides: the ids of text and of the rows of images, as runs of tokens that count alike.
-Relies on: the DataPlan, so that every stage of language knows them and nobody sends them.
+Relies on: the StepData, so that every stage of language knows them and nobody sends them.
 Leaves: angles to `layers.attention_masks`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width

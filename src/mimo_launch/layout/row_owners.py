@@ -1,7 +1,7 @@
 """Which rank of a replica owns which rows, at the two ends of a bridge.
 
 Decides: how rows are cut over cp and tp, and where they stand in the language input.
-Relies on: `sample_owners` for the samples of a replica, the DataPlan for rows and positions.
+Relies on: `sample_owners` for the samples of a replica, the StepData for rows and positions.
 Leaves: pairing the two ends to `bridge_routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.sample_owners import encoder_samples
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 
 # Products in 8 bits take tokens, and features, in steps of so many (cuBLASLt: 16 bytes).
 FP8_STEP = 16
@@ -95,11 +95,11 @@ def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
 
 
 def encoder_pieces(
-    layout: Layout, plan: DataPlan, module: ModuleLayout, group: int, replica: int
+    layout: Layout, data: StepData, module: ModuleLayout, group: int, replica: int
 ) -> dict[int, list[Piece]]:
     """Return, per sample of one encoder replica, who owns which of its rows."""
-    samples = encoder_samples(layout, plan, module, replica, group)
-    counts = [plan.samples[sample].rows(module.name) for sample in samples]
+    samples = encoder_samples(layout, data, module, replica, group)
+    counts = [data.samples[sample].rows(module.name) for sample in samples]
     total = sum(counts)
     last_stage = module.pp_index(len(module.stages) - 1)
     owners = [
@@ -123,7 +123,7 @@ def encoder_pieces(
 
 
 def token_runs(
-    layout: Layout, plan: DataPlan, encoder: str, replica: int, microbatch: int, cp: int
+    layout: Layout, data: StepData, encoder: str, replica: int, microbatch: int, cp: int
 ) -> list[Run]:
     """Return where the rows of one microbatch stand in the token list of cp rank `cp`.
 
@@ -134,7 +134,7 @@ def token_runs(
     runs = []
     for item, sample in enumerate(layout.samples.language(replica, microbatch)):
         first_row = 0
-        for span in plan.samples[sample].spans.get(encoder, ()):
+        for span in data.samples[sample].spans.get(encoder, ()):
             for position, length, place in _chunks(
                 span.position, span.rows, layout.seq, cp, cp_size
             ):
@@ -194,13 +194,13 @@ def _clip(runs: list[Run], starts: list[int], window: range, shift: int) -> Iter
 
 
 def language_pieces(
-    layout: Layout, plan: DataPlan, encoder: str, replica: int, microbatch: int
+    layout: Layout, data: StepData, encoder: str, replica: int, microbatch: int
 ) -> dict[int, list[Piece]]:
     """Return, per sample of one language microbatch, who owns which of its rows."""
     grid = layout.language.grid
     pieces: dict[int, list[Piece]] = {}
     for cp in range(grid.size("cp")):
-        runs = token_runs(layout, plan, encoder, replica, microbatch, cp)
+        runs = token_runs(layout, data, encoder, replica, microbatch, cp)
         if not runs:
             continue
         for tp in range(grid.size("tp")):

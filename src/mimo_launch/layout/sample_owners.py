@@ -1,7 +1,7 @@
 """Which encoder replica encodes which samples of a step.
 
 Decides: islands of replicas, and inside each which replica takes which sample.
-Relies on: `samples` for the even cut, `balance` for shares; the DataPlan for the cost of a sample.
+Relies on: `samples` for the even cut, `balance` for shares; the StepData for the cost of a sample.
 Leaves: rows to `row_owners`, their transfers to `bridge_routing`.
 
 The samples of a group stand in one line, which language and an encoder both cut evenly over their
@@ -15,7 +15,7 @@ The cost of a sample is its rows, so its patches. A layer's work is linear in th
 attention, which adds n / (2 hidden + mlp) for an image of n patches: 15 % at 1,024 patches in
 SigLIP so400m, where it would matter if large images met small ones in one island.
 
-# Invariant: a pure function of (Layout, DataPlan as indexed), so all ranks share out alike, and
+# Invariant: a pure function of (Layout, StepData as indexed), so all ranks share out alike, and
 # samples that turn out to be unreadable move no other.
 """
 
@@ -26,7 +26,7 @@ from math import gcd
 
 from mimo_launch.layout.balance import balanced
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 
 Shares = tuple[tuple[int, ...], ...]
 
@@ -75,14 +75,14 @@ def replica_sources(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]
 
 
 def encoder_samples(
-    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+    layout: Layout, data: StepData, module: ModuleLayout, replica: int, group: int
 ) -> tuple[int, ...]:
     """Return the samples of one encoder replica for one group, in the order it encodes them."""
     inside = replicas_that_share(layout, module)
     if inside == 1:
         return _even(layout, module, replica, group)
     island, place = divmod(replica, inside)
-    return _shared_out(layout, plan, module.name, island)[group][place]
+    return _shared_out(layout, data, module.name, island)[group][place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class Imbalance:
     after: float
 
 
-def imbalance(layout: Layout, plan: DataPlan, module: ModuleLayout) -> Imbalance:
+def imbalance(layout: Layout, data: StepData, module: ModuleLayout) -> Imbalance:
     """Return how even an encoder's share of a whole step is, as the index has it."""
     replicas = range(module.grid.size("dp"))
     groups = range(layout.samples.microbatches // module.group_size)
-    costs = [sample.rows(module.name) for sample in plan.indexed]
+    costs = [sample.rows(module.name) for sample in data.indexed]
     mean = sum(costs) / len(replicas)
 
     def most(owners: Callable[[int, int], tuple[int, ...]]) -> int:
@@ -107,7 +107,7 @@ def imbalance(layout: Layout, plan: DataPlan, module: ModuleLayout) -> Imbalance
     if not mean:
         return Imbalance(1.0, 1.0)
     before = most(lambda replica, group: _even(layout, module, replica, group))
-    after = most(lambda replica, group: encoder_samples(layout, plan, module, replica, group))
+    after = most(lambda replica, group: encoder_samples(layout, data, module, replica, group))
     return Imbalance(before / mean, after / mean)
 
 
@@ -117,7 +117,7 @@ def _even(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tup
 
 # A step is read while the one before runs, each by every rank of several islands at most.
 @lru_cache(maxsize=32)
-def _shared_out(layout: Layout, plan: DataPlan, encoder: str, island: int) -> tuple[Shares, ...]:
+def _shared_out(layout: Layout, data: StepData, encoder: str, island: int) -> tuple[Shares, ...]:
     """Return the samples of an island by group and by replica inside of it."""
     module = layout[encoder]
     inside = replicas_that_share(layout, module)
@@ -127,7 +127,7 @@ def _shared_out(layout: Layout, plan: DataPlan, encoder: str, island: int) -> tu
         tuple(_even(layout, module, replica, group) for replica in replicas) for group in groups
     ]
     members = [sample for even in evens for part in even for sample in part]
-    costs = {sample: plan.indexed[sample].rows(encoder) for sample in members}
+    costs = {sample: data.indexed[sample].rows(encoder) for sample in members}
     # Groups with a large sample first: the others make up for it.
     largest = [max(costs[sample] for part in even for sample in part) for even in evens]
     loads, found = [0] * inside, dict[int, Shares]()

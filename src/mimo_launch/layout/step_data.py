@@ -1,7 +1,7 @@
 """What the samples of one step look like, known on every rank before any tensor exists.
 
 Decides: which facts about a sample the other layers may use (rows, positions, label counts).
-Relies on: the data set's index, from which every rank derives the same plan without reading pixels.
+Relies on: the data set's index, from which every rank derives the same data without reading pixels.
 Leaves: tokens and pixels to the loader of the ranks that need them.
 
 A *row* is one embedding vector after the projector; a sample has as many placeholder tokens of an
@@ -32,7 +32,7 @@ class ImageSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplePlan:
+class SampleData:
     """One sample: its index in the data set, its labels and, per encoder, its images in order.
 
     A *pack* is a sample made of several records of the data set, its `parts`: each a sample by
@@ -45,10 +45,10 @@ class SamplePlan:
     num_labels: int
     spans: Mapping[str, tuple[ImageSpan, ...]] = field(default_factory=dict)
     first: int = 0
-    parts: tuple["SamplePlan", ...] = ()
+    parts: tuple["SampleData", ...] = ()
 
     @property
-    def records(self) -> tuple["SamplePlan", ...]:
+    def records(self) -> tuple["SampleData", ...]:
         """The records of the data set that the sample is made of: itself, unless it is a pack."""
         return self.parts or (self,)
 
@@ -57,7 +57,7 @@ class SamplePlan:
         return sum(span.rows for span in self.spans.get(encoder, ()))
 
 
-def packed(records: Sequence[SamplePlan]) -> SamplePlan:
+def packed(records: Sequence[SampleData]) -> SampleData:
     """Return the sample that holds some records, one behind the other."""
     if len(records) == 1:
         return records[0]
@@ -68,22 +68,22 @@ def packed(records: Sequence[SamplePlan]) -> SamplePlan:
     return _joined(parts)
 
 
-def without_records(sample: SamplePlan, bad: Collection[int]) -> SamplePlan:
+def without_records(sample: SampleData, bad: Collection[int]) -> SampleData:
     """Return a sample in which some of its records, by their place in it, leave gaps."""
     left = [
-        SamplePlan(record.id, 0, 0, first=record.first) if place in bad else record
+        SampleData(record.id, 0, 0, first=record.first) if place in bad else record
         for place, record in enumerate(sample.records)
     ]
     return _joined(left) if sample.parts else left[0]
 
 
-def _joined(parts: Sequence[SamplePlan]) -> SamplePlan:
+def _joined(parts: Sequence[SampleData]) -> SampleData:
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     for part in parts:
         for encoder, images in part.spans.items():
             moved = (replace(image, position=image.position + part.first) for image in images)
             spans[encoder] = (*spans.get(encoder, ()), *moved)
-    return SamplePlan(
+    return SampleData(
         id=parts[0].id,
         num_tokens=sum(part.num_tokens for part in parts),
         num_labels=sum(part.num_labels for part in parts),
@@ -93,7 +93,7 @@ def _joined(parts: Sequence[SamplePlan]) -> SamplePlan:
 
 
 @dataclass(frozen=True, eq=False)
-class DataPlan:
+class StepData:
     """The samples of one step, in global order. Compared by identity: it is the key of caches.
 
     `planned` is what the index had where samples have been left out of `samples` since: who reads
@@ -101,11 +101,11 @@ class DataPlan:
     """
 
     step: int
-    samples: Sequence[SamplePlan]
-    planned: Sequence[SamplePlan] | None = None
+    samples: Sequence[SampleData]
+    planned: Sequence[SampleData] | None = None
 
     @property
-    def indexed(self) -> Sequence[SamplePlan]:
+    def indexed(self) -> Sequence[SampleData]:
         """The samples as the index has them, those included that could not be read."""
         return self.samples if self.planned is None else self.planned
 

@@ -29,7 +29,7 @@ from mimo_launch.comm.bridge_transfers import (
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.language_model import Placement
 from mimo_launch.runtime.model_inputs import num_rows, owned_rows, placement
@@ -75,9 +75,9 @@ class Bridge:
         self.placements: dict[int, Placement] = {}
         self.sent: list[PostedTransfers] = []
 
-    def begin(self, plan: DataPlan) -> None:
-        """Forget the last step and take the DataPlan of the next one."""
-        self.plan = plan
+    def begin(self, data: StepData) -> None:
+        """Forget the last step and take the StepData of the next one."""
+        self.data = data
         self.finish()
         self.groups.clear()
         self.leaves.clear()
@@ -95,11 +95,11 @@ class Bridge:
         return self.groups[index]
 
     def _open(self, index: int) -> GroupState:
-        transfers = route(self.layout, self.plan, self.encoder.name, index, rank=self.rank)
+        transfers = route(self.layout, self.data, self.encoder.name, index, rank=self.rank)
         sender = receiver = None
         offsets: dict[int, int] = {}
         if self.is_source:
-            total = num_rows(self.layout, self.plan, self.encoder, self.rank, index)
+            total = num_rows(self.layout, self.data, self.encoder, self.rank, index)
             sizes = owned_rows(self.encoder, total, self.rank)
             mine = sizes[self.encoder.grid.index("tp", self.rank)]
             sender = encoder_end(transfers, self.rank, mine, self.like.device)
@@ -108,7 +108,7 @@ class Bridge:
             for microbatch in self._microbatches(index):
                 self.placements[microbatch], received = placement(
                     self.layout,
-                    self.plan,
+                    self.data,
                     self.encoder.name,
                     microbatch,
                     self.rank,

@@ -20,7 +20,7 @@ from mimo_launch.layers.class_tokens import class_token_mask
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.row_owners import held_patches, local_class_tokens
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
 from mimo_launch.models.language_model import LanguageInput
@@ -58,9 +58,9 @@ class StepState:
     choices: dict[int, Tensor] = field(default_factory=dict)
 
     @property
-    def plan(self) -> DataPlan:
+    def data(self) -> StepData:
         """What the samples of the step look like."""
-        return self.inputs.plan
+        return self.inputs.data
 
 
 class Stages:
@@ -97,7 +97,7 @@ class Stages:
             step.choices[action.index] = out
         else:
             # Scale at the loss, sum everywhere: N is the whole step's number of labels.
-            loss = out / max(1, step.plan.num_labels)
+            loss = out / max(1, step.data.num_labels)
             step.losses[action.index], step.seen_losses[action.index] = loss, loss.detach()
             if module.context.tp.index == 0:
                 step.loss += loss.detach()
@@ -128,10 +128,10 @@ class Stages:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size("cp")
             return tokens // shards, width
-        rows = num_rows(self.layout, step.plan, module, self.rank, action.index)
+        rows = num_rows(self.layout, step.data, module, self.rank, action.index)
         patches = len(held_patches(module, rows, module.grid.index("cp", self.rank)))
         replica = module.grid.index("dp", self.rank)
-        images = len(image_lengths(self.layout, step.plan, module, replica, action.index))
+        images = len(image_lengths(self.layout, step.data, module, replica, action.index))
         return patches // shards + local_class_tokens(module, images), width
 
     def _encoder_input(
@@ -140,18 +140,18 @@ class Stages:
         """Return the packed images of a group; later stages need their sizes and places only."""
         layout = module.layout
         replica = layout.grid.index("dp", self.rank)
-        total = num_rows(self.layout, step.plan, layout, self.rank, group)
+        total = num_rows(self.layout, step.data, layout, self.rank, group)
         held, patches = held_patches(layout, total, module.context.cp.index), None
         if layout.stages[stage].is_first:
             images = group_images(self.layout, step.inputs, layout, replica, group)
             how = reader(self.spec.modules[module.name].model)
             patches = pack(images, how, module.context, held)
-        lengths = image_lengths(self.layout, step.plan, layout, replica, group)
+        lengths = image_lengths(self.layout, step.data, layout, replica, group)
         class_tokens = local_class_tokens(layout, len(lengths))
         mask = self._image_mask(module, lengths, held, class_tokens)
         places = None
         if turns_by_place(self.spec.modules[module.name].model):
-            found = image_places(self.layout, step.plan, layout, replica, group, held)
+            found = image_places(self.layout, step.data, layout, replica, group, held)
             places = to_device(found, module.context.device)
         return EncoderInput(
             mask,
@@ -159,7 +159,7 @@ class Stages:
             patches,
             places,
             class_tokens,
-            image_sizes(self.layout, step.plan, layout, replica, group),
+            image_sizes(self.layout, step.data, layout, replica, group),
         )
 
     def _image_mask(
@@ -203,12 +203,12 @@ class Stages:
         if layout.experts is None:
             return None
         replica, device = layout.grid.index("dp", self.rank), self.grids.device
-        return token_shares(self.layout, step.plan, replica, microbatch, device)[:, held]
+        return token_shares(self.layout, step.data, replica, microbatch, device)[:, held]
 
     def _positions(self, microbatch: int, step: StepState, held: Tensor) -> Tensor:
         """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].
 
-        Every stage makes its own: they follow from the plan of the step.
+        Every stage makes its own: they follow from the data of the step.
         """
         model = self.spec.language.model
         if not isinstance(model, DecoderModel) or model.mrope is None:

@@ -144,7 +144,7 @@ class Executor:
 
     def _begin(self, inputs: StepInputs) -> StepState:
         for bridge in self.bridges.values():
-            bridge.begin(inputs.plan)
+            bridge.begin(inputs.data)
         zero = torch.zeros((), dtype=torch.float64, device=self.grids.device)
         return StepState(inputs, zero)
 

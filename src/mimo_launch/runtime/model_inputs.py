@@ -1,7 +1,7 @@
 """What the runtime asks of a loader, and the tensors it makes of the answers.
 
 Decides: which samples go into which action.
-Relies on: the sample map and the DataPlan.
+Relies on: the sample map and the StepData.
 Leaves: reading and decoding to `train`, which asks `layout.sample_readers` who reads what.
 """
 
@@ -21,7 +21,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.mrope_positions import NUM_AXES, position_runs
 from mimo_launch.layout.row_owners import cut_runs, row_cut, token_runs
 from mimo_launch.layout.sample_owners import encoder_samples
-from mimo_launch.layout.step_data import DataPlan, ImageSpan
+from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.models.image_patches import Patches, patch_places
 from mimo_launch.models.language_model import Placement
 
@@ -33,7 +33,7 @@ class StepInputs(Protocol):
     """The samples of one step by their position in it; a rank asks only for what it needs."""
 
     @property
-    def plan(self) -> DataPlan:
+    def data(self) -> StepData:
         """What the samples look like."""
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +94,7 @@ def read_positions(
     """
     found = []
     for sample in layout.samples.language(replica, microbatch):
-        spans = inputs.plan.samples[sample].spans
+        spans = inputs.data.samples[sample].spans
         images = [image for name in encoders for image in spans.get(name, ())]
         ids = axis_positions(images, layout.seq)
         documents = inputs.documents(sample)
@@ -105,14 +105,14 @@ def read_positions(
 
 
 def token_shares(
-    layout: Layout, plan: DataPlan, replica: int, microbatch: int, device: torch.device
+    layout: Layout, data: StepData, replica: int, microbatch: int, device: torch.device
 ) -> Tensor:
     """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
 
     Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
     gap, and no token.
     """
-    samples = [plan.samples[index] for index in layout.samples.language(replica, microbatch)]
+    samples = [data.samples[index] for index in layout.samples.language(replica, microbatch)]
     shares = np.zeros((len(samples), layout.seq))
     for row, sample in zip(shares, samples, strict=True):
         for record in sample.records:
@@ -140,25 +140,25 @@ def group_images(
     """Return the images that one encoder replica encodes for one group, in row order."""
     return [
         image
-        for sample in encoder_samples(layout, inputs.plan, module, replica, group)
+        for sample in encoder_samples(layout, inputs.data, module, replica, group)
         for image in inputs.images(sample, module.name)
     ]
 
 
 def image_lengths(
-    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+    layout: Layout, data: StepData, module: ModuleLayout, replica: int, group: int
 ) -> list[int]:
     """Return the patches of each image that one encoder replica encodes for a group, in order."""
     return [
         span.rows * module.patches_per_row
-        for sample in encoder_samples(layout, plan, module, replica, group)
-        for span in plan.samples[sample].spans.get(module.name, ())
+        for sample in encoder_samples(layout, data, module, replica, group)
+        for span in data.samples[sample].spans.get(module.name, ())
     ]
 
 
 def image_places(
     layout: Layout,
-    plan: DataPlan,
+    data: StepData,
     module: ModuleLayout,
     replica: int,
     group: int,
@@ -168,8 +168,8 @@ def image_places(
     side = math.isqrt(module.patches_per_row)
     places = np.zeros((len(held), 2), dtype=np.int64)
     first = 0
-    for sample in encoder_samples(layout, plan, module, replica, group):
-        for span in plan.samples[sample].spans.get(module.name, ()):
+    for sample in encoder_samples(layout, data, module, replica, group):
+        for span in data.samples[sample].spans.get(module.name, ()):
             last = first + span.rows * module.patches_per_row
             start, stop = max(first, held.start), min(last, held.stop)
             if start < stop:
@@ -181,21 +181,21 @@ def image_places(
 
 
 def image_sizes(
-    layout: Layout, plan: DataPlan, module: ModuleLayout, replica: int, group: int
+    layout: Layout, data: StepData, module: ModuleLayout, replica: int, group: int
 ) -> tuple[tuple[int, int], ...]:
     """Return height and width, in rows, of each image that one encoder replica encodes."""
     return tuple(
         (span.height, span.width)
-        for sample in encoder_samples(layout, plan, module, replica, group)
-        for span in plan.samples[sample].spans.get(module.name, ())
+        for sample in encoder_samples(layout, data, module, replica, group)
+        for span in data.samples[sample].spans.get(module.name, ())
     )
 
 
-def num_rows(layout: Layout, plan: DataPlan, module: ModuleLayout, rank: int, group: int) -> int:
+def num_rows(layout: Layout, data: StepData, module: ModuleLayout, rank: int, group: int) -> int:
     """Return how many rows the encoder replica of `rank` makes of one group."""
     replica = module.grid.index("dp", rank)
-    samples = encoder_samples(layout, plan, module, replica, group)
-    return sum(plan.samples[sample].rows(module.name) for sample in samples)
+    samples = encoder_samples(layout, data, module, replica, group)
+    return sum(data.samples[sample].rows(module.name) for sample in samples)
 
 
 def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
 
 def placement(
     layout: Layout,
-    plan: DataPlan,
+    data: StepData,
     encoder: str,
     microbatch: int,
     rank: int,
@@ -215,7 +215,7 @@ def placement(
     """Return where rows go in a microbatch's tokens, and how many of them `rank` receives."""
     grid = layout.language.grid
     replica, cp, tp = (grid.index(axis, rank) for axis in ("dp", "cp", "tp"))
-    runs = token_runs(layout, plan, encoder, replica, microbatch, cp)
+    runs = token_runs(layout, data, encoder, replica, microbatch, cp)
     cuts = [cut_runs(layout, runs, index) for index in range(grid.size("tp"))]
     sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
     placed = cuts[tp] if context.sequence_parallel else runs

@@ -3,7 +3,7 @@
 Decides: the partners of every transfer, as ranks that may exchange at least one row.
 Relies on: `layout.sample_owners` for the links between replicas, `layout.bridge_routing` for
 components.
-Leaves: how many rows each pair moves to the DataPlan of a step.
+Leaves: how many rows each pair moves to the StepData of a step.
 """
 
 from collections.abc import Iterable, Sequence

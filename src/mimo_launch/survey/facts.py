@@ -1,4 +1,4 @@
-"""What the plans of samples say: lengths, rows, padding, and how even encoder replicas are.
+"""What the index says of samples: lengths, rows, padding, and how even encoder replicas are.
 
 Decides: which samples stand for all: the first of the first epoch, in the order of training.
 Relies on: the index of the data set; no record is read.
@@ -18,11 +18,11 @@ from mimo_launch.data.sample_order import (
     Order,
     Sample,
     global_order,
-    make_data_plan,
+    make_step_data,
 )
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_owners import Imbalance, imbalance
-from mimo_launch.layout.step_data import DataPlan, SamplePlan
+from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.spec.model import Spec
 
 # Steps whose balance is looked at: enough for a mean, few enough for a second.
@@ -91,18 +91,18 @@ class Facts:
 
 
 def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts:
-    """Look at the plans of at most `most` records of an epoch."""
+    """Look at at most `most` records of an epoch."""
     num_records = dataset.num_samples("train")
     epoch = GlobalOrder(num_records, spec.batch.global_, spec.train.seed).epoch(0)
-    plans = [dataset.plan("train", index) for index in epoch[:most].tolist()]
-    lengths = [plan.num_tokens for plan in plans]
+    samples = [dataset.describe("train", index) for index in epoch[:most].tolist()]
+    lengths = [sample.num_tokens for sample in samples]
     return Facts(
         records=num_records,
-        surveyed=len(plans),
+        surveyed=len(samples),
         tokens=sum(lengths),
-        labels=sum(plan.num_labels for plan in plans),
+        labels=sum(sample.num_labels for sample in samples),
         lengths=_spread(lengths),
-        modalities={name: _modality(plans, name) for name in spec.encoders},
+        modalities={name: _modality(samples, name) for name in spec.encoders},
         filling=_filling(lengths, spec),
         evenness=dict(_evenness(spec, layout, dataset, min(most, num_records))),
     )
@@ -110,8 +110,8 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
 
 def first_steps(
     spec: Spec, dataset: Dataset, num_steps: int, end: int
-) -> Iterator[tuple[int, tuple[Sample, ...], DataPlan]]:
-    """Yield number, samples and plan of the first steps, at most those before place `end`.
+) -> Iterator[tuple[int, tuple[Sample, ...], StepData]]:
+    """Yield number, samples and data of the first steps, at most those before place `end`.
 
     At least one.
     """
@@ -121,7 +121,7 @@ def first_steps(
         ids, after = order.take(place), order.after(place)
         if step and after > end:
             return
-        yield step, ids, make_data_plan(dataset, "train", ids, step)
+        yield step, ids, make_step_data(dataset, "train", ids, step)
         place = after
 
 
@@ -130,9 +130,9 @@ def _spread(numbers: Sequence[int]) -> Spread:
     return Spread(*(int(number) for number in found))
 
 
-def _modality(plans: Sequence[SamplePlan], encoder: str) -> Modality:
-    sizes = [span.rows for plan in plans for span in plan.spans.get(encoder, ())]
-    without = sum(not plan.spans.get(encoder) for plan in plans)
+def _modality(samples: Sequence[SampleData], encoder: str) -> Modality:
+    sizes = [span.rows for sample in samples for span in sample.spans.get(encoder, ())]
+    without = sum(not sample.spans.get(encoder) for sample in samples)
     return Modality(len(sizes), sum(sizes), without, _spread(sizes) if sizes else None)
 
 
@@ -151,11 +151,11 @@ def _filling(lengths: Sequence[int], spec: Spec) -> Filling:
 def _evenness(
     spec: Spec, layout: Layout, dataset: Dataset, end: int
 ) -> Iterator[tuple[str, Evenness]]:
-    plans = [plan for _, _, plan in first_steps(spec, dataset, MOST_STEPS, end)]
+    samples = [sample for _, _, sample in first_steps(spec, dataset, MOST_STEPS, end)]
     for module in layout.encoders:
         if module.grid.size("dp") == 1:
             continue
-        seen = [imbalance(layout, plan, module) for plan in plans]
+        seen = [imbalance(layout, sample, module) for sample in samples]
         mean = Imbalance(*(sum(column) / len(seen) for column in _columns(seen)))
         worst = Imbalance(*(max(column) for column in _columns(seen)))
         yield module.name, Evenness(len(seen), mean, worst)

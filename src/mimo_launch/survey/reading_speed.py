@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_readers import Reads, reads_of
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.survey.facts import first_steps
 from mimo_launch.train.loader import DatasetInputs, read_step
@@ -75,18 +75,18 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
     cpu: dict[Kind, float] = defaultdict(float)
     kinds = {rank: _kind(spec, layout, rank) for rank in range(layout.world_size)}
     with _threads(spec) as threads:
-        for _, _, plan in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
-            source = DatasetInputs(dataset, "train", plan)
-            inputs, reasons = read_step(source, _all(spec, plan), spec, _rest, threads=threads)
+        for _, _, data in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
+            source = DatasetInputs(dataset, "train", data)
+            inputs, reasons = read_step(source, _all(spec, data), spec, _rest, threads=threads)
             bad |= {inputs.record(number).id: why for number, why in reasons.items()}
             for kind in set(kinds.values()) - {()}:
-                reads = _most(layout, plan, [rank for rank in kinds if kinds[rank] == kind])
+                reads = _most(layout, data, [rank for rank in kinds if kinds[rank] == kind])
                 begin = time.perf_counter(), time.process_time()
                 read_step(source, reads, spec, _rest, threads=threads)
                 wall[kind] += time.perf_counter() - begin[0]
                 cpu[kind] += time.process_time() - begin[1]
-            records += sum(len(sample.records) for sample in plan.samples)
-            tokens += sum(sample.num_tokens for sample in plan.samples)
+            records += sum(len(sample.records) for sample in data.samples)
+            tokens += sum(sample.num_tokens for sample in data.samples)
             steps += 1
     per_host = spec.nodes.gpus if spec.nodes else layout.world_size
     hosts = [range(first, first + per_host) for first in range(0, layout.world_size, per_host)]
@@ -118,22 +118,22 @@ def _kind(spec: Spec, layout: Layout, rank: int) -> Kind:
     )
 
 
-def _most(layout: Layout, plan: DataPlan, ranks: list[int]) -> Reads:
+def _most(layout: Layout, data: StepData, ranks: list[int]) -> Reads:
     """Return what the rank reads that has the most rows of a step, then the most texts."""
 
     def size(reads: Reads) -> tuple[int, int]:
         rows = sum(
-            plan.samples[position].rows(encoder)
+            data.samples[position].rows(encoder)
             for encoder, positions in reads.images.items()
             for position in positions
         )
         return rows, len(reads.texts)
 
-    return max((reads_of(layout, plan, rank, decode=False) for rank in ranks), key=size)
+    return max((reads_of(layout, data, rank, decode=False) for rank in ranks), key=size)
 
 
-def _all(spec: Spec, plan: DataPlan) -> Reads:
-    every = tuple(range(len(plan.samples)))
+def _all(spec: Spec, data: StepData) -> Reads:
+    every = tuple(range(len(data.samples)))
     return Reads(every, every, (), dict.fromkeys(spec.encoders, every))
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
-from mimo_launch.layout.step_data import SamplePlan
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.loader import BAD
 
@@ -56,7 +56,7 @@ class Shown:
 
 
 def show_samples(
-    spec: Spec, dataset: Dataset, samples: Iterable[SamplePlan], most: int
+    spec: Spec, dataset: Dataset, samples: Iterable[SampleData], most: int
 ) -> list[Shown]:
     """Return the first `most` samples, each record decoded; those of one epoch at most."""
     words = _words(spec)
@@ -73,29 +73,29 @@ def show_samples(
 
 
 def _record(
-    spec: Spec, dataset: Dataset, words: Callable[[Sequence[int]], str], plan: SamplePlan
+    spec: Spec, dataset: Dataset, words: Callable[[Sequence[int]], str], sample: SampleData
 ) -> Record:
-    name = dataset.name("train", plan.id)
+    name = dataset.name("train", sample.id)
     try:
-        tokens, labels = dataset.text("train", plan.id)
-        images = {name: dataset.images("train", plan.id, name) for name in spec.encoders}
+        tokens, labels = dataset.text("train", sample.id)
+        images = {name: dataset.images("train", sample.id, name) for name in spec.encoders}
     except BAD as error:
-        return Record(plan.id, name, plan.num_tokens, bad=str(error))
+        return Record(sample.id, name, sample.num_tokens, bad=str(error))
     # A label stands before the token that it predicts.
-    learnt = np.append(False, labels[: plan.num_tokens - 1] != IGNORE_LABEL)
-    pieces = list(_pieces(tokens[: plan.num_tokens], learnt, plan, words))
-    return Record(plan.id, name, plan.num_tokens, pieces, images)
+    learnt = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
+    pieces = list(_pieces(tokens[: sample.num_tokens], learnt, sample, words))
+    return Record(sample.id, name, sample.num_tokens, pieces, images)
 
 
 def _pieces(
     tokens: npt.NDArray[np.int64],
     learnt: npt.NDArray[np.bool_],
-    plan: SamplePlan,
+    sample: SampleData,
     words: Callable[[Sequence[int]], str],
 ) -> Iterator[Piece]:
     rows = [
         (span.position, span, name, item)
-        for name, spans in plan.spans.items()
+        for name, spans in sample.spans.items()
         for item, span in enumerate(spans)
     ]
     at = 0

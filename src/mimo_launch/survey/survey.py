@@ -58,7 +58,7 @@ def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int)
         facts=find_facts(spec, layout, dataset, records),
         left_out=_left_out(spec, dataset),
         read=read_steps(spec, layout, dataset, steps),
-        shown=show_samples(spec, dataset, (s for _, _, plan in first for s in plan.samples), show),
+        shown=show_samples(spec, dataset, (s for _, _, data in first for s in data.samples), show),
     )
 
 

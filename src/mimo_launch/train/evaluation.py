@@ -45,13 +45,13 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
             found = list(_decode(session, result, inputs))
             digits = [sum(column) for column in zip((0, 0), *found, strict=True)]
         own = to_device(torch.tensor([0, *digits], dtype=sums.dtype), session.device)
-        own[0] += result.loss * inputs.plan.num_labels
+        own[0] += result.loss * inputs.data.num_labels
         # Once a batch: ranks without language wait here while the others decode, and a whole
         # evaluation may take longer than a collective may.
         dist.all_reduce(own)
         sums += own
         session.where.beat()
-        labels += inputs.plan.num_labels
+        labels += inputs.data.num_labels
         seen += len(ids) - len(inputs.left_out)
     loss, right, total = sums.tolist()
     return EvalFinished(
@@ -82,7 +82,7 @@ def _decode(session: RankSession, step: StepState, inputs: ReadInputs) -> Iterat
         known = places <= starts[microbatch][:, None]
         tokens[microbatch] = text.tokens.where(known, PAD)
     # The same number of passes on every replica: sharded weights are gathered over all of them.
-    longest = max(sample.num_labels for sample in inputs.plan.samples)
+    longest = max(sample.num_labels for sample in inputs.data.samples)
     for position in range(longest):
         for microbatch, choices in session.executor.choose(program, step, tokens).items():
             at = (starts[microbatch] + position)[:, None]
@@ -92,7 +92,7 @@ def _decode(session: RankSession, step: StepState, inputs: ReadInputs) -> Iterat
     for microbatch, start in starts.items():
         rows, starting = tokens[microbatch].tolist(), start.tolist()
         for item, sample in enumerate(session.layout.samples.language(replica, microbatch)):
-            if session.layout.encoders and not inputs.plan.samples[sample].spans:
+            if session.layout.encoders and not inputs.data.samples[sample].spans:
                 continue
             first = starting[item] + 1
             yield _score(rows[item][first : first + longest], inputs.answer(sample))

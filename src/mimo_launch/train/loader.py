@@ -19,10 +19,10 @@ import numpy as np
 from mimo_launch.data.dataset import BadSample, Dataset
 from mimo_launch.data.packed_samples import joined_documents, joined_texts
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import Sample, make_data_plan
+from mimo_launch.data.sample_order import Sample, make_step_data
 from mimo_launch.layout.sample_owners import Imbalance
 from mimo_launch.layout.sample_readers import Reads
-from mimo_launch.layout.step_data import DataPlan, SamplePlan, without_records
+from mimo_launch.layout.step_data import SampleData, StepData, without_records
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.models.image_patches import Patches
@@ -42,7 +42,7 @@ class DatasetInputs:
 
     dataset: Dataset
     split: Split
-    plan: DataPlan
+    data: StepData
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
@@ -61,18 +61,18 @@ class DatasetInputs:
 
     def answer(self, sample: int) -> tuple[int, ...]:
         """Return the tokens of the true answer, without the end token."""
-        return self.dataset.answer(self.split, self.plan.samples[sample].id)
+        return self.dataset.answer(self.split, self.data.samples[sample].id)
 
     def _answers(
         self, ask: Callable[[Split, int], Answer], sample: int
-    ) -> list[tuple[SamplePlan, Answer]]:
-        records = self.plan.samples[sample].records
+    ) -> list[tuple[SampleData, Answer]]:
+        records = self.data.samples[sample].records
         return [(record, ask(self.split, record.id)) for record in records]
 
 
 def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DatasetInputs:
     """Return the inputs of one step made of the given samples."""
-    return DatasetInputs(dataset, split, make_data_plan(dataset, split, ids, step))
+    return DatasetInputs(dataset, split, make_step_data(dataset, split, ids, step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class ReadInputs:
     """What one rank has read of a step: the answers of `DatasetInputs`, from memory.
 
     Records are numbered through the step; `numbers` has those of each sample. Records `left_out`
-    are empty in `plan`: padding, no label, no image, no answer. `imbalance` is that of the encoders
+    are empty in `data`: padding, no label, no image, no answer. `imbalance` is that of the encoders
     with several replicas.
     """
 
-    plan: DataPlan
+    data: StepData
     seq: int
     numbers: tuple[range, ...]
     texts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -112,23 +112,23 @@ class ReadInputs:
         """Return the tokens of the true answer, without the end token."""
         return next((self.answers[n] for n, _ in self._readable(sample)), ())
 
-    def record(self, number: int) -> SamplePlan:
+    def record(self, number: int) -> SampleData:
         """Return a record as the index has it."""
         position = bisect_right(self.numbers, number, key=lambda numbers: numbers.start) - 1
-        return self.plan.indexed[position].records[number - self.numbers[position].start]
+        return self.data.indexed[position].records[number - self.numbers[position].start]
 
     def without(self, bad: Collection[int]) -> "ReadInputs":
         """Return the step with some records left out of it."""
         samples = tuple(
             without_records(sample, [n - numbers.start for n in numbers if n in bad])
-            for sample, numbers in zip(self.plan.samples, self.numbers, strict=True)
+            for sample, numbers in zip(self.data.samples, self.numbers, strict=True)
         )
-        plan = replace(self.plan, samples=samples, planned=self.plan.indexed)
-        return replace(self, plan=plan, left_out=frozenset(bad))
+        data = replace(self.data, samples=samples, planned=self.data.indexed)
+        return replace(self, data=data, left_out=frozenset(bad))
 
-    def _readable(self, sample: int) -> list[tuple[int, SamplePlan]]:
+    def _readable(self, sample: int) -> list[tuple[int, SampleData]]:
         """Return the records of a sample that can be read, with their numbers."""
-        records = zip(self.numbers[sample], self.plan.samples[sample].records, strict=True)
+        records = zip(self.numbers[sample], self.data.samples[sample].records, strict=True)
         return [(number, record) for number, record in records if number not in self.left_out]
 
 
@@ -147,8 +147,8 @@ def read_step(
     With `threads`, records are read side by side; what they hold is bounded by the step.
     Raises: what a data set raises that is no sign of damage.
     """
-    ends = list(accumulate((len(s.records) for s in source.plan.samples), initial=0))
-    made = ReadInputs(source.plan, spec.batch.seq, tuple(map(range, ends, ends[1:])))
+    ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
+    made = ReadInputs(source.data, spec.batch.seq, tuple(map(range, ends, ends[1:])))
     reasons: dict[int, str] = {}
     records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
     if threads is not None:  # All of them start before the first one is waited for.
@@ -172,10 +172,10 @@ def _records(
     """Yield what to read: the number of the record, how to read it, how to keep it."""
     dataset, split = source.dataset, source.split
 
-    def records(positions: Iterable[int]) -> Iterator[tuple[int, SamplePlan]]:
+    def records(positions: Iterable[int]) -> Iterator[tuple[int, SampleData]]:
         for position in positions:
             yield from zip(
-                into.numbers[position], source.plan.samples[position].records, strict=True
+                into.numbers[position], source.data.samples[position].records, strict=True
             )
 
     for asked, ask, answers in (
@@ -197,7 +197,7 @@ def _records(
 
 def _read_images(
     source: DatasetInputs,
-    record: SamplePlan,
+    record: SampleData,
     encoder: str,
     model: EncoderModel,
     cut: Callable[[np.ndarray], Patches],

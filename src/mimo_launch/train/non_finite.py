@@ -23,7 +23,7 @@ from mimo_launch.comm.pending_numbers import HostCopy
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_readers import samples_of
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.run_state import EndOfRun
 from mimo_launch.train.session import RankSession
@@ -101,22 +101,22 @@ def note_evidence(session: RankSession, own_squares: Mapping[str, Tensor]) -> Pe
     )
 
 
-def find_origin(layout: Layout, plan: DataPlan, seen: PendingEvidence) -> NonFinite:
+def find_origin(layout: Layout, data: StepData, seen: PendingEvidence) -> NonFinite:
     """Return where the numbers of a bad step came from, the same on all ranks.
 
     Ranks: collective over the world; only after a step that all ranks know to be bad.
     """
-    return blame(layout, plan, gather_objects(seen.read()))
+    return blame(layout, data, gather_objects(seen.read()))
 
 
-def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
+def blame(layout: Layout, data: StepData, ranks: list[Evidence]) -> NonFinite:
     """Return the rank that was first, given the evidence of all ranks."""
     losses = [(rank, seen.losses) for rank, seen in enumerate(ranks) if seen.losses]
     if losses:
         rank, microbatches = losses[0]
         replica = layout.language.grid.index("dp", rank)
         positions = [s for m in microbatches for s in layout.samples.language(replica, m)]
-        return _origin("loss", rank, LANGUAGE, plan, positions)
+        return _origin("loss", rank, LANGUAGE, data, positions)
     order = [LANGUAGE, *(module.name for module in layout.encoders)]
     gradients = [
         (order.index(name), -stage, rank)
@@ -126,27 +126,27 @@ def blame(layout: Layout, plan: DataPlan, ranks: list[Evidence]) -> NonFinite:
     if gradients:
         number, _, rank = min(gradients)
         module = layout[order[number]]
-        return _origin("gradient", rank, module.name, plan, samples_of(layout, plan, module, rank))
+        return _origin("gradient", rank, module.name, data, samples_of(layout, data, module, rank))
     # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
     _, rank, name = max(
         (square if math.isfinite(square) else math.inf, -rank, name)
         for rank, seen in enumerate(ranks)
         for name, square in seen.squares.items()
     )
-    return _origin("gradient", -rank, name, plan, range(len(plan.samples)))
+    return _origin("gradient", -rank, name, data, range(len(data.samples)))
 
 
 def _origin(
     what: Literal["loss", "gradient"],
     rank: int,
     module: str,
-    plan: DataPlan,
+    data: StepData,
     positions: Iterable[int],
 ) -> NonFinite:
-    records = (record for position in positions for record in plan.samples[position].records)
+    records = (record for position in positions for record in data.samples[position].records)
     # A record that could not be read has no tokens, and no part in this.
     ids = tuple(record.id for record in records if record.num_tokens)
-    return NonFinite(step=plan.step + 1, what=what, rank=rank, module=module, samples=ids)
+    return NonFinite(step=data.step + 1, what=what, rank=rank, module=module, samples=ids)
 
 
 class NumberWatch:

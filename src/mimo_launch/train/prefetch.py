@@ -1,7 +1,7 @@
 """Reads steps ahead, and has all ranks agree on the samples that cannot be read.
 
 Decides: that a bad sample is left out on every rank alike, and how many a run may have.
-Relies on: `layout.sample_readers` for who reads what; every rank having the same DataPlan.
+Relies on: `layout.sample_readers` for who reads what; every rank having the same StepData.
 Leaves: what damage looks like to `loader` and the data sets.
 
 The agreement costs an all-reduce of one number per step. Without it the ranks that could not read
@@ -34,7 +34,7 @@ from mimo_launch.data.sample_order import Sample
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_owners import Imbalance, imbalance
 from mimo_launch.layout.sample_readers import reads_of
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading
@@ -163,12 +163,12 @@ class StepReader:
         beat: Callable[[], None] = partial(self._session.where.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
         session, pinned = self._session, self._session.device.type == "cuda"
-        reads = reads_of(session.layout, source.plan, session.rank, decode=split in self._decodes)
+        reads = reads_of(session.layout, source.data, session.rank, decode=split in self._decodes)
         inputs, reasons = read_step(
             source, reads, session.spec, beat, pinned=pinned, threads=self._decoders
         )
         if split == "train":
-            inputs = replace(inputs, imbalance=_imbalances(session.layout, source.plan))
+            inputs = replace(inputs, imbalance=_imbalances(session.layout, source.data))
         seconds = time.perf_counter() - begin
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
 
@@ -195,10 +195,10 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _imbalances(layout: Layout, plan: DataPlan) -> dict[str, Imbalance]:
+def _imbalances(layout: Layout, data: StepData) -> dict[str, Imbalance]:
     """Return how even the encoders' shares of a step are; looks at all samples of it."""
     shared = (module for module in layout.encoders if module.grid.size("dp") > 1)
-    return {module.name: imbalance(layout, plan, module) for module in shared}
+    return {module.name: imbalance(layout, data, module) for module in shared}
 
 
 def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:

@@ -104,7 +104,7 @@ class RankSession:
         """
         self.updates.clear()
         count_zeros = self.spec.train.count_zero_grads
-        if inputs.plan.num_labels == 0:
+        if inputs.data.num_labels == 0:
             # No label in the whole step: every rank knows, none runs it.
             self.where.enter(Phase.REDUCING)
             zero = torch.zeros((), device=self.device)

@@ -19,7 +19,7 @@ from mimo_launch.comm.pending_numbers import Moment
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Order, Sample
 from mimo_launch.layout.sample_owners import Imbalance
-from mimo_launch.layout.step_data import DataPlan
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
 from mimo_launch.optimizer.learning_rate import learning_rate
 from mimo_launch.runtime.progress import Phase
@@ -54,7 +54,7 @@ class _Started:
     It begins where the one before ends, if that one was not waited for.
     """
 
-    plan: DataPlan
+    data: StepData
     left_out: int
     imbalance: dict[str, Imbalance]
     reading: Reading | None
@@ -99,12 +99,12 @@ class StepRunner:
         if self._profile is not None:
             self._profile.finish(state.step)
         evidence = None
-        if inputs.plan.num_labels:
+        if inputs.data.num_labels:
             evidence = note_evidence(session, totals.own_squares)
             session.update(state.step, totals)
         self._started.append(
             _Started(
-                plan=inputs.plan,
+                data=inputs.data,
                 left_out=len(inputs.left_out),
                 imbalance=inputs.imbalance,
                 reading=inputs.reading,
@@ -142,7 +142,7 @@ class StepRunner:
         state.skipped += skipped
         origin = None
         if not totals.finite and step.evidence is not None:
-            origin = find_origin(self._session.layout, step.plan, step.evidence)
+            origin = find_origin(self._session.layout, step.data, step.evidence)
             self._emit(origin)
         self._emit(_finished(self._session.spec, step, totals, skipped=skipped))
         if origin is not None:
@@ -158,8 +158,8 @@ def _has_experts(spec: Spec) -> bool:
 
 
 def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: bool) -> StepFinished:
-    schedule, steps, step = spec.optimizer.schedule, spec.train.steps, started.plan.step
-    tokens = sum(sample.num_tokens for sample in started.plan.samples)
+    schedule, steps, step = spec.optimizer.schedule, spec.train.steps, started.data.step
+    tokens = sum(sample.num_tokens for sample in started.data.samples)
 
     def rate(peak: float | None, warmup: int | None) -> float:
         return learning_rate(

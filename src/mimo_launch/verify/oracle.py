@@ -149,7 +149,7 @@ class Oracle:
                 x_SD[given == placeholder_id(self.spec, encoder)] = rows
         documents = torch.from_numpy(self.dataset.documents(split, index))
         model = self.model
-        num_tokens = self.dataset.plan(split, index).num_tokens
+        num_tokens = self.dataset.describe(split, index).num_tokens
         if isinstance(model, HybridModel):
             x_SD = hybrid_layers(self.weights, x_SD, model, documents, load, num_tokens)
         elif isinstance(model, DecoderModel):

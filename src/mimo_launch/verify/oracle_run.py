@@ -68,7 +68,7 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
         number = step + 1
         lrs = {name: _module_rate(spec, name, number) for name in _trained(spec)}
         has_labels = any(
-            oracle.dataset.plan("train", record).num_labels
+            oracle.dataset.describe("train", record).num_labels
             for sample in ids
             for record in records_of(sample)
         )
@@ -178,7 +178,7 @@ def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
             own, num = oracle.record_loss("heldout", index, Load())
             loss, labels = loss + float(own), labels + num
             if spec.data.kind == "digits" and (
-                not spec.encoders or dataset.plan("heldout", index).spans
+                not spec.encoders or dataset.describe("heldout", index).spans
             ):
                 answer = dataset.answer("heldout", index)
                 said = _say(oracle, index, len(answer))

@@ -74,7 +74,7 @@ class StumblingSession(RankSession):
 
     def gradients(self, inputs: StepInputs, flags: tuple[int, ...] = ()) -> PendingTotals:  # type: ignore[override]
         """Do the same, and stumble if it is the step."""
-        self._stumbles = inputs.plan.step == SKIPPED and self.rank == _stumbler(self.layout)
+        self._stumbles = inputs.data.step == SKIPPED and self.rank == _stumbler(self.layout)
         return super().gradients(inputs, flags)
 
     def _sum_partial(self) -> None:

@@ -22,7 +22,7 @@ from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import learnt_among
 from mimo_launch.data.webdataset.splits import OpenSplit
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
-from mimo_launch.layout.step_data import ImageSpan, SamplePlan
+from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.model import Spec, WebdatasetData, clip_input, image_input
 
 Int64s = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class ShardSamples:
         found = self.splits[split]
         return found.name(found.row(index))
 
-    def plan(self, split: Split, index: int) -> SamplePlan:
+    def describe(self, split: Split, index: int) -> SampleData:
         """Lengths and places of a sample, from the index alone."""
         found = self.splits[split]
         row = found.row(index)
@@ -74,7 +74,7 @@ class ShardSamples:
             if span.position < end:
                 name = self._intakes[number].encoder
                 spans[name] = (*spans.get(name, ()), span)
-        return SamplePlan(index, end, found.num_labels(row), spans)
+        return SampleData(index, end, found.num_labels(row), spans)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:
         """Tokens and labels int64 [seq]; rows are placeholders of their encoders."""
