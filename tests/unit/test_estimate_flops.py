@@ -7,8 +7,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo_launch.data.average_step import nominal_step_data
-from mimo_launch.estimate.flops import Flops, backward_flops, forward_flops
-from mimo_launch.estimate.workload import Workload, workload
+from mimo_launch.estimate.flops import backward_flops, forward_flops
+from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.layer import Flops, Workload
 from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout

@@ -8,8 +8,8 @@ import torch
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.estimate import parameters
 from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.kinds.layer import Weight
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import ModuleLayout, build_layout
 from mimo_launch.models import build, fsdp
@@ -154,5 +154,5 @@ def test_blocks_become_units_at_the_same_size() -> None:
 
 
 def test_shards_are_padded_to_equal_rows() -> None:
-    weight = parameters.Weight((10, 3), trains=True)
+    weight = Weight((10, 3))
     assert [weight.shard(ranks) for ranks in (1, 4, 16)] == [30, 9, 3]

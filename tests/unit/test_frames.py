@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mimo_launch.estimate.workload import patch_work
+from mimo_launch.kinds.audio import AudioKind
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
@@ -77,5 +77,5 @@ def test_in_front_of_the_blocks_is_kept_what_the_estimates_say() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = network._embed(packed)
-    assert sum(kept.values()) == 4 * 50 * patch_work(model).kept
+    assert sum(kept.values()) == 4 * 50 * AudioKind(model).patch_work.saved
     assert out.shape == (50, 64)

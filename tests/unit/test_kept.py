@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mimo_launch.kinds.saved_activations import DECODER_FORWARD, VIT_FORWARD
+from mimo_launch.kinds import decoder, transformer_encoder
 from mimo_launch.layers.attention_masks import (
     CausalMask,
     ImageMask,
@@ -173,7 +173,7 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
     x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype)
     with torch.no_grad(), MemoryPeak(x_nD) as peak:
         block(x_nD, mask)
-    tables = {"language": DECODER_FORWARD, "vision": VIT_FORWARD}
+    tables = {"language": decoder.FORWARD, "vision": transformer_encoder.FORWARD}
     widths = sum(each.stream * WIDTH + each.inner * INNER for each in tables[name])
     # Only where nothing is compiled the SiLU of gate is a tensor.
     widths += INNER if name == "language" else 0

@@ -22,7 +22,8 @@ from mimo_launch.bench.single_layer import (
 )
 from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.flops import forward_flops
-from mimo_launch.estimate.workload import Workload, workload
+from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.layer import Workload
 from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.layout.encoder_placement import LANGUAGE

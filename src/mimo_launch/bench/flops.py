@@ -6,7 +6,8 @@ Leaves: the share of a peak to `measure`.
 """
 
 from mimo_launch.estimate.flops import backward_flops, forward_flops
-from mimo_launch.estimate.workload import Workload, language_spans
+from mimo_launch.estimate.workload import language_spans
+from mimo_launch.kinds.layer import Workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.model import Spec

@@ -13,7 +13,8 @@ from torch import nn
 
 from mimo_launch.bench.single_layer import alone, noise, randomised, tflops, there_and_back
 from mimo_launch.estimate.flops import forward_flops
-from mimo_launch.estimate.workload import LayerKind, Workload, layer_widths
+from mimo_launch.kinds.layer import LayerKind, Workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layout.encoder_placement import LANGUAGE
@@ -33,14 +34,14 @@ CONSTANTS = {
 
 def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[str, float]]:
     """Yield the constant and the rate of the first layer of each kind."""
-    model = _model(session.spec)
-    whole = Stage(LANGUAGE, 0, 0, model.layers, is_first=True, is_last=True)
+    model = session.spec.language.model
     seen: set[LayerKind] = set()
-    for number, size in enumerate(layer_widths(model, whole)):
-        if size.kind not in seen:
-            seen.add(size.kind)
-            name = CONSTANTS[size.kind] if module.context.fp8 is None else "language_fp8"
-            yield name, _layer(session, module, number, size.kind)
+    for number in range(model.layers):
+        kind = kind_of(model).layer_widths(number).kind
+        if kind not in seen:
+            seen.add(kind)
+            name = CONSTANTS[kind] if module.context.fp8 is None else "language_fp8"
+            yield name, _layer(session, module, number, kind)
 
 
 def _layer(session: RankSession, module: RankModule, number: int, kind: LayerKind) -> float:

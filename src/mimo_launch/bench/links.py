@@ -18,7 +18,8 @@ from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.data.average_step import nominal_step_data
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import row_bytes, widths, workload
+from mimo_launch.estimate.workload import row_bytes, workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.schedule.channels import Channel
@@ -65,7 +66,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
     """Return by axes how much a module gathers at once: activations, keys and values, weights."""
     spec, layout = session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
-    size = widths(spec.modules[module.name].model)
+    size = kind_of(spec.modules[module.name].model).widths
     held = workload(layout, module, nominal_step_data(session.spec).samples[0]).held
     tp, cp = module.grid.size("tp"), module.grid.size("cp")
     stage = module.stages_of(session.rank)[0]
@@ -101,7 +102,7 @@ def _message_bytes(session: RankSession, channel: Channel) -> int:
     if channel.is_bridge:
         return max(row_bytes(layout, module, work, spec.language.model.hidden * number))
     shared = module.grid.size("tp") if module.sequence_parallel else 1
-    return work.held // shared * widths(spec.modules[module.name].model).stream * number
+    return work.held // shared * spec.modules[module.name].model.hidden * number
 
 
 def _transfer_seconds(

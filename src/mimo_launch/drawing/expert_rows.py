@@ -11,9 +11,9 @@ from mimo_launch.drawing.layer_row_types import ExpertPlace, ExpertsRow
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.row_owners import even_cut
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward

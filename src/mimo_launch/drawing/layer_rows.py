@@ -12,14 +12,13 @@ from mimo_launch.drawing.layer_row_types import LayerRow
 from mimo_launch.estimate.flops import backward_flops, forward_flops
 from mimo_launch.estimate.memory import kept_by_layers
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import Workload, workload
+from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.layer import Workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
-from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP
-from mimo_launch.spec.model import HybridModel, LanguageModel, Model, Spec
-
-NAMES = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "MLP", EXPERTS: "experts"}
+from mimo_launch.spec.model import Spec
 
 
 def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[LayerRow, ...]:
@@ -32,14 +31,14 @@ def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Laye
 
 
 def _rows(spec: Spec, layout: Layout, module: ModuleLayout, work: Workload) -> Iterator[LayerRow]:
-    model, tp = spec.modules[module.name].model, module.grid.size("tp") - 1
+    kind, tp = kind_of(spec.modules[module.name].model), module.grid.size("tp") - 1
     layers: dict[str, list[Stage]] = {}
     for stage in module.stages:
-        for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
+        for number in stage.layers:
             # Each as a stage of its own, with neither end.
             alone = replace(stage, first_layer=number, num_layers=1, is_first=False, is_last=False)
-            layers.setdefault(_kind(model, number), []).append(alone)
-    for kind, alike in layers.items():
+            layers.setdefault(kind.layer_name(number), []).append(alone)
+    for name, alike in layers.items():
         flops = 0.0
         for each in alike:
             forward = forward_flops(spec, each, work)
@@ -47,18 +46,10 @@ def _rows(spec: Spec, layout: Layout, module: ModuleLayout, work: Workload) -> I
         one = alike[0]
         yield LayerRow(
             module=module.name,
-            kind=kind,
+            kind=name,
             layers=len(alike),
-            has_experts=isinstance(model, LanguageModel) and model.has_experts(one.first_layer),
+            has_experts=kind.has_experts(one.first_layer),
             parameters=stage_weights(spec, one, tp).numel,
             tflop=flops * work.forwards * module.grid.size("dp") / 1e12,
             kept_bytes=kept_by_layers(spec, layout, module, one, work, tp),
         )
-
-
-def _kind(model: Model, number: int) -> str:
-    if isinstance(model, HybridModel):
-        return NAMES[model.pattern[number]]
-    if isinstance(model, LanguageModel) and model.has_experts(number):
-        return "block with experts"
-    return "block"

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes
-from mimo_launch.estimate.flops import Flops, backward_flops, forward_by_kind
+from mimo_launch.estimate.flops import backward_flops, forward_by_kind
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.weight_times import WeightTimes
-from mimo_launch.estimate.workload import LayerKind, Workload, layer_widths, row_bytes
+from mimo_launch.estimate.workload import row_bytes
+from mimo_launch.kinds.layer import Flops, LayerKind, Workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.actions import Action, Kind
@@ -153,7 +155,8 @@ class CostModel:
         # A region is opened and closed: a gather and a reduce-scatter of all tokens, or one
         # all-reduce, which is as much. Embedding, projector and head are half each.
         tokens = work.held * stream * number
-        layers = layer_widths(self.spec.modules[module.name].model, stage)
+        kind = kind_of(self.spec.modules[module.name].model)
+        layers = [kind.layer_widths(number) for number in stage.layers]
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
         for layer in layers:
@@ -171,12 +174,13 @@ class CostModel:
         """Return the seconds in which tokens travel to experts and back in one direction."""
         if module.experts is None:
             return 0.0
-        model, number = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
+        model, width = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
         # Each rank of a tp group sends a part of its tokens.
-        sent = self.work[module.name].held * model.hidden * number // module.grid.size("tp")
+        sent = self.work[module.name].held * model.hidden * width // module.grid.size("tp")
         ep, split = module.experts.groups("ep")[0], module.experts.groups("tp")[0]
         seconds = 0.0
-        for layer in layer_widths(model, stage):
+        for number in stage.layers:
+            layer = kind_of(model).layer_widths(number)
             if layer.experts is not None:
                 size = layer.experts.top_k * sent
                 # Ranks that split an expert gather what each of them got, and sum the answers.

@@ -17,6 +17,7 @@ from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
 from mimo_launch.estimate.workload import row_bytes, workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.plan.plan import Plan
@@ -25,7 +26,7 @@ from mimo_launch.schedule.channels import channels_of, components_of
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
 from mimo_launch.schedule.simulate import Simulation, simulate
-from mimo_launch.spec.model import CustomModel, Spec
+from mimo_launch.spec.model import Spec
 
 _MILLI = 1e-3
 
@@ -193,9 +194,9 @@ class Estimator:
     def _not_counted(self) -> dict[str, tuple[str, ...]]:
         """Return what is unknown of classes of a user's own, which no plan imports."""
         return {
-            name: ("activations",) if model.parameters else ("weights", "work", "activations")
+            name: missing
             for name, module in self.spec.modules.items()
-            if isinstance(model := module.model, CustomModel)
+            if (missing := kind_of(module.model).not_estimated)
         }
 
     def _finish(self, alike: RankClass) -> float:

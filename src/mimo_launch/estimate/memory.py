@@ -1,23 +1,22 @@
 """Memory of one stage on one rank: what it holds always, and what each action adds or frees.
 
 Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them.
-Relies on: `parameters` for weights, `saved_by_layer` for activations, `workload` for tokens.
+Relies on: `parameters` for weights, `kinds` for activations, `workload` for tokens.
 Leaves: their sum over the course of a step to `memory_peak`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mimo_launch.estimate.parameters import Weight, adds_in_products, stage_weights
-from mimo_launch.estimate.saved_by_layer import backward_tensors, forward_tensors, layer_tensors
-from mimo_launch.estimate.workload import Widths, Workload, layer_widths, patch_work, widths
-from mimo_launch.kinds.saved_activations import RECOMPUTED, Kept
-from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.estimate.parameters import adds_in_products, ends_of, stage_weights
+from mimo_launch.kinds.layer import Weight, Widths, Workload
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.row_owners import even_cut
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import CustomModel, LanguageModel, Spec, VitModel
+from mimo_launch.spec.model import Spec
 
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
@@ -61,7 +60,7 @@ def stage_memory(
     of_experts = module.experts.size("dp") if module.experts else 1
 
     def sharded(some: Iterable[Weight]) -> int:
-        return sum(each.shard(of_experts if each.of_experts else shards) for each in some)
+        return sum(each.shard(of_experts if each.role == "experts" else shards) for each in some)
 
     stored, computed = STORED[spec.train.precision], COMPUTED[spec.train.precision]
     trained = [weight for weight in weights.all() if weight.trains]
@@ -117,24 +116,29 @@ class _Activations:
         work: Workload,
         tp: int,
     ) -> None:
-        self.spec, self.module, self.stage, self.work = spec, module, stage, work
-        self.name, self.model = module.name, spec.modules[module.name].model
-        self.size, self.tp = widths(self.model), module.grid.size("tp")
-        self.layers = layer_widths(self.model, stage)
+        self.module, self.stage, self.work = module, stage, work
+        own = spec.modules[module.name]
+        self.kind, self.tp = kind_of(own.model), module.grid.size("tp")
+        self.layers = tuple(self.kind.layer_widths(number) for number in stage.layers)
+        self.ends = ends_of(spec, stage)
         self.bytes = COMPUTED[spec.train.precision]
         self.tokens = work.held
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
-        self.words = len(even_cut(padded_vocab_size(spec), self.tp, tp))
+        self.words = len(even_cut(self.ends.vocab, self.tp, tp))
         self.differentiates = needs_backward(layout, module, stage.index)
-        frozen = spec.modules[module.name].frozen
-        self.through_blocks = self.differentiates and frozen != "except_projector"
-        self.weights_train = frozen is False
-        self.recomputes = spec.modules[module.name].recompute == "full"
+        self.through_blocks = self.differentiates and own.frozen != "except_projector"
+        self.recomputes = own.recompute == "full"
+        self.passes = Passes(
+            are_compiled=_is_compiled(spec, module.name),
+            are_bf16=spec.train.precision == "bf16",
+            cp=own.grid.cp,
+            weights_train=own.frozen is False,
+        )
 
     @property
     def stream(self) -> int:
         """One activation between blocks or stages."""
-        return self.shared_tokens * self.size.stream * self.bytes
+        return self.shared_tokens * self.kind.widths.stream * self.bytes
 
     def kept(self) -> int:
         """Return what stays until the backward."""
@@ -153,7 +157,7 @@ class _Activations:
         """Return what a forward needs besides, at its worst place."""
         if self.through_blocks:
             return self.logits()
-        alive = forward_tensors(self.model)
+        alive = self.kind.forward_activations
         return max(*(self._sum(alive, each) for each in self.layers), self.logits())
 
     def backward(self) -> int:
@@ -164,13 +168,13 @@ class _Activations:
             *(self._layer_backward(each) for each in self.layers), self.logits() + self.stream
         )
 
-    def _of_layer(self, size: Widths) -> tuple[Kept, ...]:
-        return RECOMPUTED if self.recomputes else layer_tensors(self.spec, self.name, size)
+    def _of_layer(self, size: Widths) -> tuple[Saved, ...]:
+        return RECOMPUTED if self.recomputes else self.kind.saved_activations(size, self.passes)
 
     def _layer_backward(self, size: Widths) -> int:
-        total = self._sum(backward_tensors(self.model), size)
+        total = self._sum(self.kind.backward_activations, size)
         if self.recomputes:
-            total += self._sum(layer_tensors(self.spec, self.name, size), size)
+            total += self._sum(self.kind.saved_activations(size, self.passes), size)
             total -= self._sum(RECOMPUTED, size)
         return total
 
@@ -179,7 +183,7 @@ class _Activations:
         is_head = self.module.is_language and self.stage.is_last
         return self.tokens * self.words * self.bytes if is_head else 0
 
-    def _sum(self, tensors: Iterable[Kept], size: Widths) -> int:
+    def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""
         tp = self.tp
         # With fewer key heads than tp ranks, each rank holds one of them; so with Mamba's groups.
@@ -199,25 +203,25 @@ class _Activations:
 
     def _ends(self) -> int:
         """Return what the layers around the blocks keep: patches, projector, head."""
-        first, last = self.stage.is_first, self.stage.is_last
-        model, total = self.model, 0
-        patches = self.tokens - self.work.class_tokens
-        if isinstance(model, LanguageModel):
-            if last:
-                normed = self.size.stream if self.weights_train else 0
-                total += self.tokens * (normed + self.words) * self.bytes
-            return total
-        if isinstance(model, CustomModel):
-            return total
-        if first and self.through_blocks:
-            split = self.tp if self.module.sequence_parallel else 1
-            total += patches // split * patch_work(model).kept * self.bytes
-            if isinstance(model, VitModel) and model.pre_norm:
-                total += self.stream
-        if last:
-            out = self.spec.language.model.hidden
-            inner = 2 * model.projector_width(out) // self.tp
-            held_rows = patches // model.patches_per_row
-            total += patches * self.size.stream * self.bytes
-            total += held_rows * (inner + out // self.tp) * self.bytes
-        return total
+        held = HeldAtEnds(
+            tp=self.tp,
+            tokens=self.tokens,
+            patches=self.tokens - self.work.class_tokens,
+            stream_tokens=self.shared_tokens,
+            sequence_parts=self.tp if self.module.sequence_parallel else 1,
+            words=self.words,
+            through_layers=self.through_blocks,
+            weights_train=self.passes.weights_train,
+        )
+        return self.kind.saved_at_ends(self.ends, held) * self.bytes
+
+
+def _is_compiled(spec: Spec, name: str) -> bool:
+    """Return whether the passes between products are compiled, as on GPUs (`models.build`).
+
+    The kernels of Transformer Engine are taken to keep as little.
+    """
+    module = spec.modules[name]
+    if module.compile == "auto":
+        return spec.train.precision != "fp64" or module.backend != "torch"
+    return module.compile

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.communication_times import GIGA, LinkTimes
 from mimo_launch.estimate.memory import COMPUTED, STORED
-from mimo_launch.estimate.parameters import StageWeights, Weight, adds_in_products
+from mimo_launch.estimate.parameters import StageWeights, adds_in_products
+from mimo_launch.kinds.layer import Weight
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.model import Spec
 
@@ -80,6 +81,6 @@ class WeightTimes:
 
 def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
     """Return the ranks that share out the weights of an FSDP unit."""
-    if module.experts is not None and unit and unit[0].of_experts:
+    if module.experts is not None and unit and unit[0].role == "experts":
         return module.experts.groups("dp")[0]
     return module.grid.group_of(module.grid.ranks.start, "dp", "cp")

@@ -1,1 +1,1 @@
-"""What each kind of model is, without torch: its tokens and what its layers save."""
+"""What each kind of model is, without torch: inputs, weights, work and saved activations."""

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layers.attention_masks import CausalMask, ImageMask, in_order
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
-from mimo_launch.layout.row_owners import even_cut
 
 
 class Attention(nn.Module):

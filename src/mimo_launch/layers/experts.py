@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.to_device import to_device
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
 from mimo_launch.layers.pointwise import squared_relu, swiglu
-from mimo_launch.layout.row_owners import even_cut
 from mimo_launch.spec.experts import Moe
 
 # Bytes that the rows of the factors of a grouped product must be a multiple of.

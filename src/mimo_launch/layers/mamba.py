@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exchange, exit_tp
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layers.attention_masks import CausalMask, in_order, in_shards
 from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
 from mimo_launch.layers.pointwise import gated_scaled, gated_squares, widened
 from mimo_launch.layers.ssd_kernels import causal_conv, ssd
-from mimo_launch.layout.row_owners import even_cut
 from mimo_launch.spec.hybrid import MambaSizes
 
 

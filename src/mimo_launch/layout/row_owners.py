@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.sample_owners import encoder_samples
 from mimo_launch.layout.step_data import StepData
@@ -44,11 +45,6 @@ class Run:
     first_row: int
     num_rows: int
     place: int
-
-
-def even_cut(total: int, parts: int, index: int) -> range:
-    """Return part `index` of `total` items cut as evenly as can be."""
-    return range(total * index // parts, total * (index + 1) // parts)
 
 
 def local_rows(module: ModuleLayout, total: int) -> int:

@@ -24,6 +24,11 @@ class Stage:
     is_first: bool
     is_last: bool
 
+    @property
+    def layers(self) -> range:
+        """Numbers of its layers in the module, from 0."""
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
 
 def cut_into_stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage, ...]:
     """Cut the layers into consecutive runs, as equal as can be, earlier ones longer."""

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
+from mimo_launch.kinds.share import even_cut
 from mimo_launch.layers.attention_masks import CausalMask, ImageMask
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.token_dispatch import PlannedTrip, Trip, from_experts, to_experts
-from mimo_launch.layout.row_owners import even_cut
 from mimo_launch.spec.experts import Moe
 
 

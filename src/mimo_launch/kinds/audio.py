@@ -1,0 +1,42 @@
+"""Audio encoders: what is theirs alone among encoders.
+
+Decides: weights and work of the two convolutions of Whisper (arXiv:2212.04356).
+Relies on: `transformer_encoder` for the rest.
+Leaves: cutting clips to `models.audio_frames`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.kinds.layer import Weight
+from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
+from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.model import AudioModel
+
+
+@dataclass(frozen=True, slots=True)
+class AudioKind(TransformerEncoderKind):
+    """The encoder of Whisper over log-mel clips."""
+
+    model: AudioModel
+
+    @property
+    def attention_biases(self) -> int:
+        """Keys have no bias."""
+        return 2
+
+    @property
+    def patch_work(self) -> PatchWork:
+        """The first convolution at three places, then the second one; GELU behind both."""
+        width = self.model.hidden
+        joined = 3 * width
+        windows = 3 * 3 * self.model.mels
+        saved = windows + 2 * joined + width
+        return PatchWork(products=(windows + joined) * width, saved=saved)
+
+    def embedding_weights(self) -> Iterator[Weight]:
+        """Yield those of both convolutions, and the positions, which never train."""
+        model, width = self.model, self.model.hidden
+        yield from (Weight((width, model.mels, 3)), Weight((width,)))
+        yield from (Weight((width, width, 3)), Weight((width,)))
+        yield Weight((model.frames // FRAMES_PER_TOKEN, width), "constant")

@@ -1,0 +1,83 @@
+"""Encoders of a user's own: what is known of them without importing their class.
+
+Decides: that their parameters are spread evenly over layers and over tp.
+Relies on: what the spec says of them.
+Leaves: what the class builds to `models.custom_stages`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Weight, Widths, Workload
+from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.share import Share
+from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
+from mimo_launch.spec.model import CustomModel
+
+
+@dataclass(frozen=True, slots=True)
+class CustomKind(ModelKind):
+    """A class of a user's own, which nothing here imports."""
+
+    model: CustomModel
+
+    @property
+    def patches_per_row(self) -> int:
+        """Tokens that become one row of language."""
+        return self.model.patches_per_row
+
+    @property
+    def not_estimated(self) -> tuple[str, ...]:
+        """Activations in any case; weights and work where the spec gives no `parameters`."""
+        return ("activations",) if self.model.parameters else ("weights", "work", "activations")
+
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield a layer's share of as many parameters as the spec gives."""
+        if self.model.parameters is not None:
+            yield Weight((share.of(-(-self.model.parameters // self.model.layers)),))
+
+    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
+        """Yield nothing: all parameters are counted with the layers."""
+        yield from ()
+
+    @property
+    def widths(self) -> Widths:
+        """What stands between the layers."""
+        width = self.model.hidden
+        return Widths(stream=width, query=0, key=0, heads=1, inner=0, ups=1, causal=False)
+
+    def end_flops(self, ends: Ends, work: Workload) -> Flops:
+        """Return nothing: all operations are counted with the layers."""
+        return Flops()
+
+    def forward_flops(
+        self,
+        numbers: range,
+        ends: Ends,
+        work: Workload,
+    ) -> Mapping[LayerKind, Flops]:
+        """Return two operations per token and parameter."""
+        weights = (self.model.parameters or 0) * len(numbers) / self.model.layers
+        return {LayerKind.BLOCK: Flops(linear=2.0 * work.tokens * weights)}
+
+    def saved_activations(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        """Return the input of a layer: what else it saves is not known."""
+        return RECOMPUTED
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return RECOMPUTED
+
+    @property
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """Streams, as in the encoders of this program."""
+        return FORWARD
+
+    @property
+    def backward_activations(self) -> tuple[Saved, ...]:
+        """Gradients of the stream, as in the encoders of this program."""
+        return BACKWARD
+
+    def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
+        """Return 0: there are layers only."""
+        return 0

@@ -1,0 +1,92 @@
+"""Decoders of Llama, Qwen2 and Qwen3 shape, some layers with experts.
+
+Decides: the weights of a block, and what it saves.
+Relies on: `language` for attention, experts and both ends.
+Leaves: nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.kinds.language import LanguageKind
+from mimo_launch.kinds.layer import Weight, Widths
+from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
+from mimo_launch.kinds.share import Share
+from mimo_launch.spec.model import DecoderModel
+
+BLOCK = (
+    Saved(name="block input", stream=1, shared=True),
+    Saved(name="normed input", stream=1, for_weights=True),
+    # Values are a view into it.
+    Saved(name="queries, keys and values, fused", query=1, key=2),
+    ROTATED,
+    *ATTENTION_OUT,
+    Saved(name="gate and up, fused", inner=2),
+    Saved(name="their product", inner=1, for_weights=True),
+)
+# Besides, where passes are not compiled: the product of SwiGLU has two factors, and norms keep what
+# they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
+EAGER = (
+    Saved(name="SiLU of gate", inner=1),
+    Saved(name="results of norms", stream=2, shared=True),
+)
+EAGER_BF16 = (
+    Saved(name="SiLU of gate", inner=1),
+    Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True),
+)
+# What is alive at once in a forward that keeps nothing, in the MLP: the block's input, what
+# attention adds to it, their sum, and that normed; and the MLP's own.
+FORWARD = (
+    Saved(name="streams", stream=4, shared=True),
+    Saved(name="gate, up and product", inner=3),
+)
+BACKWARD = (
+    Saved(name="gradients of gate, up and product", inner=3),
+    Saved(name="gradients of the stream", stream=2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderKind(LanguageKind):
+    """Blocks of attention and SwiGLU, or of attention and experts."""
+
+    model: DecoderModel
+
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a block."""
+        model, inner = self.model, self._dense_width(number)
+        width, head = model.hidden, model.head_size
+        yield from (Weight((width,)),) * 2
+        yield from self._attention_weights(share)
+        if model.qkv_bias:
+            queries = share.of(model.heads * head)
+            if model.num_kv_heads < share.tp:
+                yield from (Weight((queries,)), Weight((2 * head,)))
+            else:
+                yield Weight((queries + 2 * share.of(model.num_kv_heads * head),))
+        if model.qk_norm:
+            yield from (Weight((head,)),) * 2
+        if inner:
+            yield Weight((2 * share.of(inner), width), in_product=True)
+            yield Weight((width, share.of(inner)), in_product=True)
+        yield from self._expert_weights(number, share)
+
+    def layer_widths(self, number: int) -> Widths:
+        """Return the sizes of a block."""
+        return self._with_experts(number, self.widths)
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return BLOCK
+
+    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        return EAGER_BF16 if passes.are_bf16 else EAGER
+
+    @property
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """What is alive at once in the forward of a block that saves nothing."""
+        return FORWARD
+
+    @property
+    def backward_activations(self) -> tuple[Saved, ...]:
+        """Gradients that are alive at once in the backward of a block."""
+        return BACKWARD

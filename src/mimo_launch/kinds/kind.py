@@ -1,0 +1,136 @@
+"""What every kind of model says of itself; all rooms ask here, and none asks for a class.
+
+Decides: which facts a kind declares, and what holds where it declares nothing else.
+Relies on: `layer` for the numbers of a layer, `saved_activations` for tensors.
+Leaves: the facts to one file per kind, and to `registry` which file is whose.
+"""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Weight, Widths, Workload
+from mimo_launch.kinds.saved_activations import (
+    GATHERED,
+    MAMBA_RETURNED,
+    ROUTED,
+    HeldAtEnds,
+    Passes,
+    Saved,
+)
+from mimo_launch.kinds.share import Share
+from mimo_launch.spec.model import EncoderModel, LanguageModel, Moe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind(ABC):
+    """A model and what its kind makes of it. Layers are counted from 0 over the whole module."""
+
+    model: EncoderModel | LanguageModel
+
+    # What other rooms ask about.
+
+    @property
+    def moe(self) -> Moe | None:
+        """The mixture of experts of the model, if it has one."""
+        return None
+
+    def has_experts(self, number: int) -> bool:
+        """Return whether a layer is a mixture of experts."""
+        return False
+
+    def layer_name(self, number: int) -> str:
+        """Return what tables call a layer."""
+        return "block with experts" if self.has_experts(number) else "block"
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether first and last stage share a weight."""
+        return False
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether each image has a token besides its patches."""
+        return False
+
+    @property
+    def patches_per_row(self) -> int:
+        """Tokens that become one row of language."""
+        return 1
+
+    @property
+    def not_estimated(self) -> tuple[str, ...]:
+        """What no estimate can know of the model: weights, work, activations."""
+        return ()
+
+    # Weights.
+
+    @abstractmethod
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a layer, on one rank."""
+
+    @abstractmethod
+    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
+        """Yield the weights in front of the first layer and behind the last, on one rank."""
+
+    # Work.
+
+    @property
+    @abstractmethod
+    def widths(self) -> Widths:
+        """Sizes of the layers; where they differ, of all mixers together."""
+
+    def layer_widths(self, number: int) -> Widths:
+        """Return the sizes of a layer."""
+        return self.widths
+
+    @abstractmethod
+    def end_flops(self, ends: Ends, work: Workload) -> Flops:
+        """Return the operations of one forward in front of the layers and behind them."""
+
+    def forward_flops(
+        self, numbers: range, ends: Ends, work: Workload
+    ) -> Mapping[LayerKind, Flops]:
+        """Return the operations of one forward of a stage; its ends are counted with blocks."""
+        found: dict[LayerKind, Flops] = defaultdict(Flops)
+        found[LayerKind.BLOCK] = self.end_flops(ends, work)
+        for number in numbers:
+            layer = self.layer_widths(number)
+            found[layer.kind] += layer.forward_flops(work)
+        return found
+
+    # Activations.
+
+    def saved_activations(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        """Return what a layer of these sizes saves for its backward."""
+        saved = self._saved_compiled(layer)
+        if not passes.are_compiled:
+            saved += self._saved_besides(layer, passes)
+        if layer.experts is not None:
+            saved += ROUTED
+        if passes.cp > 1:
+            saved += (MAMBA_RETURNED,) if layer.mamba is not None else (GATHERED,) * passes.cp
+        return tuple(each for each in saved if passes.weights_train or not each.for_weights)
+
+    @abstractmethod
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        """Return what a layer saves whose passes between products are compiled."""
+
+    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        """Return what it saves besides where they are not."""
+        return ()
+
+    @property
+    @abstractmethod
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """What is alive at once in the forward of a layer that saves nothing."""
+
+    @property
+    @abstractmethod
+    def backward_activations(self) -> tuple[Saved, ...]:
+        """Gradients that are alive at once in the backward of a layer."""
+
+    @abstractmethod
+    def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
+        """Return how many numbers a rank saves in front of the layers and behind them."""

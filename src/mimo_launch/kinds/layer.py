@@ -1,0 +1,164 @@
+"""One layer, or the ends of a module, in numbers: weights, widths, work and operations.
+
+Decides: what counts as an operation: 2 m n k for every matmul, scores and values of attention among
+them (half where it is causal), and the matmuls that Mamba-2 is; nothing else. docs/estimates.md
+says so to users.
+Relies on: the spec's types of sizes.
+Leaves: which layers a model has to the kinds.
+"""
+
+from dataclasses import astuple, dataclass
+from enum import StrEnum
+from math import prod
+from typing import Literal
+
+from mimo_launch.spec.model import MambaSizes, Moe
+
+# Weights that are frozen, reduced or counted in ways of their own.
+Role = Literal["body", "projector", "experts", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter: its shape on a tp rank, its role, and whether it is trained.
+
+    `in_product` says that its gradient can be added up inside a matrix product
+    (`layers.weight_gradients`). The replicas of `experts` are those of their grid; a `constant` is
+    never trained.
+    """
+
+    shape: tuple[int, ...]
+    role: Role = "body"
+    in_product: bool = False
+    trains: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def shard(self, ranks: int) -> int:
+        """Return the elements of one shard over replicas, which FSDP2 pads to equal rows."""
+        return -(-self.shape[0] // ranks) * prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Which ends of its module a stage has, and what the last one leads to.
+
+    `vocab` is the padded vocabulary, `language_width` the width of the rows of encoders.
+    """
+
+    is_first: bool
+    is_last: bool
+    vocab: int
+    language_width: int
+
+
+class LayerKind(StrEnum):
+    """Layers that devices compute at rates of their own."""
+
+    BLOCK = "block"  # Attention, an MLP, or both.
+    MAMBA = "mamba"
+    EXPERTS = "experts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One forward of a module: a microbatch, or a group of them, of one replica.
+
+    `spans` are the lengths of what attends within itself: sequences, or images in patches.
+    `tokens` are theirs together, `held` those of one cp rank with padding, `class_tokens` of them
+    are class tokens. `rows` go from an encoder to language. A step has `forwards` of these.
+    """
+
+    spans: tuple[int, ...]
+    held: int
+    rows: int
+    forwards: int
+    class_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all cp ranks, without padding."""
+        return sum(self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """Operations by kind of work, over all tp and cp ranks of a replica.
+
+    `linear` and `attention` (or what Mamba has in its place) are those of blocks, `head` is that of
+    the vocabulary.
+    """
+
+    linear: float = 0.0
+    attention: float = 0.0
+    head: float = 0.0
+    patch: float = 0.0
+    projector: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All operations."""
+        return self.linear + self.attention + self.head + self.patch + self.projector
+
+    def __add__(self, other: "Flops") -> "Flops":
+        """Return the operations of both."""
+        names = Flops.__dataclass_fields__
+        both = zip(names, astuple(self), astuple(other), strict=True)
+        return Flops(**{name: mine + theirs for name, mine, theirs in both})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Sizes of a layer over all tp ranks.
+
+    `query` and `key` are the widths of all query heads and of all key heads; `inner` that inside
+    the MLP, whose input has `ups` times that many features. Of a layer of `mamba`, `query` are the
+    channels of its heads and `key` the numbers of B or C. Of a layer of `experts`, `inner` is the
+    width of all that one token goes through. `regions` counts the tensor-parallel regions.
+    """
+
+    stream: int
+    query: int
+    key: int
+    heads: int
+    inner: int
+    ups: int
+    causal: bool
+    mamba: MambaSizes | None = None
+    regions: int = 2
+    experts: Moe | None = None
+
+    @property
+    def kind(self) -> LayerKind:
+        """What the layer is to a device."""
+        if self.mamba is not None:
+            return LayerKind.MAMBA
+        return LayerKind.BLOCK if self.experts is None else LayerKind.EXPERTS
+
+    def forward_flops(self, work: Workload) -> Flops:
+        """Return the operations of one forward of the layer."""
+        linear = 2.0 * work.tokens * self.stream * self._features
+        return Flops(linear=linear, attention=self._mixing(work))
+
+    @property
+    def _features(self) -> int:
+        """Features that the linear layers take and make, but for the stream's."""
+        if self.mamba is not None:  # z, x, B, C, time steps; and the output.
+            return 3 * self.query + 2 * self.key + self.heads
+        router = self.experts.experts if self.experts else 0
+        return 2 * self.query + 2 * self.key + (self.ups + 1) * self.inner + router
+
+    def _mixing(self, work: Workload) -> float:
+        """Return the operations between tokens: attention, or the recurrence of Mamba-2 by chunks.
+
+        Inside a chunk that is C B^T and its product with x, half of each; then the states of all
+        chunks are made of x and B, and read with C (arXiv:2405.21060, section 6).
+        """
+        if self.mamba is None:
+            pairs = sum(span**2 for span in work.spans) / (2 if self.causal else 1)
+            return 4 * pairs * self.query
+        within = self.mamba.chunk * (self.key + self.query)
+        return work.tokens * (within + 4.0 * self.query * self.mamba.state)

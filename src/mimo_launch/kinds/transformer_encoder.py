@@ -1,0 +1,165 @@
+"""What vision and audio encoders have in common: blocks with biases, and a projector.
+
+Decides: their weights, operations and saved activations.
+Relies on: how `models` compute, which tests compare.
+Leaves: what makes tokens of an image or a clip to `vision` and `audio`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.layer import Ends, Flops, Weight, Widths, Workload
+from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.share import Share
+from mimo_launch.spec.model import TransformerEncoder
+
+BLOCK = (
+    Saved(name="block input", stream=1, shared=True),
+    Saved(name="normed input", stream=1, for_weights=True),
+    Saved(name="queries, keys and values, fused", query=1, key=2),
+    *ATTENTION_OUT,
+    Saved(name="up", inner=1),
+    Saved(name="its GELU", inner=1, for_weights=True),
+)
+# Besides, where passes are not compiled: norms keep what they normalise in fp32, while the stream
+# itself is not kept.
+BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
+FORWARD = (
+    Saved(name="streams", stream=4, shared=True),
+    Saved(name="up and its GELU", inner=2),
+)
+BACKWARD = (
+    Saved(name="gradients of up and its GELU", inner=2),
+    Saved(name="gradients of the stream", stream=2),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchWork:
+    """What the layers in front of an encoder's blocks do for one patch.
+
+    `products` of numbers in a forward; numbers `saved` for the backward.
+    """
+
+    products: int
+    saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerEncoderKind(ModelKind):
+    """An encoder of blocks and a projector to the width of language."""
+
+    model: TransformerEncoder
+
+    @property
+    @abstractmethod
+    def patch_work(self) -> PatchWork:
+        """What makes one token of a patch costs."""
+
+    @property
+    @abstractmethod
+    def attention_biases(self) -> int:
+        """Biases among those of queries, keys and values."""
+
+    @abstractmethod
+    def embedding_weights(self) -> Iterator[Weight]:
+        """Yield the weights in front of the first block."""
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm stands between the last block and the projector."""
+        return True
+
+    @property
+    def patches_per_row(self) -> int:
+        """Tokens that become one row of language."""
+        return self.model.patches_per_row
+
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a block."""
+        width = self.model.hidden
+        part, inner = share.of(width), share.of(self.model.mlp_width)
+        yield from (Weight((width,)),) * 4  # Two norms.
+        yield Weight((3 * part, width), in_product=True)
+        yield Weight((self.attention_biases * part,))
+        yield from (Weight((width, part), in_product=True), Weight((width,)))
+        yield from (Weight((inner, width), in_product=True), Weight((inner,)))
+        yield from (Weight((width, inner), in_product=True), Weight((width,)))
+
+    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
+        """Yield those of embedding, final norm and projector."""
+        width = self.model.hidden
+        if ends.is_first:
+            yield from self.embedding_weights()
+        if ends.is_last:
+            if self.has_final_norm:
+                yield from (Weight((width,)),) * 2
+            yield from self._projector(ends.language_width, share)
+
+    def _projector(self, out: int, share: Share) -> Iterator[Weight]:
+        row, inner = self.model.row_width, share.of(self.model.projector_width(out))
+        shapes: tuple[tuple[int, ...], ...] = ((out, share.of(row)), (out,))
+        if inner:
+            shapes = ((inner, row), (inner,), (out, inner), (out,))
+        for shape in shapes:
+            yield Weight(shape, "projector", in_product=len(shape) > 1)
+
+    @property
+    def widths(self) -> Widths:
+        """Sizes of a block."""
+        width, model = self.model.hidden, self.model
+        return Widths(
+            stream=width,
+            query=width,
+            key=width,
+            heads=model.heads,
+            inner=model.mlp_width,
+            ups=1,
+            causal=False,
+        )
+
+    def end_flops(self, ends: Ends, work: Workload) -> Flops:
+        """Return the operations of embedding and projector."""
+        model, patch, projector = self.model, 0.0, 0.0
+        if ends.is_first:
+            patch = 2.0 * work.rows * model.patches_per_row * self.patch_work.products
+        if ends.is_last:
+            row, out = model.row_width, ends.language_width
+            inner = model.projector_width(out)
+            projector = 2.0 * work.rows * (inner * (row + out) if inner else row * out)
+        return Flops(patch=patch, projector=projector)
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return BLOCK
+
+    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        return BF16 if passes.are_bf16 else ()
+
+    @property
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """What is alive at once in the forward of a block that saves nothing."""
+        return FORWARD
+
+    @property
+    def backward_activations(self) -> tuple[Saved, ...]:
+        """Gradients that are alive at once in the backward of a block."""
+        return BACKWARD
+
+    def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
+        """Return the numbers saved by embedding, projector and what stands between."""
+        model, total = self.model, 0
+        if ends.is_first and held.through_layers:
+            total += held.patches // held.sequence_parts * self.patch_work.saved
+            total += self._saved_behind_embedding(held)
+        if ends.is_last:
+            out = ends.language_width
+            inner = 2 * model.projector_width(out) // held.tp
+            rows = held.patches // model.patches_per_row
+            total += held.patches * model.hidden + rows * (inner + out // held.tp)
+        return total
+
+    def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
+        """Return the numbers saved between embedding and first block."""
+        return 0

@@ -1,0 +1,64 @@
+"""Vision transformers: what is theirs alone among encoders.
+
+Decides: weights and work of the embedding of patches, class tokens, turned queries and keys.
+Relies on: `transformer_encoder` for the rest.
+Leaves: cutting images to `models.image_patches`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.kinds.layer import Weight, Widths
+from mimo_launch.kinds.saved_activations import ROTATED, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
+from mimo_launch.spec.model import VitModel
+
+# Besides, where passes are not compiled.
+QUICK_GELU = Saved(name="sigmoid of up", inner=1)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionKind(TransformerEncoderKind):
+    """A ViT (arXiv:2010.11929) over images of any size."""
+
+    model: VitModel
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether each image has a token besides its patches."""
+        return self.model.class_token
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm stands between the last block and the projector."""
+        return self.model.final_norm
+
+    @property
+    def attention_biases(self) -> int:
+        """Queries, keys and values have biases."""
+        return 3
+
+    @property
+    def patch_work(self) -> PatchWork:
+        """One linear map."""
+        size = self.model.patch_numbers
+        return PatchWork(products=size * self.model.hidden, saved=size)
+
+    def embedding_weights(self) -> Iterator[Weight]:
+        """Yield those of patches, class token, positions, and the norm behind them."""
+        model, width = self.model, self.model.hidden
+        yield Weight((width, model.patch_numbers))
+        one_row = model.patch_bias + model.class_token + 2 * model.pre_norm
+        yield from (Weight((width,)),) * one_row
+        if model.image is not None and model.positions == "learned":
+            yield Weight((model.class_token + model.image[0] * model.image[1], width))
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return (*BLOCK, ROTATED) if self.model.positions == "rope2d" else BLOCK
+
+    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        besides = TransformerEncoderKind._saved_besides(self, layer, passes)
+        return (*besides, QUICK_GELU) if self.model.activation == "quick_gelu" else besides
+
+    def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
+        return held.stream_tokens * self.model.hidden if self.model.pre_norm else 0
