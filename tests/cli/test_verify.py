@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mimo_launch.train import session
-from mimo_launch.verify import run
+from mimo_launch.verify import proof
 
 SPEC = "../../topologies/sequence_parallel.yaml"
 
@@ -37,7 +37,7 @@ def test_a_wrong_layout_is_named_tensor_by_tensor(run_cli, monkeypatch) -> None:
 
 
 def test_what_ends_the_one_rank_run_is_not_blamed_on_the_layout(run_cli, monkeypatch) -> None:
-    monkeypatch.setattr(run, "right_steps", lambda spec: 1 / 0)
+    monkeypatch.setattr(proof, "right_steps", lambda spec: 1 / 0)
     code, out, err = run_cli(f"verify {SPEC}")
     assert (code, out) == (1, "")
     assert "the proof did not end: the one-rank run: rank 0 failed" in err

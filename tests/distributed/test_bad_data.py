@@ -22,8 +22,7 @@ from mimo_launch.train.loop import train
 from mimo_launch.train.prefetch import StepReader, TooManyBadSamples
 from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
-from mimo_launch.verify.gathered_tensors import pieces_of
+from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors, pieces_of
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.shrink import shrink
 

@@ -26,7 +26,7 @@ from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.sample_owners import imbalance
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.model import Spec
-from mimo_launch.verify.run import verify_spec
+from mimo_launch.verify.proof import verify_spec
 from mimo_launch.verify.shrink import shrink
 
 CLEAN = {

@@ -16,7 +16,7 @@ from mimo_launch.models import build, fsdp
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.session import RankSession
-from mimo_launch.verify.run import verify_spec
+from mimo_launch.verify.proof import verify_spec
 
 DEEP = {"layers": 5}
 

@@ -19,7 +19,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
-from mimo_launch.verify.run import verify_on
+from mimo_launch.verify.proof import verify_on
 from mimo_launch.verify.shrink import shrink
 
 pytestmark = pytest.mark.gpu

@@ -19,7 +19,7 @@ from mimo_launch.checks.all_checks import load_and_check
 from mimo_launch.launcher.run_on_ranks import RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
-from mimo_launch.verify.run import verify_on
+from mimo_launch.verify.proof import verify_on
 from mimo_launch.verify.shrink import shrink
 
 pytestmark = pytest.mark.gpu

@@ -3,8 +3,8 @@
 from mimo_launch.checks.all_checks import check
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
-from mimo_launch.verify.regrid import regrid
 from mimo_launch.verify.shrink import shrink
+from mimo_launch.verify.shrink_grids import regrid
 
 
 def fitted(spec: Spec, num_ranks: int, precision: str = "fp64") -> Spec | None:

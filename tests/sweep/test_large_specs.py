@@ -11,7 +11,7 @@ from tests.support.sweeps import of_this_run
 
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec
-from mimo_launch.verify.remarks import not_proved
+from mimo_launch.verify.coverage import not_proved
 from mimo_launch.verify.shrink import shrink
 
 NUM_SPECS = int(os.environ.get("SWEEP_LARGE_SPECS", "5000"))

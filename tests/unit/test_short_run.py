@@ -7,9 +7,8 @@ from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.model import EvalSpec, Spec
-from mimo_launch.verify.remarks import not_proved
-from mimo_launch.verify.short_run import MIN_EPS, NUM_STEPS, short_run
-from mimo_launch.verify.shrink import shrink
+from mimo_launch.verify.coverage import not_proved
+from mimo_launch.verify.shrink import MIN_EPS, RUN_STEPS, short_run, shrink
 
 
 def made(schedule: dict[str, Any], own: dict[str, Any], **optimizer: Any) -> Spec:
@@ -33,7 +32,7 @@ def test_warm_ups_of_0_stay_0_and_those_that_differ_still_do(
     assert (small.optimizer.schedule.warmup, modules["vision"].optimizer.warmup) == short
     assert modules["language"].optimizer.warmup == 0
     assert small.optimizer.schedule.decay == 2
-    assert small.train.steps == NUM_STEPS
+    assert small.train.steps == RUN_STEPS
     assert not [finding for finding in check(small) if finding.is_error]
 
 

@@ -18,7 +18,7 @@ from mimo_launch.cli.shared.options import Device, Overrides, Where, device_here
 if TYPE_CHECKING:
     from mimo_launch.spec.model import Spec
     from mimo_launch.verify.compare import ModuleVerdict
-    from mimo_launch.verify.remarks import Remark
+    from mimo_launch.verify.coverage import Remark
 
 HELP = """
 \b
@@ -72,7 +72,7 @@ def verify(
     """Prove that a layout computes the right gradients, and trains right."""
     from mimo_launch.checks.all_checks import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
-    from mimo_launch.verify.remarks import lines_of, not_proved
+    from mimo_launch.verify.coverage import lines_of, not_proved
 
     console = console_of(ctx)
     checked = load_and_check(file, overrides or ())
@@ -127,9 +127,8 @@ def _prove(
     from mimo_launch.launcher.forking import import_for_workers
     from mimo_launch.launcher.run_on_ranks import RankError
     from mimo_launch.layout.layout import world_size
-    from mimo_launch.verify.run import verify_spec
-    from mimo_launch.verify.short_run import short_run
-    from mimo_launch.verify.shrink import shrink
+    from mimo_launch.verify.proof import verify_spec
+    from mimo_launch.verify.shrink import short_run, shrink
 
     import_for_workers()
     ended = own_classes_fail(spec, console)

@@ -34,12 +34,18 @@ from mimo_launch.spec.model import (
     Spec,
     image_input,
 )
-from mimo_launch.verify.oracle_custom import OneRankEncoder, keep_activations
-from mimo_launch.verify.oracle_encoders import encode
-from mimo_launch.verify.oracle_experts import Load, mixture, mlp, moved_biases
-from mimo_launch.verify.oracle_hybrid import hybrid_layers
-from mimo_launch.verify.oracle_maths import attend, linear, rms_norm
-from mimo_launch.verify.oracle_rotary import axis_angles, axis_ids, frequencies, text_angles, turned
+from mimo_launch.verify.oracle_encoders import OneRankEncoder, encode, keep_activations
+from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
+from mimo_launch.verify.oracle_layers import (
+    Load,
+    axis_angles,
+    axis_ids,
+    frequencies,
+    linear,
+    moved_biases,
+    rms_norm,
+    text_angles,
+)
 
 
 class Oracle:
@@ -155,7 +161,7 @@ class Oracle:
         elif isinstance(model, DecoderModel):
             sizes = {} if model.mrope is None else self._image_sizes(split, index)
             angles = self._angles(model, given, documents, sizes)
-            x_SD = self._decode(x_SD, model, documents, angles, load, num_tokens)
+            x_SD = decoder_layers(self.weights, x_SD, model, documents, angles, load, num_tokens)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         return self._logits(x_SD, model)[:, : vocab_size(self.spec)]
@@ -193,34 +199,3 @@ class Oracle:
         head = "language.embedding" if model.tied else "language.head"
         normed = rms_norm(self.weights, x_SD, "language.norm", model.norm_eps)
         return linear(self.weights, normed, head)
-
-    def _decode(
-        self,
-        x_SD: Tensor,
-        model: DecoderModel,
-        documents: Tensor,
-        angles: Tensor,
-        load: Load,
-        num_tokens: int,
-    ) -> Tensor:
-        heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
-        for i in range(model.layers):
-            layer = f"language.layers.{i}"
-            y = rms_norm(self.weights, x_SD, f"{layer}.attention_norm", eps)
-            q = linear(self.weights, y, f"{layer}.attention.q").view(len(y), heads, -1)
-            k = linear(self.weights, y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
-            v = linear(self.weights, y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
-            if model.qk_norm:
-                q = rms_norm(self.weights, q, f"{layer}.attention.q_norm", eps)
-                k = rms_norm(self.weights, k, f"{layer}.attention.k_norm", eps)
-            q, k = turned(q, angles), turned(k, angles)
-            k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-            attended = attend(q, k, v, documents)
-            x_SD = x_SD + linear(self.weights, attended, f"{layer}.attention.o")
-            y = rms_norm(self.weights, x_SD, f"{layer}.mlp_norm", eps)
-            if model.moe is not None and model.has_experts(i):
-                mixed = mixture(self.weights, f"{layer}.mlp", model.moe, y, load, num_tokens)
-                x_SD = x_SD + mixed
-            else:
-                x_SD = x_SD + mlp(self.weights, f"{layer}.mlp", y)
-        return x_SD

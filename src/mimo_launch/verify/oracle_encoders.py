@@ -1,21 +1,42 @@
 """Encoders of the oracle: one image or clip at a time, whole.
 
-Decides: what the rows of an image or a clip are.
-Relies on: `oracle_maths`, `oracle_rotary`.
-Leaves: where rows go, and what is made of them, to `oracle`; a user's own encoders to
-`oracle_custom`.
+Decides: what the rows of an image or a clip are; that a custom encoder with every axis at 1 is
+right by definition: what differs between one rank and a layout, and between an image alone and
+beside others, is what the proof shows.
+Relies on: `oracle_layers`; the class itself of a custom encoder, and the packing of one image.
+Leaves: where rows go, and what is made of them, to `oracle`.
 
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from mimo_launch.spec.model import AudioModel, Model, TransformerEncoder, VitModel
-from mimo_launch.verify.oracle_maths import Weights, attend, layer_norm, linear
-from mimo_launch.verify.oracle_rotary import image_angles, turned
+from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    Model,
+    Spec,
+    TransformerEncoder,
+    VitModel,
+)
+from mimo_launch.verify.oracle_layers import (
+    Weights,
+    attend,
+    image_angles,
+    layer_norm,
+    linear,
+    turned,
+)
 
 
 def encode(weights: Weights, encoder: str, model: Model, array: np.ndarray) -> Tensor:
@@ -155,3 +176,46 @@ def _sincos(height: int, width: int, size: int) -> Tensor:
             parts = [f(a) for axis in angles for f in (np.sin, np.cos) for a in axis]
             rows.append(parts)
     return torch.tensor(np.array(rows), dtype=torch.float64)
+
+
+def keep_activations(spec: Spec) -> Spec:
+    """Return a spec that recomputes nothing: a second forward would miss the weights from outside.
+
+    See `OneRankEncoder`.
+    """
+    modules = {n: m.model_copy(update={"recompute": "none"}) for n, m in spec.modules.items()}
+    return spec.model_copy(update={"modules": modules})
+
+
+class OneRankEncoder:
+    """A network of one stage, called with weights from outside."""
+
+    def __init__(
+        self, name: str, network: nn.Module, model: CustomModel, context: ParallelContext
+    ) -> None:
+        self.network, self.model, self.context = network, model, context
+        path_of = {id(p): path for path, p in network.named_parameters()}
+        # One segment or several, fused along dim 0, make a parameter.
+        self.segments = {
+            path_of[id(declared.parameter)]: [placed.name for placed in declared.placed]
+            for declared in declared_parameters(name, network)
+        }
+
+    def rows(self, weights: Mapping[str, Tensor], array: np.ndarray) -> Tensor:
+        """Return the rows [r, L] of one image, by the weights of all segments."""
+        how, per_row = reader(self.model), self.model.patches_per_row
+        cut = how.cut(array, dtype=self.context.compute_dtype, pinned=False)
+        size = len(cut.values)
+        held = range(size)
+        packed = EncoderInput(
+            mask=image_mask([size], held, self.context.device, alone=True),
+            sizes=(size // per_row,),
+            patches=pack([cut], how, self.context, held),
+            images=(self.model.input.size_in_rows(array.shape),),
+        )
+        values = {
+            path: torch.cat([weights[name] for name in names])
+            for path, names in self.segments.items()
+        }
+        rows: Tensor = functional_call(self.network, values, (None, packed))
+        return rows

@@ -17,7 +17,7 @@ from mimo_launch.data.sample_order import global_order, heldout_batches, records
 from mimo_launch.kinds.vocabulary import EOS, IGNORE_LABEL, PAD
 from mimo_launch.spec.model import CustomModel, LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
-from mimo_launch.verify.oracle_experts import Load
+from mimo_launch.verify.oracle_layers import Load
 
 # Matrices by their shape that are none by their use: tables of tokens, of places.
 TABLES = (".embedding.weight", ".positions.weight", ".class_token.weight")

@@ -1,11 +1,15 @@
-"""Makes a spec small enough to prove in seconds, keeping what can go wrong about its layout.
+"""Makes a spec small enough to prove in seconds, keeping what can go wrong about it.
 
 Decides: which sizes may shrink. Grids, placement, order, schedule, sharding and flags stay; widths,
-depths, vocabulary, batch and sequence become the smallest legal ones.
+depths, vocabulary, batch and sequence become the smallest legal ones. Of a run: how few steps, and
+when they are saved; that the last one is evaluated. What is 0 stays 0, what is not does not become
+it, and warm-ups that differ still do. Rates, moments, decay and clipping stay.
 Relies on: `data.sample_sizes` for the longest sample.
-Leaves: running the result to `run`.
+Leaves: running the result to `proof`; when a step is skipped and when the run stops to
+`training_proof`.
 """
 
+from collections.abc import Iterable
 from math import lcm
 from typing import Literal
 
@@ -16,12 +20,15 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
+    CheckpointSpec,
     Clips,
     CustomModel,
+    EvalSpec,
     HybridModel,
     LanguageModel,
     LrSchedule,
     ModuleSpec,
+    OptimizerSpec,
     Spec,
     SyntheticData,
     TransformerEncoder,
@@ -30,8 +37,8 @@ from mimo_launch.spec.model import (
     clip_input,
     image_input,
 )
-from mimo_launch.verify.regrid import MAX_RANKS, regrid
-from mimo_launch.verify.relations import differing, num_stages, relations
+from mimo_launch.verify.coverage import differing, num_stages, relations
+from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
 from mimo_launch.verify.shrink_language import (
     HEAD_SIZE,
     shrink_decoder,
@@ -44,12 +51,17 @@ MAX_CLIP_ROWS = 4
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 NUM_STEPS = 2
+RUN_STEPS = 5
+SAVE_EVERY = 3
+# Below it an element whose gradient is zero moves by noise: 1e-17 over this, times the rate.
+MIN_EPS = 1e-8
+MAX_DECAY = 2
 
 
 def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     """Return a small SGD spec with the layout of `spec`.
 
-    Above 32 ranks grids are reduced first, with the same relations of ranks (see `regrid`).
+    Above 32 ranks grids are reduced first, with the same relations of ranks (see `shrink_grids`).
 
     Raises: ValueError if that takes too many ranks, or has lost a relation.
     """
@@ -217,3 +229,43 @@ def _sequence(spec: Spec) -> int:
     """
     step, least = seq_unit(spec), longest_sample(spec) * (3 if spec.data.packing else 1)
     return -(-least // step) * step
+
+
+def short_run(asked: Spec, small: Spec) -> Spec:
+    """Return `small`, which `shrink` made of `asked`, with a short form of its training."""
+    own = {name: module.optimizer for name, module in asked.modules.items()}
+    common = asked.optimizer.schedule
+    few = _few([common.warmup, *(each.warmup or 0 for each in own.values())])
+    modules = {}
+    for name, module in small.modules.items():
+        warmup = own[name].warmup
+        update = {"warmup": None if warmup is None else few[warmup]}
+        modules[name] = module.model_copy(update={"optimizer": own[name].model_copy(update=update)})
+    schedule = common.model_copy(
+        update={"warmup": few[common.warmup], "decay": min(MAX_DECAY, common.decay)}
+    )
+    return small.model_copy(
+        update={
+            "modules": modules,
+            "optimizer": _optimizer(asked.optimizer).model_copy(update={"schedule": schedule}),
+            "train": small.train.model_copy(
+                update={"steps": RUN_STEPS, "max_skipped": max(2, asked.train.max_skipped)}
+            ),
+            # After the last step, of two batches, with as many labels as they happen to have.
+            "eval": asked.eval and EvalSpec(samples=small.batch.global_ + 1),
+            "checkpoint": (asked.saving or CheckpointSpec()).model_copy(
+                update={"every": SAVE_EVERY}
+            ),
+        }
+    )
+
+
+def _optimizer(asked: OptimizerSpec) -> OptimizerSpec:
+    return asked.model_copy(update={"eps": max(MIN_EPS, asked.eps)})
+
+
+def _few(warmups: Iterable[int]) -> dict[int, int]:
+    """Return small numbers for warm-ups, in the same order, which end before the run does."""
+    longer = sorted({warmup for warmup in warmups if warmup > 0})
+    most = RUN_STEPS - MAX_DECAY
+    return {0: 0} | {warmup: min(warmup, 2 + i, most) for i, warmup in enumerate(longer)}

@@ -1,23 +1,39 @@
-"""Searches the smaller grids on which a spec loses least.
+"""Reduces grids of many ranks to few, with the same relations between modules.
 
-Decides: the size of each reduced axis, by what each loss is worth in ranks.
-Relies on: `placing` for where modules stand.
-Leaves: applying what was found to `regrid`.
+Decides: the size of each reduced axis, by what each loss is worth in ranks; the first rank of each
+module, and of the idle ranks; what else of a spec follows: groups of microbatches, the batch.
+Relies on: the ranges of the spec; `coverage` for what a smaller grid loses.
+Leaves: model sizes to `shrink`.
 
 How ranks lie to each other never changes. Axes above 1 stay above 1 and axes of 1 stay 1. Fans,
 islands of replicas, middle stages and shared heads stay as long as ranks are left for them.
+
+All starts and stops of ranges, in order, cut the ranks into intervals. Relations of ranges stay as
+they are as long as no cut passes another: each cut is at least one rank behind the one before. A
+module of a given size sets the distance of its two cuts. The least places that satisfy all of this
+are those of the longest paths.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product, takewhile
-from math import gcd, inf
+from math import gcd, inf, lcm
 
 from mimo_launch.layout.encoder_placement import LANGUAGE
-from mimo_launch.spec.model import CustomModel, ExpertGrid, Grid, LanguageModel, ModuleSpec, Spec
-from mimo_launch.verify.placing import Placing
-from mimo_launch.verify.relations import fan, kv_sharing
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.model import (
+    CustomModel,
+    ExpertGrid,
+    Grid,
+    HybridModel,
+    LanguageModel,
+    ModuleSpec,
+    ScheduleSpec,
+    Spec,
+    rank_range,
+)
+from mimo_launch.verify.coverage import fan, kv_sharing
 
 # How many ranks a proof may be larger to keep something. An axis goes to 1 only where nothing fits.
 LOST_AXIS = {"pp": 1400, "cp": 1300, "tp": 1200, "dp": 1000}
@@ -26,6 +42,54 @@ LOST_MIDDLE = {"pp": 8, "cp": 2}
 LOST_ISLANDS, LOST_REPLICAS, LOST_RATIO, LOST_SHARING, OTHER_PARITY = 6, 6, 4, 4, 1
 # Searching ends here with the best that was found; hundreds are usual.
 MAX_TRIALS = 20_000
+# Grids of at most so many ranks are proved as they are.
+MAX_RANKS = 32
+# Larger ones are reduced, to as few as keep everything; never more than these.
+MOST_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The cuts of a spec: how many, and between which two each module and the idle ranks stand."""
+
+    num_cuts: int
+    ends: Mapping[str, tuple[int, int]]
+    idle: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Placing":
+        """Number the cuts of a spec."""
+        ranges = {name: module.rank_range for name, module in spec.modules.items()}
+        idle = None if spec.idle_ranks is None else rank_range(spec.idle_ranks)
+        every = [*ranges.values(), *([] if idle is None else [idle])]
+        cuts = sorted({0, world_size(spec)} | {end for r in every for end in (r.start, r.stop)})
+        number = {cut: index for index, cut in enumerate(cuts)}
+        ends = {name: (number[r.start], number[r.stop]) for name, r in ranges.items()}
+        between = None if idle is None else (number[idle.start], number[idle.stop])
+        return cls(len(cuts), ends, between)
+
+    def least(
+        self, exact: Mapping[str, int], at_least: Mapping[str, int], limit: float
+    ) -> list[int] | None:
+        """Return the least place of each cut; None if the last is beyond `limit` or there is none.
+
+        `exact` are sizes of modules, `at_least` bounds of those that have no size yet.
+        """
+        edges = [(cut, cut + 1, 1) for cut in range(self.num_cuts - 1)]
+        edges += [(*self.ends[name], size) for name, size in (*exact.items(), *at_least.items())]
+        backward = [(stop, start, -exact[name]) for name, (start, stop) in self.ends.items()
+                    if name in exact]  # fmt: skip
+        places = list(range(self.num_cuts))
+        changed = True
+        while changed:
+            if places[-1] > limit:
+                return None
+            changed = False
+            for before, after, distance in (*edges, *backward):
+                if places[before] + distance > places[after]:
+                    places[after] = places[before] + distance
+                    changed = True
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +253,75 @@ def kv_heads_on(model: LanguageModel, old: Grid, new: Grid) -> int:
         return new.tp
     several = model.num_kv_heads > 1 and new.tp > 2 and new.tp % 2 == 0
     return new.tp // 2 if several else 1
+
+
+def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
+    """Return the spec on small grids, whose modules lie to each other as before.
+
+    Raises: ValueError if that takes more than `most_ranks` ranks.
+    """
+    choices, cuts = fewest(spec, most_ranks)
+    placing = Placing.of(spec)
+    modules = {}
+    for name, module in spec.modules.items():
+        start, stop = (cuts[end] for end in placing.ends[name])
+        grid = choices[name].grid
+        modules[name] = module.model_copy(
+            update={
+                "grid": grid,
+                "ranks": _written(start, stop),
+                "experts": choices[name].experts,
+                "model": _regrid_model(module, grid),
+            }
+        )
+    # A batch that every dp size and group size divides, with two samples per microbatch.
+    share = lcm(*(module.grid.dp for module in modules.values()))
+    schedule = _regrid_schedule(spec, modules[LANGUAGE].grid.pp)
+    size = 2 * share * schedule.microbatches
+    idle = placing.idle and _written(*(cuts[end] for end in placing.idle))
+    return spec.model_copy(
+        update={
+            "modules": modules,
+            "schedule": schedule,
+            "idle_ranks": idle,
+            "batch": spec.batch.model_copy(update={"global_": size}),
+        }
+    )
+
+
+def _written(start: int, stop: int) -> str:
+    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
+
+
+def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
+    """Return the model with key/value heads and Mamba groups shared as before."""
+    model = module.model
+    if isinstance(model, LanguageModel) and model.num_kv_heads < module.grid.tp:
+        heads = kv_heads_on(model, module.grid, grid)
+        model = model.model_copy(update={"kv_heads": heads})
+    if isinstance(model, HybridModel) and model.mamba:
+        groups = _regrid_groups(model.mamba.groups, module.grid, grid)
+        sizes = model.mamba.model_copy(update={"groups": groups})
+        model = model.model_copy(update={"mamba": sizes})
+    return model
+
+
+def _regrid_groups(groups: int, old: Grid, new: Grid) -> int:
+    """Keep whether tp ranks, and cp ranks inside of them, share a Mamba group or have several."""
+    if groups < old.tp:
+        return 1
+    local = groups // old.tp
+    return new.tp * (new.cp * min(2, local // old.cp) if local >= old.cp else 1)
+
+
+def _regrid_schedule(spec: Spec, pp: int) -> ScheduleSpec:
+    """Interleaving needs a multiple of pp microbatches, in each group too."""
+    schedule, old = spec.schedule, spec.language.grid.pp
+    if schedule.kind != "interleaved":
+        return schedule
+    group = schedule.encoder_microbatches
+    update = {
+        "microbatches": pp * (schedule.microbatches // old),
+        "encoder_microbatches": None if group is None else pp * max(1, group // old),
+    }
+    return schedule.model_copy(update=update)

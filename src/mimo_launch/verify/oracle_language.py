@@ -1,8 +1,8 @@
-"""Hybrid language models of the oracle: one sequence at a time, whole.
+"""Language models of the oracle: one sequence at a time, whole.
 
-Decides: what the layers of a pattern compute, from their definition: the state space model token by
-token, head by head.
-Relies on: `oracle_maths`, `oracle_rotary`.
+Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition: the
+state space model token by token, head by head.
+Relies on: `oracle_layers`.
 Leaves: embedding, the last norm and the loss to `oracle`.
 
 Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
@@ -13,9 +13,52 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.spec.hybrid import HybridModel, MambaSizes
-from mimo_launch.verify.oracle_experts import Load, mixture, mlp
-from mimo_launch.verify.oracle_maths import Weights, attend, linear, rms_norm
-from mimo_launch.verify.oracle_rotary import frequencies, text_angles, turned
+from mimo_launch.spec.model import DecoderModel
+from mimo_launch.verify.oracle_layers import (
+    Load,
+    Weights,
+    attend,
+    frequencies,
+    linear,
+    mixture,
+    mlp,
+    rms_norm,
+    text_angles,
+    turned,
+)
+
+
+def decoder_layers(
+    weights: Weights,
+    x_SD: Tensor,
+    model: DecoderModel,
+    documents: Tensor,
+    angles: Tensor,
+    load: Load,
+    num_tokens: int,
+) -> Tensor:
+    """Return the stream behind the last layer, [S, D]; `angles` are those of `turned`."""
+    heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
+    for i in range(model.layers):
+        layer = f"language.layers.{i}"
+        y = rms_norm(weights, x_SD, f"{layer}.attention_norm", eps)
+        q = linear(weights, y, f"{layer}.attention.q").view(len(y), heads, -1)
+        k = linear(weights, y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
+        v = linear(weights, y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
+        if model.qk_norm:
+            q = rms_norm(weights, q, f"{layer}.attention.q_norm", eps)
+            k = rms_norm(weights, k, f"{layer}.attention.k_norm", eps)
+        q, k = turned(q, angles), turned(k, angles)
+        k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
+        attended = attend(q, k, v, documents)
+        x_SD = x_SD + linear(weights, attended, f"{layer}.attention.o")
+        y = rms_norm(weights, x_SD, f"{layer}.mlp_norm", eps)
+        if model.moe is not None and model.has_experts(i):
+            mixed = mixture(weights, f"{layer}.mlp", model.moe, y, load, num_tokens)
+            x_SD = x_SD + mixed
+        else:
+            x_SD = x_SD + mlp(weights, f"{layer}.mlp", y)
+    return x_SD
 
 
 def hybrid_layers(

@@ -40,8 +40,8 @@ from mimo_launch.verify.compare import (
     TensorPiece,
     compare_numbers,
     compare_tensors,
+    module_pieces,
 )
-from mimo_launch.verify.gathered_tensors import module_pieces
 from mimo_launch.verify.oracle_run import RightRun
 
 ALL = "all modules"

@@ -4,7 +4,7 @@ Decides: what a proof of gradients consists of: per step the loss, every gradien
 module, and the weights after a clipped SGD step. A proof of training may follow on the same ranks.
 Relies on: forked ranks, on processors or GPUs; the session and the reader of `train`. The oracle is
 always on the processor and in float64.
-Leaves: making the spec small to `shrink` and `short_run`, what a run is to `training`.
+Leaves: making the spec small to `shrink`, what a run is to `training_proof`.
 """
 
 import tempfile
@@ -34,11 +34,11 @@ from mimo_launch.verify.compare import (
     TensorPiece,
     compare_numbers,
     compare_tensors,
+    pieces_of,
 )
-from mimo_launch.verify.gathered_tensors import pieces_of
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_run import right_run
-from mimo_launch.verify.training import SKIPPED, compare_runs, first_part, second_part
+from mimo_launch.verify.training_proof import SKIPPED, compare_runs, first_part, second_part
 
 
 @dataclass(slots=True)
@@ -72,9 +72,9 @@ def verify_spec(
 ) -> list[ModuleVerdict]:
     """Return verdicts of an SGD spec (see `shrink`) against the oracle, by the bound of its dtype.
 
-    With `training`, a spec of the same ranks (see `short_run`), those of its run follow if all
-    these passed: otherwise they would say the same again. `prepare` runs first on every rank: tests
-    plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
+    With `training`, a spec of the same ranks (see `shrink.short_run`), those of its run follow if
+    all these passed: otherwise they would say the same again. `prepare` runs first on every rank:
+    tests plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
     """
     for each in (spec, training):
         if each is not None:

@@ -1,0 +1,209 @@
+"""Layers of the oracle from their definition: norms, attention, rotary embeddings, experts.
+
+Decides: the position ids of a sample's tokens, from the tokens themselves and the images' sizes;
+all else are the formulas of the papers. Every expert answers every token, most answers times zero.
+Relies on: weights by their full names; nothing of the product's positions, runs or masks.
+Leaves: the models to `oracle_encoders` and `oracle_language`.
+
+Legend: S tokens of a record, T tokens of a sample (of all its records), H heads, K head size,
+E experts, D width.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.model import RopeScaling
+
+Weights = Mapping[str, Tensor]
+Size = tuple[int, int]
+
+
+def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
+    """Return a linear layer, with a bias where it has one."""
+    return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def layer_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
+    """Return x with mean 0 and variance 1, times the weight, plus the bias."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def rms_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
+    """Return x over its root mean square, times the weight."""
+    scaled = x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    return scaled * weights[f"{name}.weight"]
+
+
+def attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | None) -> Tensor:
+    """Attend to everything, or with documents to what precedes a token in its own."""
+    scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / q_SHK.shape[-1] ** 0.5
+    if documents is not None:
+        size = scores.shape[-1]
+        hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+        hidden |= documents[:, None] != documents
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.einsum("hst,thk->shk", scores.softmax(dim=-1), v_SHK).flatten(1)
+
+
+def axis_ids(
+    tokens: Tensor, documents: Tensor, images: Mapping[int, Sequence[Size]]
+) -> list[tuple[int, int, int]]:
+    """Return time, height and width of each token.
+
+    `images` are the heights and widths, in rows, of what each placeholder token stands for.
+    """
+    left = {token: list(sizes) for token, sizes in images.items()}
+    ids: list[tuple[int, int, int]] = []
+    now = 0
+    while len(ids) < len(tokens):
+        place = len(ids)
+        if place and documents[place] != documents[place - 1]:
+            now = 0
+        if int(tokens[place]) not in left:
+            ids.append((now, now, now))
+            now += 1
+            continue
+        height, width = left[int(tokens[place])].pop(0)
+        ids += [(now, now + y, now + x) for y in range(height) for x in range(width)]
+        now += max(height, width)
+    return ids
+
+
+def turned(x_SHK: Tensor, angle: Tensor) -> Tensor:
+    """Return x with the pair (i, i + K/2) of each head turned by the angles [S, K/2]."""
+    half = x_SHK.shape[-1] // 2
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
+    pairs = torch.complex(x_SHK[..., :half], x_SHK[..., half:]) * turn
+    return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+
+def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> list[float]:
+    """Return 1 / theta^(2i/K) for pair i of a head of `size` K; scaled, by its wavelength."""
+    plain = [theta ** (-2 * i / size) for i in range(size // 2)]
+    return plain if scaling is None else [_stretched(each, scaling) for each in plain]
+
+
+def _stretched(frequency: float, scaling: RopeScaling) -> float:
+    wavelength, length = 2 * math.pi / frequency, scaling.original_max_position_embeddings
+    if wavelength > length / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    if wavelength < length / scaling.high_freq_factor:
+        return frequency
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth = (length / wavelength - scaling.low_freq_factor) / width
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+
+def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
+    """Return position x frequency for each pair of a head, [S, K/2]."""
+    return torch.tensor(
+        [[place * turn for turn in turns] for place in range(num_tokens)], dtype=torch.float64
+    )
+
+
+def axis_angles(
+    ids: Sequence[tuple[int, ...]], sections: Sequence[int], turns: Sequence[float]
+) -> Tensor:
+    """Return the same where the first `sections[0]` pairs turn with the first id, and so on."""
+    axis_of = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
+    return torch.tensor(
+        [[each[axis] * turn for axis, turn in zip(axis_of, turns, strict=True)] for each in ids],
+        dtype=torch.float64,
+    )
+
+
+def image_angles(height: int, width: int, size: int) -> Tensor:
+    """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
+
+    The first K/4 pairs turn by the row, the others by the column, at the same frequencies.
+    """
+    frequencies = [10000.0 ** (-4 * i / size) for i in range(size // 4)]
+    return torch.tensor(
+        [
+            [place * frequency for place in (y, x) for frequency in frequencies]
+            for y in range(height)
+            for x in range(width)
+        ],
+        dtype=torch.float64,
+    )
+
+
+@dataclass(slots=True)
+class Load:
+    """What the routers of one sample did, by layer and record: [T, E] scores over their sum, and
+    1 where a token chose an expert.
+    """  # noqa: D205
+
+    scores: dict[str, list[Tensor]] = field(default_factory=dict)
+    chosen: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def loss(self, moe: Moe) -> Tensor:
+        """Return the balance loss: E / k * sum of (share of tokens) * (mean score), per layer."""
+        total = torch.zeros((), dtype=torch.float64)
+        for layer, scores in self.scores.items():
+            share = torch.cat(self.chosen[layer]).mean(dim=0)
+            total = total + (share * torch.cat(scores).mean(dim=0)).sum()
+        return total * moe.aux_loss * moe.experts / moe.top_k
+
+
+def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
+    """Return the biases of experts after a step: rate * sign(mean load - load) further.
+
+    Loads are over all tokens of all samples (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    """
+    moved = {}
+    for layer in {layer for load in loads for layer in load.chosen}:
+        bias = weights[f"{layer}.router.expert_bias"]
+        tokens_E = torch.cat([x for load in loads for x in load.chosen.get(layer, [])]).sum(dim=0)
+        step = (moe.bias_update_rate or 0.0) * torch.sign(tokens_E.mean() - tokens_E)
+        moved[f"{layer}.router.expert_bias"] = bias + step
+    return moved
+
+
+def mixture(
+    weights: Weights, name: str, moe: Moe, x_SD: Tensor, load: Load, num_tokens: int
+) -> Tensor:
+    """Return the mixture of experts `name` of every token.
+
+    The first `num_tokens` count in `load`, the others are padding.
+    """
+    logits = linear(weights, x_SD, f"{name}.router")
+    scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
+    chosen = torch.zeros_like(scores)
+    ranked = scores.detach()
+    if moe.bias_update_rate is not None:
+        ranked = ranked + weights[f"{name}.router.expert_bias"]
+    for token, row in enumerate(ranked):
+        chosen[token, row.argsort(descending=True)[: moe.top_k]] = 1.0
+    gates = scores * chosen
+    if moe.normalize:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    out = torch.zeros_like(x_SD)
+    for expert in range(moe.experts):
+        answer = mlp(weights, f"{name}.experts.{expert}", x_SD)
+        out = out + moe.scale * gates[:, expert : expert + 1] * answer
+    if moe.shared:
+        out = out + mlp(weights, f"{name}.shared", x_SD)
+    if num_tokens:
+        parts = scores / scores.sum(dim=-1, keepdim=True)
+        load.scores.setdefault(name, []).append(parts[:num_tokens])
+        load.chosen.setdefault(name, []).append(chosen[:num_tokens])
+    return out
+
+
+def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor) -> Tensor:
+    """Return the MLP `name`: SwiGLU (arXiv:2002.05202) if it has a gate, else squared ReLU."""
+    inner = linear(weights, x_SD, f"{name}.up")
+    if f"{name}.gate.weight" in weights:
+        inner = F.silu(linear(weights, x_SD, f"{name}.gate")) * inner
+    else:
+        inner = inner.clamp(min=0) ** 2
+    return linear(weights, inner, f"{name}.down")
