@@ -9,7 +9,7 @@ import pytest
 from tests.support.histories import step, write
 
 from mimo_launch.cli.report.table import COLUMNS, row
-from mimo_launch.train.metrics_history import read_history
+from mimo_launch.train.metrics_file import read_history
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 

@@ -14,7 +14,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.bench.calibrate import calibrate
 from mimo_launch.bench.measure import bench
-from mimo_launch.bench.options import BenchOptions
+from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.time_shares import Shares
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.world import device_for

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.support.hugging_face import started
 from torch import Tensor
 
-from mimo_launch.checkpoint.finding import open_checkpoint
+from mimo_launch.checkpoint.index import open_checkpoint
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.start_of_run import start_run
 from mimo_launch.export.export import Progress, write_export

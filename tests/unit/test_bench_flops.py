@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.bench.flops import step_flops
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.bench.summary import step_flops
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import make_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.spec.load import load_spec
 

@@ -18,7 +18,7 @@ from tests.support.shards import (
 from tests.support.specs import box, spec
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.jinja import TemplateRefused
+from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.media_rows import intakes_of
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import Writer, Written

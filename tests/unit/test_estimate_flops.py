@@ -6,7 +6,7 @@ from tests.support.specs import box, hybrid, spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.flops import backward_flops, forward_flops
 from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.layer import Flops, Workload

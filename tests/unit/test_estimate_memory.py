@@ -6,7 +6,7 @@ import pytest
 from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
 from tests.support.specs import box, spec
 
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.estimates import Estimator

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.shards import tokenizer_folder
 
-from mimo_launch.export.companion_files import Companions, companions_of
+from mimo_launch.export.sources import Companions, companions_of
 from mimo_launch.hugging_face.tokenizer import token_id
 from mimo_launch.spec.model import Spec
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mimo_launch.export import safetensors_files
-from mimo_launch.export.folder import NOTE, InTheWay, new_folder
+from mimo_launch.export.export import NOTE, InTheWay, new_folder
 from mimo_launch.export.safetensors_files import write_tensors
 from mimo_launch.export.tensors import FileTensor, file_tensors
 from mimo_launch.hugging_face.family import Place

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.test_run_folder import tiny
 
-from mimo_launch.checkpoint import finding
-from mimo_launch.checkpoint.finding import NoCheckpoint, open_checkpoint
+from mimo_launch.checkpoint import index
 from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
-from mimo_launch.checkpoint.index import TENSORS
+from mimo_launch.checkpoint.index import TENSORS, NoCheckpoint, open_checkpoint
 from mimo_launch.spec.load import dump_spec
 
 
@@ -38,7 +37,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_looked_for_again(
 ) -> None:
     """By that of a later step, or of the same one; but one that is damaged is not."""
     save(tmp_path, 4)
-    real, calls = getattr(finding, moment), []
+    real, calls = getattr(index, moment), []
 
     def racing(path: Path) -> Any:
         calls.append(path)
@@ -50,7 +49,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_looked_for_again(
                 path = path.with_name("gone")
         return real(path)
 
-    monkeypatch.setattr(finding, moment, racing)
+    monkeypatch.setattr(index, moment, racing)
     found = open_checkpoint(tmp_path, None)
     assert (found.step, found.segments("vision")) == (step, {"w": (2,)})
     (found.path / TENSORS).write_text("{")

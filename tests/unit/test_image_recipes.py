@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mimo_launch.data.webdataset.decode import decode_image
-from mimo_launch.data.webdataset.image_processing import process
+from mimo_launch.data.webdataset.decode import decode_image, process
 from mimo_launch.hugging_face.image_processor import ProcessorError, read_recipe
 from mimo_launch.hugging_face.image_recipe import ImageRecipe, ImageTooThin, ShortEdge, Smart
 

@@ -1,7 +1,7 @@
 """A listener that fails is told of once, and stops nothing."""
 
 from mimo_launch.train.events import Event, ListenerFailed, RunFinished
-from mimo_launch.train.listeners.guard import Guarded
+from mimo_launch.train.listeners import Guarded
 
 EVENT = RunFinished(steps=1, seconds=1.0, skipped=0)
 

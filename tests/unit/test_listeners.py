@@ -23,9 +23,7 @@ from mimo_launch.train.events import (
     RunStarted,
     StepFinished,
 )
-from mimo_launch.train.listeners.build import listeners_of
-from mimo_launch.train.listeners.scalars import scalars
-from mimo_launch.train.listeners.wandb import ID_FILE, run_id
+from mimo_launch.train.listeners import ID_FILE, listeners_of, run_id, scalars
 
 TINY = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 

@@ -13,8 +13,7 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.packed_samples import joined_documents
-from mimo_launch.data.packing import best_fit
+from mimo_launch.data.packing import best_fit, joined_documents
 from mimo_launch.data.sample_order import (
     GlobalOrder,
     Order,

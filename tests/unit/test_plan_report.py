@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from tests.support.specs import box, hybrid, layout_specs, spec
 
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.bridge_rows import fan
 from mimo_launch.drawing.json_text import report_json
 from mimo_launch.drawing.report import build_rank_report, build_report

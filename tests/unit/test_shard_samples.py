@@ -30,8 +30,7 @@ from mimo_launch.cli.shared.shards import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.index import Progress
-from mimo_launch.data.webdataset.samples import ShardSamples
-from mimo_launch.data.webdataset.splits import NotTrainable
+from mimo_launch.data.webdataset.samples import NotTrainable, ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.spec.model import Spec
@@ -289,7 +288,7 @@ def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) 
     want = {name: column.copy() for name, column in alone.columns.items()}
     bad = list(alone.bad())
     shutil.rmtree(alone.folder)
-    monkeypatch.setattr("mimo_launch.data.webdataset.indexer_pool.SMALL", 0)
+    monkeypatch.setattr("mimo_launch.data.webdataset.indexer.SMALL", 0)
     together = opened(made).splits["train"].index
     assert list(together.bad()) == bad
     for name, column in together.columns.items():

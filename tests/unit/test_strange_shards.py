@@ -21,10 +21,10 @@ from tests.unit.test_shard_samples import opened, shard_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.data.webdataset import tar_files
+from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.index import Progress
 from mimo_launch.data.webdataset.index_columns import TYPES
 from mimo_launch.data.webdataset.indexer import Seen, _add
-from mimo_launch.data.webdataset.jinja import TemplateRefused
 from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
     Member,
@@ -161,7 +161,7 @@ import os, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from tests.support.specs import box, spec
-from mimo_launch.data.webdataset.indexer_pool import _start
+from mimo_launch.data.webdataset.indexer import _start
 
 if __name__ == "__main__":
     made = spec({"vision": box(0)})

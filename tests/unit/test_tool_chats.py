@@ -20,7 +20,7 @@ from tests.support.shards import tokenizer_folder
 from tests.unit.test_chat_tokens import learnt, made, reference, write
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.jinja import TemplateRefused
+from mimo_launch.data.webdataset.chat_template import TemplateRefused
 
 TOOLS = [
     {

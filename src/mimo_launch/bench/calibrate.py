@@ -23,12 +23,12 @@ from mimo_launch.bench.device_rates import compute_rates
 from mimo_launch.bench.links import Link, channels, collectives
 from mimo_launch.bench.machine import device_name
 from mimo_launch.bench.measure import measure
-from mimo_launch.bench.options import BenchOptions
+from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import RankStep, step_seconds
 from mimo_launch.comm.host_objects import gather_objects
 from mimo_launch.comm.step_clock import Section
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.cost_model import CostModel

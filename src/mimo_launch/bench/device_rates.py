@@ -1,44 +1,216 @@
 """What this rank's device achieves alone: on one block, on the head, on plain passes over memory.
 
-Decides: the work that is timed: one layer of the spec's own shapes, as one tp rank holds it, on as
-many tokens as one microbatch brings to one cp rank, forward and backward.
-Relies on: the layers of `models`, built a second time without sharding and without other ranks.
+Decides: the work that is timed: one layer of each kind of the spec's own shapes, as one tp rank
+holds it, on as many tokens as one microbatch brings to one cp rank, forward and backward; that
+weights and inputs are random numbers, and that medians of repeats count.
+Relies on: the layers of `models`, built a second time without sharding and without other ranks;
+`comm.step_clock` for times of the device.
 Leaves: transfers to `links`, what constants follow to `calibrate`.
 """
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.bench.language_rates import head_rate, language_layers
-from mimo_launch.bench.single_layer import (
-    alone,
-    noise,
-    randomised,
-    seconds_of,
-    tflops,
-    there_and_back,
-)
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.flops import forward_flops
 from mimo_launch.estimate.workload import workload
-from mimo_launch.kinds.layer import Workload
+from mimo_launch.kinds.layer import LayerKind, Workload
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
 from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.build import PRECISIONS, RankModule, encoder_stage
 from mimo_launch.models.encoder_inputs import EncoderInput
-from mimo_launch.spec.model import TransformerEncoder
+from mimo_launch.models.language_model import LanguageInput, LanguageStage
+from mimo_launch.spec.model import DecoderModel, ExpertGrid, HybridModel, Spec, TransformerEncoder
 from mimo_launch.train.session import RankSession
 
+REPEATS, WARM_UP = 10, 3
+_TERA = 1e12
+# Constants of `Calibration`.
+CONSTANTS = {
+    LayerKind.BLOCK: "language_linear",
+    LayerKind.MAMBA: "mamba",
+    LayerKind.EXPERTS: "experts",
+}
 # Passes of AdamW: it reads weight, gradient and two moments, and writes all but the gradient.
 ADAMW_PASSES = 7
 _TERA, _GIGA = 1e12, 1e9
 _MOST_WEIGHTS = {"cuda": 1 << 27, "cpu": 1 << 22}
 _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Return the median time of a call, after some that warm up."""
+    for _ in range(WARM_UP):
+        run()
+    clock = StepClock(device)
+    clock.start()
+    for _ in range(REPEATS):
+        with clock.span(Section.STEP):
+            run()
+    return statistics.median(end - start for _, start, end in clock.stop())
+
+
+def alone(module: RankModule) -> ParallelContext:
+    """Return the context of one tp rank's part without any other rank.
+
+    Transformer Engine asks its group for its part, so it gets whole layers.
+    """
+    tp = module.context.tp
+    part = SINGLE if module.context.backend == "transformer_engine" else replace(tp, handle=None)
+    return replace(
+        module.context,
+        tp=part,
+        cp=SINGLE,
+        ep=SINGLE,
+        expert_tp=SINGLE,
+        replicas=SINGLE,
+        sequence_parallel=False,
+        fp8=None if module.context.fp8 is None else module.context.fp8.alone(),
+        dtype=module.context.compute_dtype,  # As FSDP hands weights to layers.
+    )
+
+
+def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
+    """Fill weights with small numbers: zeros would save power, and so be faster than training."""
+    network.to(context.device)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return network
+
+
+def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callable[[], None]:
+    """Return what runs a forward of a layer and its backward: from a loss, or a random gradient."""
+    gradient = torch.randn_like(hidden)
+
+    def run() -> None:
+        network.zero_grad()
+        hidden.grad = None
+        out: Tensor = network(hidden, batch)
+        out.backward(gradient if out.dim() else None)  # type: ignore[no-untyped-call]
+
+    return run
+
+
+def noise(context: ParallelContext, *shape: int) -> Tensor:
+    """Return random numbers in the type of activations."""
+    return torch.randn(*shape, dtype=context.compute_dtype, device=context.device)
+
+
+def tflops(flops: float, tp: Group, run: Callable[[], object], device: torch.device) -> float:
+    """Return TFLOP/s of a call that runs one tp rank's part of a forward and its backward."""
+    return 3 * flops / tp.size / seconds_of(run, device) / _TERA
+
+
+def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[str, float]]:
+    """Yield the constant and the rate of the first layer of each kind."""
+    model = session.spec.language.model
+    seen: set[LayerKind] = set()
+    for number in range(model.layers):
+        kind = kind_of(model).layer_widths(number).kind
+        if kind not in seen:
+            seen.add(kind)
+            name = CONSTANTS[kind] if module.context.fp8 is None else "language_fp8"
+            yield name, _layer(session, module, number, kind)
+
+
+def _layer(session: RankSession, module: RankModule, number: int, kind: LayerKind) -> float:
+    context, spec, shards = alone(module), session.spec, 1
+    if kind is LayerKind.EXPERTS:
+        spec, shards = _own_experts(spec), context.tp.size
+        context = replace(context, tp=SINGLE)
+    stage = Stage(LANGUAGE, 1, number, 1, is_first=False, is_last=False)
+    network = randomised(_decoder(spec, context, stage), context)
+    work, batch = _tokens(session, module, labels=None, shards=shards)
+    hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
+    flops = forward_flops(spec, stage, work).total
+    return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
+
+
+def _own_experts(spec: Spec) -> Spec:
+    """Return a spec with those experts alone that a rank holds, or its parts of them.
+
+    To these, as many tokens come as the rank sends when loads are balanced; the other parts of a
+    layer are whole, for the tokens of one tp rank.
+    """
+    language, model = spec.language, _model(spec)
+    moe, grid = model.moe, language.experts or ExpertGrid()
+    if moe is None:
+        return spec
+    own = moe.experts // grid.ep
+    mine = moe.model_copy(
+        update={
+            "experts": own,
+            "top_k": min(moe.top_k, own),
+            "width": moe.width // grid.tp,
+        }
+    )
+    changed = language.model_copy(update={"model": model.model_copy(update={"moe": mine})})
+    return spec.model_copy(update={"modules": {**spec.modules, LANGUAGE: changed}})
+
+
+def head_rate(session: RankSession, module: RankModule) -> float:
+    """Return the rate of the vocabulary head and the loss."""
+    context, stage = alone(module), Stage(LANGUAGE, 1, 0, 0, is_first=False, is_last=True)
+    network = randomised(_decoder(session.spec, context, stage), context)
+    vocab = vocab_size(session.spec)
+    work, batch = _tokens(session, module, labels=vocab)
+    hidden = noise(context, work.tokens, session.spec.language.model.hidden).requires_grad_()
+    flops = forward_flops(session.spec, stage, work).total
+    return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
+
+
+def _model(spec: Spec) -> DecoderModel | HybridModel:
+    """Return the model of language. Raises: TypeError for one of an unknown kind."""
+    model = spec.language.model
+    if not isinstance(model, DecoderModel | HybridModel):
+        raise TypeError(f"language has a model of unknown kind {model!r}")
+    return model
+
+
+def _decoder(spec: Spec, context: ParallelContext, stage: Stage) -> nn.Module:
+    return LanguageStage(
+        context,
+        _model(spec),
+        stage,
+        vocab=vocab_size(spec),
+        padded_vocab=padded_vocab_size(spec),
+        global_samples=spec.batch.global_,
+        recompute=False,
+    )
+
+
+def _tokens(
+    session: RankSession, module: RankModule, *, labels: int | None, shards: int = 1
+) -> tuple[Workload, LanguageInput]:
+    """Return one microbatch of one cp rank, with random labels below `labels` if there are any.
+
+    Of every sequence, only as much as one of so many `shards` has.
+    """
+    layout, device = session.layout, session.device
+    seq = layout.seq // module.context.cp.size // shards
+    count = layout.samples.microbatch_size
+    batch = LanguageInput(
+        num_sequences=count,
+        tokens=None,
+        positions=torch.arange(seq, device=device),
+        documents=None,
+        labels=None if labels is None else torch.randint(labels, (count, seq), device=device),
+        rows={},
+        placements={},
+    )
+    return Workload(spans=(seq,) * count, held=seq * count, rows=0, forwards=1), batch
 
 
 def compute_rates(session: RankSession) -> dict[str, float]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from mimo_launch.bench.single_layer import REPEATS, seconds_of
+from mimo_launch.bench.device_rates import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import row_bytes, workload
 from mimo_launch.kinds.registry import kind_of

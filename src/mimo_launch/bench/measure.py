@@ -1,13 +1,14 @@
 """Times steps of a spec: the very steps that `train` runs, on samples that are in memory.
 
-Decides: what is timed and when it begins.
-Relies on: `step` for steps, `comm.step_clock` for times.
+Decides: what is timed and when it begins; how many steps differ: their samples are read once and
+used in turn, so that a bench never waits for storage or decoders.
+Relies on: `step` for steps, `comm.step_clock` for times, `train.prefetch` for samples.
 Leaves: what follows from the times to `summary`, the constants of `plan` to `calibrate`.
 """
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import torch.distributed as dist
@@ -20,23 +21,53 @@ from mimo_launch.bench.machine import (
     used_of_device,
     versions,
 )
-from mimo_launch.bench.options import BenchOptions
-from mimo_launch.bench.repeated_samples import Rotation
-from mimo_launch.bench.result import BenchResult, Machine, spread
+from mimo_launch.bench.result import BenchOptions, BenchResult, Machine, spread
 from mimo_launch.bench.summary import Measured, aligned, rank_results, speed_of
 from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.host_objects import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import Order, global_order
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.sample_order import Order, Sample, global_order, steps_of
 from mimo_launch.drawing.report import build_report
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.layout.step_data import StepData
+from mimo_launch.runtime.progress import Phase, Whereabouts
 from mimo_launch.train.events import Listener
+from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.step import StepRunner
+
+# Steps differ in lengths and images. More of them would fill memory, and the steps that warm up
+# would not meet all of them.
+NUM_STEPS = 4
+
+
+class Rotation:
+    """Answers like a `StepReader`, from memory."""
+
+    def __init__(self, reader: StepReader, order: Order, where: Whereabouts) -> None:
+        """Read the first steps of a run; `where` is told of each that is used.
+
+        Ranks: collective over the world.
+        """
+        self._where = where
+        first = enumerate(steps_of(order, NUM_STEPS))
+        self._steps = [reader.read("train", ids, step) for step, ids in first]
+
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
+        """Return the samples of a step; its number is the one asked for."""
+        self._where.enter(Phase.READING, step + 1)
+        return replace(self._steps[step % NUM_STEPS], data=self.data_of(step))
+
+    def data_of(self, step: int) -> StepData:
+        """Return what the samples of a step look like."""
+        return replace(self._steps[step % NUM_STEPS].data, step=step)
+
+    def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
+        """Do nothing: all has been read."""
 
 
 def bench(

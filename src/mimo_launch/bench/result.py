@@ -1,8 +1,8 @@
-"""What a bench has found, as plain values.
+"""How to bench and what a bench has found, as plain values.
 
-Decides: the fields of `bench.json` and of `bench --json` (docs/bench.md).
-Relies on: nothing.
-Leaves: finding the values to `measure`, showing them to `cli`.
+Decides: the fields of `bench.json` and of `bench --json` (docs/bench.md), and their version.
+Relies on: nothing; no torch.
+Leaves: finding the values to `measure` and `calibrate`, showing them to `cli`.
 """
 
 import statistics
@@ -10,8 +10,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mimo_launch.bench.options import VERSION
 from mimo_launch.bench.time_shares import Shares
+from mimo_launch.estimate.calibration import Calibration
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Steps before, steps timed, the constants of the device, the command to note."""
+
+    warmup: int
+    steps: int
+    calibration: Calibration
+    command: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

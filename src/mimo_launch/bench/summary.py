@@ -1,22 +1,50 @@
 """Makes one result of what all ranks have measured, beside what the plan expected.
 
-Decides: that the ranks' timelines are laid over each other; when an estimate can be compared.
-Relies on: `time_shares` for where time went, `flops` and `plan` for amounts and estimates.
+Decides: that the ranks' timelines are laid over each other; when an estimate can be compared; that
+the operations of a step are those of its own images and records, padding included.
+Relies on: `time_shares` for where time went, `estimate` for operations and estimates.
 Leaves: measuring to `measure`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mimo_launch.bench.flops import step_flops
 from mimo_launch.bench.result import Memory, RankResult, Speed
 from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps_of
 from mimo_launch.comm.step_clock import Noted
 from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.flops import backward_flops, forward_flops
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.layout.layout import Layout
+from mimo_launch.estimate.workload import language_spans
+from mimo_launch.kinds.layer import Workload
+from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.model import Spec
+
+
+def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
+    """Return the operations of one step by module: forward and backward, nothing recomputed."""
+    return {module.name: _module_flops(spec, layout, data, module) for module in layout.modules}
+
+
+def _module_flops(spec: Spec, layout: Layout, data: StepData, module: ModuleLayout) -> float:
+    work, total = _work(layout, data, module), 0.0
+    for stage in module.stages:
+        forward = forward_flops(spec, stage, work)
+        total += forward.total + backward_flops(spec, layout, module, stage, forward).total
+    return total
+
+
+def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
+    """Return the whole step as if it were one forward: operations of samples only add up."""
+    if module.is_language:
+        spans = tuple(n for s in data.samples for n in language_spans(s, layout.seq))
+        rows = 0
+    else:
+        images = [image.rows for s in data.samples for image in s.spans.get(module.name, ())]
+        spans = tuple(n * module.patches_per_row + module.class_token for n in images)
+        rows = sum(images)
+    return Workload(spans=spans, held=sum(spans), rows=rows, forwards=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

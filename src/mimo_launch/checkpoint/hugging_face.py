@@ -18,8 +18,14 @@ import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
 from mimo_launch.checkpoint.chunks import WEIGHTS as PREFIX
-from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
-from mimo_launch.checkpoint.fitting import WeightsDoNotFit, differences, fit, size
+from mimo_launch.checkpoint.chunks import (
+    Chunk,
+    WeightsDoNotFit,
+    differences,
+    fit,
+    size,
+    weight_chunks,
+)
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.host_objects import from_first, gather_objects
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD

@@ -17,11 +17,13 @@ from mimo_launch.checkpoint.chunks import (
     FP8,
     MOMENTS,
     WEIGHTS,
+    WeightsDoNotFit,
+    differences,
+    fit,
     set_update_counts,
     state_chunks,
     weight_chunks,
 )
-from mimo_launch.checkpoint.fitting import WeightsDoNotFit, differences, fit
 from mimo_launch.checkpoint.folder import (
     DAMAGED,
     DamagedCheckpoint,

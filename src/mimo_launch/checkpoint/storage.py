@@ -1,6 +1,7 @@
 """Tensors in files, through torch's distributed checkpoint (DCP), without pickle in between.
 
-Decides: that the index of tensors is JSON (`tensors.json`): DCP's own is a pickle, which would run
+Decides: that a chunk is a box of a full tensor on both sides, so that any layout reads any other's;
+that the index of tensors is JSON (`tensors.json`): DCP's own is a pickle, which would run
 code from a stranger's checkpoint. Tensors themselves are read with `weights_only`.
 Relies on: DCP's planners and storage as its documented points of extension
 (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
@@ -10,14 +11,16 @@ Leaves: what is saved to `chunks`, when a folder counts as complete to `folder`.
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -26,16 +29,126 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from mimo_launch.checkpoint.chunks import Chunk
 from mimo_launch.checkpoint.folder import DamagedCheckpoint
-from mimo_launch.checkpoint.index import TENSORS, read_index
-from mimo_launch.checkpoint.planners import ChunkLoadPlanner, ChunkSavePlanner, tensors_of
+from mimo_launch.checkpoint.index import TENSORS, read_index, uncovered
 from mimo_launch.train.run_state import EndOfRun
+
+
+def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]]:
+    """Yield the tensors of an index; there is nothing else in ours."""
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            yield name, entry
+
+
+class ChunkSavePlanner(SavePlanner):
+    """Saves chunks as they are; the state dict that DCP passes along is empty.
+
+    `beat` is called for each chunk.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
+        self._chunks = {MetadataIndex(c.name, c.offsets): c for c in chunks}
+        self._beat = beat
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Do nothing: the chunks are known."""
+
+    def create_local_plan(self) -> SavePlan:
+        """Return one item per chunk."""
+        return SavePlan([_write_item(index, chunk) for index, chunk in self._chunks.items()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Join the plans of all ranks, on the first rank; every element must be there once."""
+        plans, metadata = create_default_global_save_plan(all_plans)
+        for name, entry in tensors_of(metadata):
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
+            if reason := uncovered(tuple(entry.size), boxes):
+                raise ValueError(f"of {name}, as ranks would save it, {reason}")
+        return plans, metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Accept the plan."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """Return the tensor of an item."""
+        self._beat()
+        return self._chunks[write_item.index].tensor
+
+
+def _write_item(index: MetadataIndex, chunk: Chunk) -> WriteItem:
+    box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+    properties = TensorProperties(dtype=chunk.tensor.dtype)
+    data = TensorWriteData(box, properties, torch.Size(chunk.shape))
+    return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
+
+
+class ChunkLoadPlanner(LoadPlanner):
+    """Fills chunks from whatever boxes the tensors were saved in; `beat` is called for each."""
+
+    def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
+        self._chunks, self._beat = chunks, beat
+        self._targets = {MetadataIndex(c.name, c.offsets): c.tensor for c in chunks}
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Take the index of the checkpoint."""
+        if metadata is None:
+            raise ValueError("there is no index")
+        self._saved = dict(tensors_of(metadata))
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return what to read for each chunk."""
+        items: list[ReadItem] = []
+        for chunk in self._chunks:
+            box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            items += create_read_items_for_chunk_list(chunk.name, self._saved[chunk.name], [box])
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Change nothing: each rank reads what it needs."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """Accept the plan."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        """Refuse: nothing but tensors is ever saved."""
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """Return the part of a chunk that an item fills."""
+        self._beat()
+        target = self._targets[read_item.dest_index]
+        for dim, (start, size) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            target = target.narrow(dim, start, size)
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Do nothing: the part was filled in place."""
 
 
 class CheckpointError(EndOfRun):

@@ -17,7 +17,7 @@ import typer
 from mimo_launch.cli.shared.console import Console, console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.checkpoint.finding import Checkpoint
+    from mimo_launch.checkpoint.index import Checkpoint
     from mimo_launch.export.export import Progress
     from mimo_launch.export.export_plan import FolderPlan
 
@@ -74,11 +74,10 @@ def export(
 ) -> None:
     """Write the weights of a run as Hugging Face folders."""
     max_bytes = _bytes(max_shard_size)
-    from mimo_launch.checkpoint.finding import NoCheckpoint, open_checkpoint
+    from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.checkpoint.storage import CheckpointError
-    from mimo_launch.export.export import write_export
+    from mimo_launch.export.export import InTheWay, check_place, write_export
     from mimo_launch.export.export_plan import CannotExport, Exporter
-    from mimo_launch.export.folder import InTheWay, check_place
 
     console = console_of(ctx)
     try:

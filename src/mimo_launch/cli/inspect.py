@@ -15,7 +15,7 @@ from mimo_launch.cli.shared.console import Console, console_of
 from mimo_launch.cli.shared.flow import flow
 
 if TYPE_CHECKING:
-    from mimo_launch.checkpoint.finding import Checkpoint
+    from mimo_launch.checkpoint.index import Checkpoint
     from mimo_launch.hugging_face.contents import Contents, Module
 
 HELP = """
@@ -41,7 +41,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Say what a folder of weights holds, with the spec for it."""
-    from mimo_launch.checkpoint.finding import NoCheckpoint, open_checkpoint
+    from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.hugging_face.contents import read_contents
     from mimo_launch.hugging_face.folder import CONFIG, ConfigError, is_hugging_face
     from mimo_launch.hugging_face.headers import FilesError

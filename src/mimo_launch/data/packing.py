@@ -1,9 +1,10 @@
-"""Which records share a sequence, so that little of it is padding.
+"""Which records share a sequence, so that little of it is padding, and their texts as one.
 
-Decides: the heuristic.
-Relies on: nothing.
-Leaves: which records are packed together, and the order of packs, to `sample_order`; arrays to
-`packed_samples`.
+Decides: the heuristic; that each record is a document of its own, or several, and that padding and
+records left out belong to the document before them; a gap at the very front is a document of its
+own, which nothing attends to.
+Relies on: the DataPlan for where a record begins.
+Leaves: which records are packed together, and the order of packs, to `sample_order`.
 
 Best fit decreasing: the longest record first, each into the fullest sequence that has room. In the
 limit it needs at most 11/9 of the fewest sequences (Johnson et al., 1974, SIAM J. Comput. 3), and
@@ -11,7 +12,15 @@ nearly the fewest where many records are short. No record is cut.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
+from mimo_launch.layout.step_data import SampleData
+
+Int64s = npt.NDArray[np.int64]
 
 
 def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
@@ -47,3 +56,29 @@ def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
                 insort(rooms, left)
             by_room[left].append(pack)
     return [sorted(pack) for pack in packs]
+
+
+def joined_texts(
+    records: Iterable[tuple[SampleData, tuple[Int64s, Int64s]]], seq: int
+) -> tuple[Int64s, Int64s]:
+    """Return tokens and labels, int64 [seq] each, of records with tokens and labels [seq] each."""
+    tokens = np.full(seq, PAD, dtype=np.int64)
+    labels = np.full(seq, IGNORE_LABEL, dtype=np.int64)
+    for record, (own_tokens, own_labels) in records:
+        here = slice(record.first, record.first + record.num_tokens)
+        # The label at its last token is none: no record predicts what is behind its end.
+        tokens[here] = own_tokens[: record.num_tokens]
+        labels[here] = own_labels[: record.num_tokens]
+    return tokens, labels
+
+
+def joined_documents(records: Iterable[tuple[SampleData, Int64s]], seq: int) -> Int64s:
+    """Return the document of each position, int64 [seq], of records with documents [seq] each."""
+    documents = np.zeros(seq, dtype=np.int64)
+    num_documents = 0
+    for record, own in records:
+        if record.first and not num_documents:
+            num_documents = 1
+        documents[record.first :] = num_documents + own[: seq - record.first]
+        num_documents = int(documents[record.first + record.num_tokens - 1]) + 1
+    return documents

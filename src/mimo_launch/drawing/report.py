@@ -7,7 +7,7 @@ Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
 
 from collections.abc import Iterator
 
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
 from mimo_launch.drawing.bridge_rows import bridge_row, peer_rows
 from mimo_launch.drawing.expert_rows import expert_rows

@@ -8,7 +8,7 @@ Leaves: showing it to `drawing.report` and `cli`, judging it to `checks.memory`.
 from dataclasses import dataclass
 from functools import cached_property
 
-from mimo_launch.data.average_step import nominal_step_data
+from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel, StageCost

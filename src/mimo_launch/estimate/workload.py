@@ -1,7 +1,7 @@
 """How much data one forward of a stage works on: tokens, attention spans, rows.
 
 Decides: that one sample stands for all of them.
-Relies on: `data.average_step` for that sample, `layout.row_owners` for padding.
+Relies on: `data.sample_sizes` for that sample, `layout.row_owners` for padding.
 Leaves: FLOPs to `flops`, bytes to `memory`, seconds to `cost_model`.
 """
 

@@ -1,26 +1,105 @@
 """Writes the folders of an export, all of them or none.
 
-Decides: the order of the work, and what is kept of where an export comes from.
-Relies on: `export_plan` for what to write, `folder` for the rename at the end.
+Decides: the order of the work, and what is kept of where an export comes from; that a folder is
+written beside its place under another name and renamed at the end, and that only a folder of an
+earlier export is ever replaced; that values are converted as they are read, into the tensors that
+will be written.
+Relies on: `export_plan` for what to write; `checkpoint.storage`, which needs no process groups;
+renaming a folder being one step on the file systems that we know.
 Leaves: showing progress to the command line.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from mimo_launch import __version__
-from mimo_launch.checkpoint.finding import Checkpoint
-from mimo_launch.export.checkpoint_tensors import read_tensors
+from mimo_launch.checkpoint.folder import sync_folder
+from mimo_launch.checkpoint.index import Checkpoint
+from mimo_launch.checkpoint.storage import read_chunks
 from mimo_launch.export.export_plan import FolderPlan
-from mimo_launch.export.folder import NOTE, new_folder
 from mimo_launch.export.safetensors_files import write_json, write_tensors
+from mimo_launch.export.tensors import FileTensor
 from mimo_launch.hugging_face.folder import CONFIG
 
+# Says where an export comes from; with it, a folder is known to be one.
+NOTE = "export.json"
 PROJECTOR_WEIGHTS, PROJECTOR_CONFIG = "projector.safetensors", "projector.json"
+
+
+class InTheWay(Exception):
+    """There is something at the place of the folder; the message says what."""
+
+
+def check_place(target: Path, *, force: bool) -> None:
+    """Refuse a place that is taken. Raises: InTheWay."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / NOTE).is_file():
+        raise InTheWay(f"{target} exists and is no earlier export; it is not replaced")
+    if not force:
+        raise InTheWay(f"{target} exists; --force replaces it")
+
+
+@contextmanager
+def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
+    """Yield a folder to write to, which gets its name when the block ends without an error.
+
+    Raises: InTheWay; OSError, after which nothing is left of what was written.
+    """
+    target = target.absolute()
+    check_place(target, force=force)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        for folder in {path.parent for path in unfinished.rglob("*")} | {unfinished}:
+            sync_folder(folder)
+        if target.exists():
+            check_place(target, force=force)
+            target.rename(old)
+        try:
+            unfinished.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+        sync_folder(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[Tensor]:
+    """Return tensors of the files to be written. Raises: CheckpointError; OSError."""
+    made = [_begun(each) for each in tensors]
+    pairs = zip(tensors, made, strict=True)
+    chunks = [chunk for each, tensor in pairs for chunk in each.chunks(tensor)]
+    read_chunks(checkpoint.path, chunks, None, lambda: None)
+    return made
+
+
+def _begun(tensor: FileTensor) -> Tensor:
+    """Return a tensor that its parts, if it has any, are yet to fill. Raises: OSError."""
+    if tensor.copied is None:
+        return torch.full(tensor.shape, tensor.filled, dtype=tensor.dtype)
+    file, name = tensor.copied
+    try:
+        with safe_open(file, framework="pt") as opened:
+            found: Tensor = opened.get_tensor(name)
+    except SafetensorError as error:
+        raise OSError(f"{file}: {error}") from error
+    return found.to(tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)

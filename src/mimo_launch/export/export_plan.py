@@ -13,12 +13,9 @@ from typing import Any, Literal
 
 import torch
 
-from mimo_launch.checkpoint.finding import Checkpoint, prefix_of
-from mimo_launch.export.companion_files import Companions, companions_of
-from mimo_launch.export.configs import whole_config
-from mimo_launch.export.sources import Source, source_of
-from mimo_launch.export.tensors import FileTensor, file_tensors
-from mimo_launch.export.unused_layers import with_unused
+from mimo_launch.checkpoint.index import Checkpoint, prefix_of
+from mimo_launch.export.sources import Companions, Source, companions_of, source_of, whole_config
+from mimo_launch.export.tensors import FileTensor, file_tensors, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config

@@ -1,9 +1,12 @@
 """Tensors of a file to be written, and the segments of a checkpoint that they are made of.
 
 Decides: shapes in the files, that rows which pad the vocabulary stay behind, and that every segment
-of a module has its place and every row of a file its segment.
-Relies on: a family's `place`; shapes as saved.
-Leaves: reading and writing to `checkpoint_tensors` and `safetensors_files`.
+of a module has its place and every row of a file its segment. Layers and norms behind those whose
+states become rows come from the source, so that what was read comes back whole; without a source a
+norm is there which changes nothing.
+Relies on: a family's `place`; shapes as saved; `architectures.says` to tell that the whole still is
+our model.
+Leaves: reading to `export`, writing to `safetensors_files`.
 """
 
 import math
@@ -15,10 +18,17 @@ import torch
 from torch import Tensor
 
 from mimo_launch.checkpoint.chunks import Chunk
+from mimo_launch.export.sources import PARTS, Source
+from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
+from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.spec.model import Model, VitModel
 
 # Segments of a decoder whose rows are words.
 VOCABULARY = ("embedding.weight", "head.weight")
+# What a configuration says of those layers: of the tower, and of the model around it.
+_IN_TOWER = ("vision_use_head", "num_hidden_layers")
+_AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +104,53 @@ def file_tensors(
         if sum(math.prod(part.shape) for part in tensor.parts) != math.prod(tensor.shape):
             raise ValueError(f"{tensor.name} {tensor.shape} is not filled by {tensor.parts}")
     return list(made.values())
+
+
+def with_unused(
+    found: Architecture,
+    name: str,
+    model: Model,
+    source: Source | None,
+    dtype_of: Callable[[str | None], torch.dtype],
+) -> tuple[Architecture, list[FileTensor]]:
+    """Return an architecture and the tensors that it has besides those of an encoder of ours.
+
+    `dtype_of` gives their types by what the family of the source calls them, None: the usual one.
+    """
+    part = found.parts[name]
+    if not isinstance(model, VitModel):
+        return found, []
+    if source is not None and source.part.family == part.family:
+        whole = _as_in_source(found, source)
+        new = whole.parts[name]
+        if says(new, model) and whole.config["model_type"] == source.config.get("model_type"):
+            return whole, [
+                FileTensor(
+                    new.file_name(inner),
+                    header.shape,
+                    dtype_of(inner),
+                    copied=(source.folder / header.file, at),
+                )
+                for inner, at, header in source.unused(model)
+            ]
+    if model.final_norm:
+        return found, []
+    places = {1.0: part.place("norm.weight", model), 0.0: part.place("norm.bias", model)}
+    return found, [
+        FileTensor(part.file_name(at.name), (model.hidden,), dtype_of(None), filled=value)
+        for value, at in places.items()
+        if at is not None
+    ]
+
+
+def _as_in_source(found: Architecture, source: Source) -> Architecture:
+    """Return an architecture with the layers of its tower's source."""
+    config, key = dict(found.config), PARTS["vit"]
+    ours = config.get(key, config)
+    theirs = {each: source.part.config[each] for each in _IN_TOWER if each in source.part.config}
+    tower = {each: value for each, value in ours.items() if each not in _IN_TOWER} | theirs
+    config = {**config, key: tower} if key in config else tower
+    around = config.keys() & source.config.keys() & _AROUND
+    config |= {each: source.config[each] for each in around}
+    parts = {each: part_of(config, part.family.kind) for each, part in found.parts.items()}
+    return replace(found, config=config, parts=parts)

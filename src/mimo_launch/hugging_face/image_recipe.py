@@ -2,7 +2,7 @@
 
 Decides: the steps there are, and the sizes they make.
 Relies on: nothing.
-Leaves: pixels to `data.webdataset.image_processing`, which carries out a recipe.
+Leaves: pixels to `data.webdataset.decode`, which carries out a recipe.
 """
 
 import math

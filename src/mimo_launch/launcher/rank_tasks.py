@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from mimo_launch.spec.model import Spec
 
 if TYPE_CHECKING:
-    from mimo_launch.bench.options import BenchOptions
+    from mimo_launch.bench.result import BenchOptions
     from mimo_launch.comm.world import DeviceKind
     from mimo_launch.train.events import Listener
-    from mimo_launch.train.listeners.guard import Closable
+    from mimo_launch.train.listeners import Closable
     from mimo_launch.train.session import RankSession
 
 BENCH = "bench.json"
@@ -61,7 +61,7 @@ class Training:
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Open metrics and what `log` asks for."""
-        from mimo_launch.train.listeners.build import listeners_of
+        from mimo_launch.train.listeners import listeners_of
         from mimo_launch.train.metrics_file import MetricsFile
 
         stops = spec.train.on_write_error == "stop"

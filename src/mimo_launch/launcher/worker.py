@@ -32,7 +32,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase, Whereabouts
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
-from mimo_launch.train.listeners.guard import Closable
+from mimo_launch.train.listeners import Closable
 from mimo_launch.train.session import RankSession
 
 # A worker that has failed stays for so long, unless the launcher has killed it before.

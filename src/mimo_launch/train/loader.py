@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Dataset
-from mimo_launch.data.packed_samples import joined_documents, joined_texts
+from mimo_launch.data.packing import joined_documents, joined_texts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, make_step_data
 from mimo_launch.layout.sample_owners import Imbalance

@@ -84,7 +84,7 @@ def bench(
     rdzv_id: JobName = "run",
 ) -> None:
     """Time steps of a spec and say where the time goes."""
-    from mimo_launch.bench.options import BenchOptions
+    from mimo_launch.bench.result import BenchOptions
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.request import Start
     from mimo_launch.cli.launch.start import start

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.bench.options import VERSION
+from mimo_launch.bench.result import VERSION
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.wording import found
 

@@ -1,7 +1,7 @@
 """`mimo-launch report`: curves of one or several runs in one file.
 
 Decides: the form of the file by its suffix, what runs are called, and the exit code.
-Relies on: `train.metrics_history` to read runs; the other files of this folder to show them.
+Relies on: `train.metrics_file` to read runs; the other files of this folder to show them.
 Leaves: metrics of a run at work to `train`, TensorBoard and Weights & Biases.
 """
 
@@ -15,7 +15,7 @@ import typer
 from mimo_launch.cli.shared.console import Console, console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.train.metrics_history import History
+    from mimo_launch.train.metrics_file import History
 
 HELP = """
 \b
@@ -52,7 +52,7 @@ def report(
 ) -> None:
     """Draw the curves of runs, as HTML, PNG or SVG."""
     from mimo_launch.checks.packages import is_installed
-    from mimo_launch.train.metrics_history import NoHistory, read_history
+    from mimo_launch.train.metrics_file import NoHistory, read_history
 
     console = console_of(ctx)
     if output is not None and output.suffix.lower() not in SUFFIXES:

@@ -2,7 +2,7 @@
 
 Decides: what is drawn and in which colour. A run has one colour in all panels, a module one dash; a
 run that is alone has a colour per module instead.
-Relies on: matplotlib, without its global state; `train.metrics_history` for curves.
+Relies on: matplotlib, without its global state; `train.metrics_file` for curves.
 Leaves: the page around the drawing to `page`.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mimo_launch.train.metrics_history import Curve, History, moving_average, thinned
+from mimo_launch.train.metrics_file import Curve, History, moving_average, thinned
 
 # Colours that can be told apart on white and on black.
 COLORS = (

@@ -1,14 +1,14 @@
 """A run in one row: how far it came, how well and how fast.
 
 Decides: the columns and their words.
-Relies on: `train.metrics_history`; the files of the run folder, each of which may be missing.
+Relies on: `train.metrics_file`; the files of the run folder, each of which may be missing.
 Leaves: drawing the table to `page`.
 """
 
 import math
 import statistics
 
-from mimo_launch.train.metrics_history import Curve, History
+from mimo_launch.train.metrics_file import Curve, History
 
 COLUMNS = (
     "run", "status", "steps", "last loss", "best loss", "last evaluation", "median tokens/s",

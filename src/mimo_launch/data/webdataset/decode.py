@@ -1,8 +1,11 @@
-"""Members of a sample as images and sound: their sizes from the header, and their contents.
+"""Members of a sample as images and sound: sizes from the header, contents, what encoders get.
 
-Decides: that an image stands upright and on white; which files are refused, whatever their names.
-Relies on: Pillow for images, soundfile for sound; each is imported when it is first needed.
-Leaves: what an encoder is given of them to `image_processing` and `log_mel`.
+Decides: that an image stands upright and on white; which files are refused, whatever their names;
+that resizing happens on 8-bit pixels, and arithmetic in float32 behind it, number for number as in
+transformers' Pillow processors.
+Relies on: Pillow for images, soundfile for sound; each is imported when it is first needed;
+`hugging_face.image_processor` for sizes.
+Leaves: what an encoder is given of sound to `log_mel`.
 """
 
 import io
@@ -16,9 +19,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.shard_patterns import AUDIO_SUFFIXES, IMAGE_FORMATS
+from mimo_launch.hugging_face.image_recipe import ImageRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,6 +38,7 @@ _DEEP_MODES = ("I", "F")
 _LEAST_HERTZ, _MOST_HERTZ = 4_000, 768_000
 # How decoders print a file in memory.
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
+Pixels = npt.NDArray[np.float32]
 
 
 def medium_of(suffix: str) -> Medium | None:
@@ -142,3 +148,58 @@ def _readable(suffix: str, what: str) -> Iterator[None]:
     except Exception as error:
         words = _ADDRESS.sub("", str(error)) or type(error).__name__
         raise BadSample(f"its .{suffix} is no {what} that can be read: {words}") from error
+
+
+def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
+    """Return an image as an encoder takes it, [channels, height, width].
+
+    Args:
+        image: Of mode "RGB", or "L" for one channel.
+        recipe: What is done to it.
+
+    Raises:
+        ImageTooThin: No size can be made of it.
+    """
+    if recipe.pad_square:
+        image = _pad_square(image, recipe.mean)
+    height, width = recipe.resized(image.height, image.width)
+    if recipe.resize is not None:
+        image = image.resize((width, height), resample=Image.Resampling(recipe.resample))
+    pixels = np.asarray(image)
+    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    if recipe.crop is not None:
+        pixels = _center_crop(pixels, *recipe.crop)
+    mean, std = (
+        np.asarray(each, dtype=np.float32)[:, None, None] for each in (recipe.mean, recipe.std)
+    )
+    # Scaled in double precision and rounded once, as the reference does.
+    scaled = (pixels * np.float64(recipe.scale)).astype(np.float32)
+    return np.ascontiguousarray((scaled - mean) / std)
+
+
+def _pad_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
+    """Return the image in the middle of a square of the mean colour."""
+    side = max(image.size)
+    color = tuple(int(each * 255) for each in mean)
+    square = Image.new(image.mode, (side, side), color)
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
+
+
+def _center_crop(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Return the middle of an image [channels, y, x]; black where it has no pixels."""
+    found = np.zeros((len(pixels), height, width), dtype=pixels.dtype)
+    from_y, to_y = _overlap(pixels.shape[1], height)
+    from_x, to_x = _overlap(pixels.shape[2], width)
+    found[:, to_y, to_x] = pixels[:, from_y, from_x]
+    return found
+
+
+def _overlap(have: int, want: int) -> tuple[slice, slice]:
+    """Return which part of `have` pixels stands where among `want`."""
+    if have >= want:
+        first = (have - want) // 2
+        return slice(first, first + want), slice(0, want)
+    # The odd pixel of the border stands before the image, as in the reference.
+    first = math.ceil((want - have) / 2)
+    return slice(0, have), slice(first, first + have)

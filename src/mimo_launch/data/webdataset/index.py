@@ -2,7 +2,7 @@
 
 Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
 that ask for it wait for a lock that goes with its holder.
-Relies on: `indexer_pool` for samples, `index_columns` for files; renaming a folder is atomic.
+Relies on: `indexer` for samples, `index_columns` for files; renaming a folder is atomic.
 Leaves: samples of an index to `samples`.
 """
 
@@ -32,8 +32,7 @@ from mimo_launch.data.webdataset.index_columns import (
     read_meta,
     write_bad,
 )
-from mimo_launch.data.webdataset.indexer import Looker
-from mimo_launch.data.webdataset.indexer_pool import looked_at
+from mimo_launch.data.webdataset.indexer import Looker, looked_at
 from mimo_launch.hugging_face.tokenizer import TOKENIZER, chat_sources, special_texts
 from mimo_launch.spec.model import WebdatasetData
 

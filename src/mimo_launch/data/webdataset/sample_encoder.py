@@ -18,9 +18,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
-from mimo_launch.data.webdataset.chat_template import ChatFormats
+from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode import Medium
-from mimo_launch.data.webdataset.jinja import TemplateRefused
 from mimo_launch.data.webdataset.media_rows import Intake
 from mimo_launch.data.webdataset.records import Message, Part, Record
 from mimo_launch.data.webdataset.template_marks import Spans

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.jinja import BLOCK, END_BLOCK
+from mimo_launch.data.webdataset.chat_template import BLOCK, END_BLOCK
 from mimo_launch.data.webdataset.records import REASONING
 
 # The n-th piece has the n-th character of these planes in front of it and behind it. No text has

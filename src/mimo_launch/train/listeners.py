@@ -1,0 +1,255 @@
+"""Where metrics go besides `metrics.jsonl`: TensorBoard and Weights & Biases.
+
+Decides: which listeners `log` asks for; that one that fails is reported once, hears no more and
+does not stop the run; the names of the curves: what exists once is under `train/`, `eval/` and
+`checkpoint/`, what each module has under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/` and
+`zero_grads/`, with the module's name. A resumed run continues its curves: TensorBoard is told to
+hide what an earlier process wrote of the same steps, W&B gets the id that is kept in the run
+folder. A W&B server out of reach means offline files and no error; neither code, nor git state, nor
+console output is sent.
+Relies on: the packages `tensorboard` and `wandb`, without which `checks.packages` refuses a spec,
+and a login that the user has made (`wandb login`, WANDB_API_KEY).
+Leaves: `metrics.jsonl` and the console, which every run has, to `launcher` and `cli`; sending
+offline files to `wandb sync`.
+"""
+
+import re
+import secrets
+from pathlib import Path
+from typing import Any, Protocol
+
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.model import Spec, WandbSpec
+from mimo_launch.train.events import (
+    CheckpointSaved,
+    EvalFinished,
+    Event,
+    Listener,
+    ListenerFailed,
+    Reading,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+    StepFinished,
+)
+
+FOLDER = "tensorboard"
+# A killed run loses at most this much of its curves; metrics.jsonl loses nothing.
+_FLUSH_SECONDS = 10
+NAME = "Weights & Biases"
+ID_FILE = "wandb-id"
+
+# All ranks wait in their first collective while rank 0 logs in, and leave together at the end.
+_SETTINGS = {
+    "init_timeout": 30,
+    "finish_timeout": 120,
+    "console": "off",
+    "disable_git": True,
+    "disable_code": True,
+    "silent": True,
+}
+
+
+class Closable(Protocol):
+    """A listener that holds a file or a connection."""
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event."""
+
+    def close(self) -> None:
+        """Finish; no event comes after."""
+
+
+class Guarded:
+    """Passes events on to a listener until it fails; then `tell` hears why, once."""
+
+    def __init__(self, name: str, listener: Closable, tell: Listener) -> None:
+        self._name, self._listener, self._tell = name, listener, tell
+        self._failed = False
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on."""
+        if self._failed:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:
+            self._fail(error, "it gets no more numbers of this run; training goes on")
+
+    def close(self) -> None:
+        """Close the listener, also one that failed: it may hold a process or a file."""
+        try:
+            self._listener.close()
+        except Exception as error:
+            if not self._failed:
+                self._fail(error, "its last numbers may be missing")
+
+    def _fail(self, error: Exception, effect: str) -> None:
+        # First of all: `tell` calls this listener, too.
+        self._failed = True
+        self._tell(ListenerFailed(listener=self._name, reason=reason_of(error), effect=effect))
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """Return the curves that an event has a point of; most events have none."""
+    match event:
+        case StepFinished():
+            return _of_step(event)
+        case EvalFinished(eval_loss=loss, digit_accuracy=accuracy):
+            share = {} if accuracy is None else {"eval/digit_accuracy": accuracy}
+            return {"eval/loss": loss, **share}
+        case CheckpointSaved():
+            return {
+                "checkpoint/seconds": event.seconds,
+                "checkpoint/stall_s": event.stall_s,
+                "checkpoint/bytes": event.num_bytes,
+            }
+        case _:
+            return {}
+
+
+def _of_step(event: StepFinished) -> dict[str, float]:
+    return {
+        "train/loss": event.loss,
+        **({} if event.aux_loss is None else {"train/aux_loss": event.aux_loss}),
+        "train/grad_norm": event.grad_norm,
+        "train/tokens_per_s": event.tokens_per_s,
+        "train/skipped": float(event.skipped),
+        "train/bad_samples": float(event.bad_samples),
+        **{f"grad_norm/{name}": norm for name, norm in event.grad_norms.items()},
+        **{f"lr/{name}": rate for name, rate in event.lrs.items()},
+        **{f"imbalance/{name}": each.after for name, each in event.imbalance.items()},
+        **{f"imbalance_before/{name}": each.before for name, each in event.imbalance.items()},
+        **({} if event.reading is None else _of_reading(event.reading)),
+        **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
+    }
+
+
+def _of_reading(reading: Reading) -> dict[str, float]:
+    return {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
+
+
+class TensorBoardListener:
+    """Listener that writes into `tensorboard/` of the run folder."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._writer: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Write the points of an event."""
+        match event:
+            case RunStarted():
+                self._open(event.first_step)
+            case StepFinished() | EvalFinished() | CheckpointSaved():
+                for name, value in scalars(event).items():
+                    self._writer.add_scalar(name, value, event.step)
+
+    def _open(self, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # An evaluation or a checkpoint after `first_step` steps belongs to the earlier process.
+        self._writer = SummaryWriter(
+            str(self._folder), purge_step=first_step + 1, flush_secs=_FLUSH_SECONDS
+        )
+
+    def close(self) -> None:
+        """Write what is still in memory, and close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbListener:
+    """Listener that keeps one W&B run; `tell` hears of a server that cannot be reached."""
+
+    def __init__(self, spec: Spec, wanted: WandbSpec, run_dir: Path, tell: Listener) -> None:
+        self._spec, self._wanted, self._run_dir, self._tell = spec, wanted, run_dir, tell
+        self._run: Any = None
+        self._exit_code = 1
+
+    def __call__(self, event: Event) -> None:
+        """Report the points of an event."""
+        match event:
+            case RunStarted():
+                self._open()
+            case StepFinished() | EvalFinished():
+                # A resumed run repeats steps that W&B has and that it cannot take back.
+                if event.step >= self._run.step:
+                    self._run.log(scalars(event), step=event.step)
+            case CheckpointSaved():
+                # Written beside training: steps after it have been reported by now.
+                self._run.log(scalars(event), step=max(event.step, self._run.step))
+            case RunFinished():
+                self._exit_code = 0
+            case RunStopped():
+                self._exit_code = 128 + event.signal
+
+    def _open(self) -> None:
+        import wandb
+
+        if self._wanted.mode == "online":
+            try:
+                self._run = self._init("online")
+            except Exception as error:
+                # Frees the id, which the failed run still holds.
+                wandb.teardown()
+                folder = self._run_dir / "wandb"
+                effect = f"its files are written to {folder}; send them with `wandb sync`"
+                self._tell(ListenerFailed(listener=NAME, reason=reason_of(error), effect=effect))
+        if self._run is None:
+            self._run = self._init("offline")
+
+    def _init(self, mode: str) -> Any:
+        import wandb
+
+        # A timeout that this version of wandb does not have is not worth a failure.
+        known = wandb.Settings()
+        return wandb.init(
+            project=self._wanted.project,
+            entity=self._wanted.entity,
+            mode=mode,
+            name=self._spec.name,
+            id=run_id(self._run_dir),
+            resume="allow",
+            dir=str(self._run_dir),
+            config=dump_spec(self._spec),
+            settings=wandb.Settings(**{k: v for k, v in _SETTINGS.items() if hasattr(known, k)}),
+        )
+
+    def close(self) -> None:
+        """Send what is left, and say how the run ended."""
+        if self._run is None:
+            return
+        import wandb
+
+        self._run.finish(exit_code=self._exit_code)
+        # Its process writes the last points after `finish` has returned; a worker of torch elastic
+        # may leave without the exit handlers that would wait for it.
+        wandb.teardown()
+
+
+def run_id(run_dir: Path) -> str:
+    """Return the id that W&B knows this run folder by; the first call makes it up."""
+    path = run_dir / ID_FILE
+    found = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    if re.fullmatch(r"[a-z0-9]+", found):
+        return found
+    made = secrets.token_hex(8)
+    path.write_text(made + "\n", encoding="utf-8")
+    return made
+
+
+def listeners_of(spec: Spec, run_dir: Path, tell: Listener) -> list[Guarded]:
+    """Return what `log` asks for. None of them raises; `tell` hears of a first failure."""
+    found = []
+    if spec.log.tensorboard:
+        found.append(Guarded("TensorBoard", TensorBoardListener(run_dir), tell))
+    if spec.log.wandb is not None:
+        listener = WandbListener(spec, spec.log.wandb, run_dir, tell)
+        found.append(Guarded(NAME, listener, tell))
+    return found

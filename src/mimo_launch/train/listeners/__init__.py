@@ -1,1 +1,0 @@
-"""Other places that metrics go to, as the spec's `log` section says."""
