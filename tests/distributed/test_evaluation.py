@@ -12,6 +12,9 @@ from tests.distributed.test_topologies import load, run_steps
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.random_draws import Split
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
@@ -105,3 +108,35 @@ def test_samples_weigh_the_same_whatever_batch_they_are_in() -> None:
     small, large = found
     assert small.eval_loss == pytest.approx(large.eval_loss, rel=1e-12)
     assert (small.digit_accuracy, small.samples) == (large.digit_accuracy, large.samples)
+
+
+class WithAnswers:
+    """A data set whose held-out labels are answers, which token 1 ends."""
+
+    answer_end = 1
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def answer(self, split: Split, index: int) -> tuple[int, ...]:
+        """Return the last three labels."""
+        labels = self._dataset.text(split, index)[1]
+        return tuple(labels[labels != IGNORE_LABEL][-3:].tolist())
+
+
+def accuracy_of_any_answers(made: Spec) -> float | None:
+    with RankSession(Plan.of(made), randomise=True) as session:
+        dataset = WithAnswers(build_dataset(made))
+        reader = StepReader(session, dataset, RunState(), lambda event: None)
+        return evaluate(session, reader, 4, 1).digit_accuracy
+
+
+def test_any_data_set_that_has_answers_is_scored() -> None:
+    model = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 8}
+    made = spec({"language": box(0, model=model)}, batch={"global": 2, "seq": 32})
+    [accuracy] = run_ranks(accuracy_of_any_answers, made, world_size=1)
+    assert accuracy is not None
+    assert 0 <= accuracy <= 1

@@ -90,7 +90,8 @@ def test_a_strip_shows_the_digits_of_its_labels(split, patches):
         _, labels = dataset.text(split, index)
         target = labels[labels != tok.IGNORE_LABEL]
         assert target[-1] == tok.EOS
-        assert dataset.answer(split, index) == tuple(target[:-1])
+        scored = not patches or dataset.describe(split, index).spans
+        assert dataset.answer(split, index) == (tuple(target[:-1]) if scored else ())
         for number, patch in enumerate(patches):
             for strip in dataset.images(split, index, f"eye{number}"):
                 (span,) = dataset.describe(split, index).spans[f"eye{number}"]
@@ -106,7 +107,7 @@ def test_strips_have_the_written_form():
     for index in range(300):
         tokens, labels = dataset.text("train", index)
         described = dataset.describe("train", index)
-        answer = list(dataset.answer("train", index))
+        answer = labels[labels != tok.IGNORE_LABEL][:-1].tolist()
         digits = [token - tok.FIRST_DIGIT for token in answer]
         seen.add(len(digits))
         middle = [tok.FIRST_WORD + d for d in digits]

@@ -16,7 +16,7 @@ from mimo_launch.cli.data.text import record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of
-from mimo_launch.kinds.vocabulary import placeholder_id
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.sample_owners import imbalance
 from mimo_launch.spec.model import Spec
@@ -133,7 +133,8 @@ def test_a_record_is_shown_as_the_model_sees_it() -> None:
     assert [record.name for record in shown.records] == [f"record {strip}", f"record {words}"]
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     for record, index in zip(shown.records, (strip, words), strict=True):
-        answer = [token - 4 for token in dataset.answer("train", index)]
+        _, labels = dataset.text("train", index)
+        answer = [int(token) - 4 for token in labels[labels != IGNORE_LABEL][:-1]]
         said = "<bos> " + (
             f"<vision 2 x {2 * len(answer)}: {4 * len(answer)} rows>"
             if index == strip

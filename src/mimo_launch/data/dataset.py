@@ -33,6 +33,11 @@ class Dataset(Protocol):
     that read a record raise BadSample; an OSError, EOFError or ValueError counts as one.
     """
 
+    @property
+    def answer_end(self) -> int | None:
+        """Token that ends an answer, if evaluation is to decode answers and score them."""
+        ...
+
     def num_samples(self, split: Split) -> int:
         """Number of samples: one epoch for "train"."""
         ...

@@ -103,6 +103,8 @@ class _Shape:
 class DigitStrips:
     """The `digits` data set; see `dataset.Dataset` for what the methods return."""
 
+    answer_end = EOS
+
     def __init__(self, spec: Spec, data: DigitsData) -> None:
         """Prepare the index.
 
@@ -193,7 +195,10 @@ class DigitStrips:
         return np.zeros(self._seq, dtype=np.int64)
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Token ids of the digits, from left to right."""
+        """Token ids of the digits, from left to right; words beside images are not scored."""
+        _, shape = self._look_up(split, index)
+        if self._models and not shape.spans:
+            return ()
         digits = self._digits(self.strip(split, index))
         return tuple((FIRST_DIGIT + digits).tolist())
 

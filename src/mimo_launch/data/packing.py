@@ -3,7 +3,7 @@
 Decides: the heuristic; that each record is a document of its own, or several, and that padding and
 records left out belong to the document before them; a gap at the very front is a document of its
 own, which nothing attends to.
-Relies on: the DataPlan for where a record begins.
+Relies on: the StepData for where a record begins.
 Leaves: which records are packed together, and the order of packs, to `sample_order`.
 
 Best fit decreasing: the longest record first, each into the fullest sequence that has room. In the

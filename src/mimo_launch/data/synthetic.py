@@ -44,6 +44,8 @@ _WORDS_PER_IMAGE = 5
 class SyntheticSamples:
     """The `synthetic` data set; see `dataset.Dataset` for what the methods return."""
 
+    answer_end = None
+
     def __init__(self, spec: Spec, data: SyntheticData) -> None:
         """Prepare the index.
 

@@ -65,8 +65,11 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalFinished:
-    """One evaluation after `step` steps. `digit_accuracy` is the share of the digits in held-out
-    images that greedy decoding, fed by its own answers, gets right at their place."""  # noqa: D205, D209
+    """One evaluation after `step` steps.
+
+    `digit_accuracy` is the share of the tokens of held-out answers (digits in images, in the data
+    set of that name) that greedy decoding, fed by its own answers, gets right at their place.
+    """
 
     step: int
     eval_loss: float

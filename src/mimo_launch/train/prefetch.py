@@ -69,8 +69,8 @@ class StepReader:
         """Create the group of the agreements. Ranks: collective over the world."""
         self.dataset = dataset
         self._session, self._state, self._emit = session, state, emit
-        # Answers are decoded and judged in evaluation, for data that have any.
-        self._decodes: set[Split] = {"heldout"} if session.spec.data.kind == "digits" else set()
+        # Evaluation decodes and scores answers, of data that have any.
+        self._decodes: set[Split] = set() if dataset.answer_end is None else {"heldout"}
         self._known: set[int] = set()
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")

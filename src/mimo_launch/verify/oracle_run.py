@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.data.sample_order import global_order, heldout_batches, records_of, steps_of
-from mimo_launch.kinds.vocabulary import EOS, IGNORE_LABEL, PAD
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.spec.model import CustomModel, LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_layers import Load
@@ -169,25 +169,23 @@ def _decays(oracle: Oracle, name: str) -> bool:
 
 
 def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
-    """Return the mean loss over all held-out labels, and the share of digits said right."""
+    """Return the mean loss over all held-out labels, and the share of answers said right."""
     dataset, spec = oracle.dataset, oracle.spec
     batches = heldout_batches(samples, spec.batch.global_, dataset.num_samples("heldout"))
-    loss, labels, right, digits = 0.0, 0, 0, 0
+    loss, labels, right, total, end = 0.0, 0, 0, 0, dataset.answer_end
     with torch.no_grad():
         for index in (index for batch in batches for index in batch):
             own, num = oracle.record_loss("heldout", index, Load())
             loss, labels = loss + float(own), labels + num
-            if spec.data.kind == "digits" and (
-                not spec.encoders or dataset.describe("heldout", index).spans
-            ):
+            if end is not None:
                 answer = dataset.answer("heldout", index)
-                said = _say(oracle, index, len(answer))
+                said = _say(oracle, index, len(answer), end)
                 right += sum(a == b for a, b in zip(said, answer, strict=False))
-                digits += len(answer)
-    return RightEvaluation(loss / labels, right / digits if digits else None)
+                total += len(answer)
+    return RightEvaluation(loss / labels, right / total if total else None)
 
 
-def _say(oracle: Oracle, index: int, most: int) -> list[int]:
+def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:
     """Return what a model says of a held-out sample: the likeliest token, time after time."""
     tokens, labels = (torch.from_numpy(x) for x in oracle.dataset.text("heldout", index))
     last = int((labels != IGNORE_LABEL).nonzero()[0])
@@ -195,7 +193,7 @@ def _say(oracle: Oracle, index: int, most: int) -> list[int]:
     said: list[int] = []
     while len(said) < most:
         choice = int(oracle.logits("heldout", index, tokens, Load())[last].argmax())
-        if choice == EOS:
+        if choice == end:
             break
         said.append(choice)
         last += 1

@@ -172,6 +172,8 @@ class OpenSplit:
 class ShardSamples:
     """Samples by index; see `dataset.Dataset` for what the methods return."""
 
+    answer_end = None
+
     def __init__(self, spec: Spec, data: WebdatasetData, say: Say = lambda progress: None) -> None:
         """Open the index, or make it; `say` hears of the making.
 
