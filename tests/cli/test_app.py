@@ -43,7 +43,7 @@ def test_our_own_fault_is_told_apart(run_cli: Cli, monkeypatch: pytest.MonkeyPat
     def broken(*args: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("mimo_launch.checks.memory.load_and_check", broken)
+    monkeypatch.setattr("mimo_launch.checks.load_and_check.load_and_check", broken)
     code, out, err = run_cli("validate valid.yaml")
     assert (code, out) == (1, "")
     assert err.startswith("internal error: ZeroDivisionError: planted\n")
@@ -67,7 +67,7 @@ def test_interrupt_exits_with_130(run_cli: Cli, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mimo_launch.checks.memory.load_and_check", interrupted)
+    monkeypatch.setattr("mimo_launch.checks.load_and_check.load_and_check", interrupted)
     assert run_cli("validate valid.yaml")[0] == 130
 
 
@@ -82,7 +82,7 @@ def test_an_interrupt_that_became_another_error_is_no_fault_of_ours(
         setattr(error, link, KeyboardInterrupt())
         raise RuntimeError("no such backend") from error
 
-    monkeypatch.setattr("mimo_launch.checks.memory.load_and_check", interrupted)
+    monkeypatch.setattr("mimo_launch.checks.load_and_check.load_and_check", interrupted)
     code, _, err = run_cli("validate valid.yaml")
     assert code == 130
     assert "internal error" not in err

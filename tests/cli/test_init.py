@@ -10,8 +10,7 @@ import pytest
 from tests.support.exports import header_only, llava_folder
 from tests.support.shards import sample, tokenizer_folder, write_shard
 
-from mimo_launch.checks.all_checks import Checked
-from mimo_launch.checks.memory import load_and_check
+from mimo_launch.checks.load_and_check import Checked, load_and_check
 
 Cli = Callable[[str], tuple[int, str, str]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.exports import digits_run, header_only, llava_folder
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 
 Cli = Callable[[str], tuple[int, str, str]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]

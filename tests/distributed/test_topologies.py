@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.support.proof import failures, verdicts
 
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan

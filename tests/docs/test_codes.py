@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.memory import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.diag.codes import all_codes
 from mimo_launch.spec.reference import reference
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.app import run
 from mimo_launch.drawing.report import build_report
 from mimo_launch.plan.plan import Plan

@@ -10,7 +10,7 @@ import pytest
 from tests.docs.test_docs import ROOT, write_files
 from tests.support.proof import failures, verdicts
 
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_stages import build_own_stage, whole_stage
 from mimo_launch.spec.model import Spec

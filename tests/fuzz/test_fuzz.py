@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.support.mutations import mutated
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec, WebdatasetData
@@ -87,7 +87,7 @@ def try_batch(numbers: range, folder: Path, pipe: Any) -> None:
 
 def outcomes(folder: Path) -> list[Outcome]:
     """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
-    import mimo_launch.checks.memory
+    import mimo_launch.checks.load_and_check
     import mimo_launch.cli.plan.tables
     import mimo_launch.drawing.json_text  # noqa: F401
 

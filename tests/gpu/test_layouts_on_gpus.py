@@ -15,7 +15,7 @@ from tests.support.gpu_ranks import NUM_DEVICES, SIZES, TIMEOUT_SECONDS
 from tests.support.proof import failures
 from tests.support.specs import brief, layout_specs
 
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.run_on_ranks import RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import Spec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.headers import NO_TENSORS, tensors_of_one
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
@@ -208,7 +208,7 @@ def test_validate_reads_the_config_without_torch(tmp_path: Path) -> None:
     found(tmp_path / "model", CONFIG)
     code = (
         "import sys\n"
-        "from mimo_launch.checks.all_checks import check_text\n"
+        "from mimo_launch.checks.load_and_check import check_text\n"
         f"assert check_text({TEXT.replace('FOLDER', str(tmp_path / 'model'))!r}).spec is not None\n"
         "assert not {'torch', 'safetensors', 'transformers'} & set(sys.modules)\n"
     )

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.checks import backends, packages, shards
-from mimo_launch.checks.all_checks import check, check_text, load_and_check
+from mimo_launch.checks import packages
+from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.load_and_check import check_text, load_and_check
 from mimo_launch.cli.report.command import REQUIREMENT
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,6 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     assert extras["tensorboard"] == [packages.TENSORBOARD]
     assert extras["wandb"] == [packages.WANDB]
-    assert extras["data"] == list(shards.PACKAGES.values())
+    assert extras["data"] == list(packages.SHARD_PACKAGES.values())
     assert extras["report"] == [REQUIREMENT]
-    assert backends.REQUIREMENT in extras["gpu"]
+    assert packages.TRANSFORMER_ENGINE in extras["gpu"]

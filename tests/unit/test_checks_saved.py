@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.checks.all_checks import Checked, check_text
+from mimo_launch.checks.load_and_check import Checked, check_text
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.verify.shrink import shrink

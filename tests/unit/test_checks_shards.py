@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_shard
 
-from mimo_launch.checks.all_checks import check_text
-from mimo_launch.checks.shards import PACKAGES
+from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.checks.packages import SHARD_PACKAGES
 from mimo_launch.data.sample_sizes import largest_image, longest_sample, nominal_step_data
 from mimo_launch.data.shard_patterns import shard_files
 from mimo_launch.diag.diagnostic import Diagnostic
@@ -139,7 +139,7 @@ def test_a_missing_package_is_found(
     monkeypatch.setitem(sys.modules, package, None)
     (only,) = found(text)
     assert only.code == "missing-package"
-    assert only.help == f"pip install '{PACKAGES[package]}'", "we are in no index of packages"
+    assert only.help == f"pip install '{SHARD_PACKAGES[package]}'", "we are in no index of packages"
 
 
 def test_plan_knows_sizes_without_looking_at_samples(text: str, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_validate_stays_fast_and_light(text: str, tmp_path: Path) -> None:
     """No torch, no decoder, no tokenizer library; half a second with Python's own start."""
     (tmp_path / "spec.yaml").write_text(text)
     code = (
-        "import sys; from mimo_launch.checks.all_checks import load_and_check as c;"
+        "import sys; from mimo_launch.checks.load_and_check import load_and_check as c;"
         f"assert c({str(tmp_path / 'spec.yaml')!r}).diagnostics == ();"
         "bad = {'torch', 'PIL', 'tokenizers', 'webdataset', 'numpy'} & set(sys.modules);"
         "assert not bad, bad"

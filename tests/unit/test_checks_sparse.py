@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.test_spec_fuzz import VALUES, assert_drawn, assert_sound, paths, put
 
-from mimo_launch.checks.all_checks import check, check_text
+from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.spec.load import dump_spec, load_text
 
 SPEC = """

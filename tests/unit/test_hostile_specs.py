@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.all_checks import Checked, check_text, load_and_check
+from mimo_launch.checks.load_and_check import Checked, check_text, load_and_check
 from mimo_launch.data.shard_patterns import MAX_FILES, PatternError, shard_files
 from mimo_launch.diag.text import render, to_json
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.cli.app import run
 from mimo_launch.cli.launch.origin import Origin, node_place, origin_of
 from mimo_launch.launcher.torchrun_slurm import (

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.support.programs import layout_of, texts, with_program
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.headers import NO_TENSORS
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.hugging_face import qwen2_vl
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.model import DecoderModel, VitModel

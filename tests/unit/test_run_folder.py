@@ -6,7 +6,7 @@ from shutil import disk_usage
 import pytest
 
 from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
-from mimo_launch.checks.all_checks import load_and_check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.host_resources import lacks_room, num_added
 from mimo_launch.launcher.run_folder import (
     NothingToResume,

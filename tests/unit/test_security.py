@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 
 ROOT = Path(__file__).parents[2]
 SPEC = (ROOT / "tests" / "fixtures" / "tiny_train.yaml").read_text(encoding="utf-8")

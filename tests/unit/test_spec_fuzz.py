@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.checks.all_checks import check, check_text
+from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.diag.codes import all_codes
 from mimo_launch.diag.text import render, to_json
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.checks.all_checks import Checked, check_text
+from mimo_launch.checks.load_and_check import Checked, check_text
 from mimo_launch.spec.load import load_text
 
 VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")

@@ -1,39 +1,30 @@
-"""The one way in: a file, or a spec, and everything that is wrong with it.
+"""Every rule for a spec, in one table.
 
 Decides: which checks run, in which order, and which make others moot.
-Relies on: the rules of the other files; `spec.load` for the file.
-Leaves: showing the findings to `diag.text`.
+Relies on: the rules of the other files.
+Leaves: reading the file, and whether ranks fit into memory, to `load_and_check`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 from mimo_launch.checks import (
-    audio,
     backends,
     batch,
     custom,
     data,
-    earlier_runs,
     experts,
-    fp8,
-    hugging_face,
     hybrid,
+    init_from,
     packages,
-    placeholders,
+    positions,
     ranks,
-    rotary,
     schedules,
     shards,
     training_settings,
+    vocabulary,
     widths,
 )
 from mimo_launch.checks.rule import ModuleRule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.diag.places import Source
-from mimo_launch.spec.load import Loaded, load_spec, load_text
-from mimo_launch.spec.model import MissingPartError, Spec
+from mimo_launch.spec.model import Spec
 
 _GRID = ("grid-size-mismatch",)
 _ORDER = ("order-not-permutation",)
@@ -68,9 +59,9 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(widths.heads_over_kv_heads),
     ModuleRule(widths.heads_over_tp),
     ModuleRule(widths.kv_heads_over_tp, needs=_HEADS),
-    ModuleRule(rotary.head_size_even, needs=_HEADS),
-    ModuleRule(rotary.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
-    ModuleRule(rotary.scaling_in_order),
+    ModuleRule(positions.head_size_even, needs=_HEADS),
+    ModuleRule(positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
+    ModuleRule(positions.scaling_in_order),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),
@@ -78,15 +69,15 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(experts.choices_of_experts),
     ModuleRule(experts.layers_have_experts),
     ModuleRule(widths.vocab_over_tp, needs=("no-language-module", *_ROLE)),
-    ModuleRule(widths.hidden_holds_positions, needs=_HEADS),
-    ModuleRule(widths.heads_hold_places, needs=_HEADS),
-    ModuleRule(widths.learned_positions_have_grid),
-    ModuleRule(widths.class_token_has_place),
+    ModuleRule(positions.hidden_holds_positions, needs=_HEADS),
+    ModuleRule(positions.heads_hold_places, needs=_HEADS),
+    ModuleRule(positions.learned_positions_have_grid),
+    ModuleRule(positions.class_token_has_place),
     ModuleRule(hybrid.mamba_has_sizes),
     ModuleRule(hybrid.mamba_heads_over_groups),
     ModuleRule(hybrid.mamba_over_grid, needs=("mamba-heads-over-groups",)),
-    ModuleRule(audio.hidden_holds_sinusoids, needs=_HEADS),
-    ModuleRule(audio.frames_are_whole_rows),
+    ModuleRule(positions.hidden_holds_sinusoids, needs=_HEADS),
+    ModuleRule(data.frames_are_whole_rows),
     SpecRule(batch.batch_splits),
     SpecRule(batch.groups_split, needs=_BATCH),
     ModuleRule(batch.encoder_share_is_even, needs=(*_BATCH, "encoder-microbatches-uneven")),
@@ -101,21 +92,23 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     ModuleRule(data.patch_divides_digit),
     ModuleRule(data.shuffle_tiles_images, needs=("patch-over-digit",)),
     ModuleRule(data.channels_fit_digits),
-    ModuleRule(audio.digits_are_seen),
-    ModuleRule(audio.clips_hold_a_row, needs=("frames-over-rows",)),
-    SpecRule(data.vocab_holds_tokens),
-    SpecRule(shards.shard_packages_installed),
+    ModuleRule(data.digits_are_seen),
+    ModuleRule(data.clips_hold_a_row, needs=("frames-over-rows",)),
+    SpecRule(vocabulary.vocab_holds_tokens),
+    SpecRule(packages.shard_packages_installed),
     SpecRule(shards.shards_are_there, needs=_PACKAGES),
-    SpecRule(shards.tokenizer_is_usable),
-    SpecRule(shards.vocab_holds_tokenizer, needs=("tokenizer-not-usable", "no-language-module")),
+    SpecRule(vocabulary.tokenizer_is_usable),
+    SpecRule(
+        vocabulary.vocab_holds_tokenizer, needs=("tokenizer-not-usable", "no-language-module")
+    ),
     ModuleRule(
-        shards.placeholder_is_token,
+        vocabulary.placeholder_is_token,
         needs=("tokenizer-not-usable", "placeholder-outside-vocab", "setting-without-effect"),
     ),
     ModuleRule(shards.processor_is_understood),
     SpecRule(shards.processors_have_encoders),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS)),
-    ModuleRule(placeholders.placeholder_is_free, needs=(*_ROLE, "vocab-too-small")),
+    ModuleRule(vocabulary.placeholder_is_free, needs=(*_ROLE, "vocab-too-small")),
     SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_ROLE)),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
@@ -131,76 +124,26 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(training_settings.optimizer_settings_used),
     SpecRule(training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
-    SpecRule(audio.frame_limits_used),
+    SpecRule(data.frame_limits_used),
     ModuleRule(training_settings.vision_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
-    ModuleRule(fp8.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")),
-    ModuleRule(earlier_runs.init_from_is_checkpoint),
-    ModuleRule(earlier_runs.init_from_is_same_model),
-    ModuleRule(hugging_face.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")),
-    ModuleRule(earlier_runs.init_partial_used),
+    ModuleRule(
+        backends.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")
+    ),
+    ModuleRule(init_from.init_from_is_checkpoint),
+    ModuleRule(init_from.init_from_is_same_model),
+    ModuleRule(init_from.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")),
+    ModuleRule(init_from.init_partial_used),
     SpecRule(packages.log_packages_installed),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A spec that passed every check, or None; warnings do not count. Findings in file order."""
-
-    spec: Spec | None
-    diagnostics: tuple[Diagnostic, ...]
-    source: Source
-
-
-def load_and_check(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    world: int | None = None,
-    *,
-    runs_here: bool = False,
-) -> Checked:
-    """Read a file, apply `path=value` overrides and run every check.
-
-    With `runs_here` the backends must be installed, too.
-    """
-    return _checked(load_spec(path, overrides), world, runs_here=runs_here)
-
-
-def check_text(
-    text: str, name: str = "<text>", overrides: Sequence[str] = (), world: int | None = None
-) -> Checked:
-    """Do the same for a text that is already in memory."""
-    return _checked(load_text(text, name, overrides), world, runs_here=False)
-
-
 def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
-    """Return the findings about a spec, or about the sound parts of one, in table order."""
-    findings = run_rules(spec, RULES)
+    """Return the findings about a spec, or about the sound parts of one, in table order.
+
+    With `world` the job must have exactly the ranks that the spec names.
+    """
+    rules = RULES
     if world is not None:
-        findings += _world(spec, world, "the job has")
-    return tuple(dict.fromkeys(findings))
-
-
-def check_world(spec: Spec, nproc: int, nnodes: int = 1) -> tuple[Diagnostic, ...]:
-    """Return the findings when `nproc` processes on each of `nnodes` hosts are to run a spec."""
-    product = f"{nproc} * {nnodes} = " if nnodes > 1 else ""
-    words = f"--nproc {nproc}" + (f" --nnodes {nnodes}" if nnodes > 1 else "")
-    return tuple(_world(spec, nproc * nnodes, f"{words} ({product}{nproc * nnodes}) gives"))
-
-
-def _world(spec: Spec, world: int, words: str) -> Iterator[Diagnostic]:
-    try:
-        yield from ranks.world_fits(spec, world, words)
-    except MissingPartError:
-        return
-
-
-def _checked(loaded: Loaded, world: int | None, *, runs_here: bool) -> Checked:
-    found = loaded.diagnostics
-    if loaded.partial is not None:
-        found += check(loaded.partial, world=world)
-    if loaded.spec is not None and runs_here:
-        found += tuple(backends.backends_are_here(loaded.spec))
-    found = loaded.source.sorted(found)
-    is_valid = loaded.spec is not None and not any(item.is_error for item in found)
-    return Checked(loaded.spec if is_valid else None, found, loaded.source)
+        rules += (SpecRule(lambda each: ranks.world_fits(each, world)),)
+    return tuple(dict.fromkeys(run_rules(spec, rules)))

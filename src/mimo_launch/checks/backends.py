@@ -1,32 +1,32 @@
-"""Checks of the library that provides a module's layers.
+"""Checks of the library that provides a module's layers, and of products in 8 bits.
 
-Decides: what Transformer Engine is asked for and cannot do; what is known of it without importing
-it.
+Decides: what Transformer Engine is asked for and cannot do; which sizes 8-bit products take.
 Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and
-a ring that cuts each document into chunks of its own.
-Leaves: whether it works on a host to the workers, who import it.
+a ring that cuts each document into chunks of its own; cuBLASLt, whose 8-bit products want every
+size in steps of 16.
+Leaves: whether it is installed to `packages`, whether it works on a host to the workers, whether
+GPUs multiply in 8 bits to `launcher.gpus`.
 """
 
 from collections.abc import Iterator
 
-from mimo_launch.checks.packages import is_installed
+from mimo_launch.checks.packages import ENGINE
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
     DecoderModel,
     HybridModel,
     LanguageModel,
+    ModuleSpec,
     Spec,
     SyntheticData,
     VitModel,
 )
 
-ENGINE = "transformer_engine"
-# The bounds of an extra in pyproject.toml, which a test compares.
-REQUIREMENT = "transformer-engine[pytorch]>=2.20"
 HEAD_STEP, LARGEST_HEAD = 8, 256
 
 
@@ -128,26 +128,6 @@ def _packs(spec: Spec) -> str:
     return "packing" if data.packing else ""
 
 
-def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
-    """Every backend is installed on the host that is to use it."""
-    for name, module in spec.modules.items():
-        if module.backend == ENGINE and not is_installed(ENGINE):
-            yield Diagnostic(
-                code="missing-package",
-                headline="`transformer-engine` is not installed",
-                path=_path(name),
-                why=f"`{name}` takes its layers from it",
-                help=f"pip install '{REQUIREMENT}', or use torch's layers with "
-                + torchs_layers(spec, name),
-            )
-
-
-def torchs_layers(spec: Spec, name: str) -> str:
-    """Return the options of the command line with which a module has torch's layers."""
-    eight_bits = "" if spec.modules[name].fp8 is None else f" --set modules.{name}.fp8=null"
-    return f"--set modules.{name}.backend=torch{eight_bits}"
-
-
 def _path(name: str) -> YamlPath:
     return ("modules", name, "backend")
 
@@ -159,5 +139,90 @@ def _cannot(name: str, what: str, why: str, help_: str, related: Related) -> Dia
         path=_path(name),
         why=why,
         help=f"{help_}, or `backend: torch`",
+        related=(related,),
+    )
+
+
+def fp8_can(spec: Spec, name: str) -> Findings:
+    """The backend multiplies in 8 bits, and all products have sizes that this takes."""
+    module = spec.modules[name]
+    if module.fp8 is None:
+        return
+    path = ("modules", name, "fp8")
+    if module.backend != ENGINE:
+        yield _cannot_in_8_bits(
+            name,
+            "the backend `torch` multiplies in 16 bits or more",
+            f"write `backend: {ENGINE}` beside it, or delete `fp8`",
+            Related(path=("modules", name, "backend"), label="torch's layers")
+            if "backend" in module.model_fields_set
+            else Related(path=path, label="needs another backend"),
+        )
+        return
+    if module.fp8.scaling == "current" and "amax_history" in module.fp8.model_fields_set:
+        yield _cannot_in_8_bits(
+            name,
+            "current scaling keeps no history",
+            "delete `amax_history`, or write `scaling: delayed`",
+            Related(path=(*path, "amax_history"), label="would have no effect"),
+        )
+    for what, size, where in _product_widths(module, name):
+        if size % FP8_STEP:
+            yield _cannot_in_8_bits(
+                name,
+                f"{what} of a tp rank are {size} numbers wide, and products in 8 bits take widths "
+                f"in steps of {FP8_STEP}",
+                "choose sizes that leave each tp rank such a multiple, or delete `fp8`",
+                Related(path=where, label=f"{size} for each tp rank"),
+            )
+    if name == LANGUAGE:
+        yield from _tokens_in_steps(spec, module)
+
+
+def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, YamlPath]]:
+    """Yield in words the sizes of a block's products along which they are cut or summed."""
+    model, tp = module.model, module.grid.tp
+    if isinstance(model, CustomModel | HybridModel):
+        return
+    path: YamlPath = ("modules", name, "model")
+    size, kv_heads = model.hidden // model.heads, model.heads
+    if isinstance(model, LanguageModel):
+        size, kv_heads = model.head_size, model.num_kv_heads
+    heads = model.heads // tp
+    yield "tokens", model.hidden, (*path, "hidden")
+    yield "heads", heads * size, (*path, "heads")
+    yield "heads, keys and values", (heads + 2 * max(1, kv_heads // tp)) * size, (*path, "heads")
+    mlp: YamlPath = (*path, "mlp" if "mlp" in model.model_fields_set else "hidden")
+    yield "inner MLPs", model.mlp_width // tp, mlp
+
+
+def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:
+    """Yield what is wrong with the number of tokens that a rank of language multiplies at once.
+
+    Lists of patches are padded instead.
+    """
+    grid = module.grid
+    held = spec.batch.global_ // (grid.dp * spec.schedule.microbatches) * spec.batch.seq // grid.cp
+    if module.sequence_parallel:
+        held //= grid.tp
+    if held % FP8_STEP:
+        yield _cannot_in_8_bits(
+            LANGUAGE,
+            f"a rank holds {held} tokens of a microbatch, and products in 8 bits take them in "
+            f"steps of {FP8_STEP}",
+            "choose `batch.seq` such that microbatch size x seq / cp"
+            + (" / tp" if module.sequence_parallel else "")
+            + f" is a multiple of {FP8_STEP}",
+            Related(path=("batch", "seq"), label=f"{held} tokens"),
+        )
+
+
+def _cannot_in_8_bits(name: str, why: str, help_: str, related: Related) -> Diagnostic:
+    return Diagnostic(
+        code="fp8-cannot",
+        headline=f"`{name}` cannot multiply in 8 bits",
+        path=("modules", name, "fp8"),
+        why=why,
+        help=help_,
         related=(related,),
     )

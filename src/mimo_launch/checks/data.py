@@ -1,28 +1,28 @@
-"""Checks of the data against the modules that read them.
+"""Checks of the images and clips of digits and synthetic data against the encoders that read them.
 
-Decides: which encoders and vocabularies fit a data set.
-Relies on: `kinds.vocabulary` for the vocabulary of the digits task.
-Leaves: making samples to `data`.
+Decides: which encoders fit a data set, and which limits of its sizes.
+Relies on: `kinds.vocabulary` for the size of a digit.
+Leaves: tokens to `vocabulary`, shards to `shards`.
 """
 
+from collections.abc import Iterator
 from math import gcd
 
 from mimo_launch.checks.rule import Findings, divisors
-from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
-from mimo_launch.kinds.vocabulary import DIGIT_SIDE, DIGITS_BASE_VOCAB
-from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
+from mimo_launch.kinds.vocabulary import DIGIT_SIDE
+from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     CustomModel,
     DigitsData,
-    LanguageModel,
     Spec,
     SyntheticData,
     WebdatasetData,
+    clip_input,
     image_input,
 )
 
 _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")
-_MODEL = ("modules", LANGUAGE, "model")
 
 
 def input_path(spec: Spec, name: str) -> YamlPath:
@@ -134,23 +134,76 @@ def channels_fit_digits(spec: Spec, name: str) -> Findings:
         )
 
 
-def vocab_holds_tokens(spec: Spec) -> Findings:
-    """The vocabulary has room for the data's tokens and one placeholder per encoder."""
-    model = spec.language.model
-    if not isinstance(model, LanguageModel) or isinstance(model.vocab, str):
+def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
+    """The longest clip is cut into whole rows."""
+    model = clip_input(spec.modules[name].model)
+    if model is None or model.frames % model.frames_per_row == 0:
         return
-    if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
+    row = model.frames_per_row
+    fits = max(row, model.frames // row * row)
+    yield Diagnostic(
+        code="frames-over-rows",
+        headline=f"`{name}`: {model.frames} frames are not whole rows of {row}",
+        path=(*input_path(spec, name), "frames"),
+        why=f"{FRAMES_PER_TOKEN} frames become a token, and `stack` {model.stack} of them a row",
+        help=f"write `frames: {fits}`, or another `stack`",
+        related=(Related(path=(*input_path(spec, name), "stack"), label=f"stack {model.stack}"),)
+        * ("stack" in model.model_fields_set),
+    )
+
+
+def clips_hold_a_row(spec: Spec, name: str) -> Findings:
+    """Some synthetic clip is long enough for a row."""
+    model, data = clip_input(spec.modules[name].model), spec.data
+    if model is None or not isinstance(data, SyntheticData):
         return
-    num_encoders = len(spec.encoders)
-    is_digits = isinstance(spec.data, DigitsData)
-    words = DIGITS_BASE_VOCAB if is_digits else 2
-    if model.vocab >= words + num_encoders:
+    if model.fixed_length or data.max_frames >= model.frames_per_row:
         return
     yield Diagnostic(
-        code="vocab-too-small",
-        headline=f"`vocab` {model.vocab} is less than {words} tokens of the data + "
-        f"{num_encoders} placeholder{'s' * (num_encoders != 1)}",
-        path=(*_MODEL, "vocab"),
-        why="the last ids of the vocabulary stand for the rows of the encoders, one id each",
-        help=f"write `vocab: {'digits' if is_digits else words + num_encoders}`",
+        code="row-over-clips",
+        headline=f"`{name}`: no clip of at most {data.max_frames} frames has a row of "
+        f"{model.frames_per_row}",
+        path=(*input_path(spec, name), "stack"),
+        why="a clip is cut into whole rows",
+        help=f"write `max_frames: {model.frames_per_row}` under `data`, or a smaller `stack`",
+        related=(Related(path=("data", "max_frames"), label="the longest clip"),)
+        * ("max_frames" in data.model_fields_set),
     )
+
+
+def digits_are_seen(spec: Spec, name: str) -> Findings:
+    """Handwritten digits make no sound."""
+    if clip_input(spec.modules[name].model) is None or not isinstance(spec.data, DigitsData):
+        return
+    yield Diagnostic(
+        code="sound-not-in-data",
+        headline=f"`{name}` is an audio encoder, but digits are images",
+        path=("modules", name, "model", "kind"),
+        why="each encoder needs data of its kind",
+        help="write `kind: vit`, or data with sound",
+        related=(Related(path=("data", "kind"), label="images only"),),
+    )
+
+
+def frame_limits_used(spec: Spec) -> Findings:
+    """Limits of synthetic clips where no clip has a random length."""
+    data = spec.data
+    if not isinstance(data, SyntheticData) or any(_vary(spec)):
+        return
+    for key in ("min_frames", "max_frames"):
+        if key in data.model_fields_set:
+            yield Diagnostic(
+                code="setting-without-effect",
+                severity=Severity.WARNING,
+                headline=f"`{key}` does nothing here",
+                path=("data", key),
+                why="no audio encoder takes clips of different lengths",
+                help=f"delete `{key}`",
+            )
+
+
+def _vary(spec: Spec) -> Iterator[bool]:
+    """Yield, for each audio encoder, whether its clips have different lengths."""
+    for module in spec.encoders.values():
+        if clips := clip_input(module.model):
+            yield not clips.fixed_length

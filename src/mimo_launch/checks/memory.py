@@ -1,22 +1,23 @@
-"""Whether every rank fits into its memory, and the one way in for commands that care.
+"""Whether the ranks fit into the memory of their GPUs, or of their host, and what to change.
 
-Decides: how far an estimate may be off before it is an error, and what to change.
-Relies on: `checks.all_checks` for every other check; `estimate.estimates` for bytes.
-Leaves: showing the findings to `diag.text`.
+Decides: how far an estimate may be off before it is an error; which changes are offered, that which
+saves most first.
+Relies on: `estimate.estimates` for bytes, and for what a change saves; `all_checks` for changes
+that are legal.
+Leaves: showing the findings to `diag.text`, the memory that a host has to its callers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 from mimo_launch.checks import all_checks
-from mimo_launch.checks.all_checks import Checked
-from mimo_launch.checks.memory_remedies import remedies
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text, ranks_text
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.estimates import Estimator, RankClass
-from mimo_launch.estimate.rows import MemoryRow
+from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 
@@ -25,71 +26,42 @@ TOLERANCE = 0.10
 MAX_REMEDIES = 3
 
 
-def load_and_check(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    world: int | None = None,
-    *,
-    runs_here: bool = False,
-    on_gpus: bool = True,
-    constants: Calibration | None = None,
-) -> Checked:
-    """Do what `checks.all_checks` does, and check that every rank fits into the memory of a GPU.
-
-    Without `on_gpus` no rank needs to; `constants` are those of the estimates.
-    """
-    checked = all_checks.load_and_check(path, overrides, world, runs_here=runs_here)
-    return with_memory(checked, constants or Calibration()) if on_gpus else checked
-
-
-def with_memory(checked: Checked, constants: Calibration) -> Checked:
-    """Add what there is to say about memory; a spec with mistakes is returned as it is."""
-    if checked.spec is None or checked.spec.nodes is None or checked.spec.nodes.memory is None:
-        return checked
-    found = tuple(memory_findings(checked.spec, checked.spec.nodes.memory, constants))
-    spec = None if any(item.is_error for item in found) else checked.spec
-    diagnostics = checked.source.sorted((*checked.diagnostics, *found))
-    return replace(checked, spec=spec, diagnostics=diagnostics)
-
-
-def memory_findings(spec: Spec, limit: int, constants: Calibration) -> Iterator[Diagnostic]:
-    """Yield a finding per class of ranks whose estimate comes near `limit` bytes, or passes it."""
+def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
+    """Yield a finding per class of ranks that come near the memory of a GPU, or need more."""
+    limit = None if spec.nodes is None else spec.nodes.memory
+    if limit is None:
+        return
     estimator = Estimator.of(Plan.of(spec), constants)
     for alike in estimator.classes:
         memory = estimator.memory(alike)
-        if memory.total > (1 + TOLERANCE) * limit:
-            yield _finding(
-                estimator,
-                alike,
-                memory,
-                code="memory-too-small",
-                severity=Severity.ERROR,
-                verdict=f"and a GPU has {bytes_text(limit)}",
-            )
-        elif memory.total > (1 - TOLERANCE) * limit:
-            near = "close to" if memory.total <= limit else "which may not fit into"
-            yield _finding(
-                estimator,
-                alike,
-                memory,
-                code="memory-tight",
-                severity=Severity.WARNING,
-                verdict=f"{near} the {bytes_text(limit)} of a GPU",
-            )
+        if memory.total <= (1 - TOLERANCE) * limit:
+            continue
+        is_error = memory.total > (1 + TOLERANCE) * limit
+        near = "close to" if memory.total <= limit else "which may not fit into"
+        verdict = f"{near} the {bytes_text(limit)} of a GPU"
+        if is_error:
+            verdict = f"and a GPU has {bytes_text(limit)}"
+        holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
+        several = len(alike.ranks) > 1
+        who = f"rank{'s' * several} {ranks_text(alike.ranks)} ({holds}) need{'s' * (not several)}"
+        finding = partial(
+            Diagnostic,
+            headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
+            path=("nodes", "gpu_memory"),
+            why=f"estimated for nominal samples: {_parts_text(memory)}",
+            help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
+            related=tuple(
+                Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
+                for name in _names(alike)
+            ),
+        )
+        if is_error:
+            yield finding(code="memory-too-small")
+        else:
+            yield finding(code="memory-tight", severity=Severity.WARNING)
 
 
-def _finding(
-    estimator: Estimator,
-    alike: RankClass,
-    memory: MemoryRow,
-    *,
-    code: str,
-    severity: Severity,
-    verdict: str,
-) -> Diagnostic:
-    holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
-    several = len(alike.ranks) > 1
-    who = f"rank{'s' * several} {ranks_text(alike.ranks)} ({holds}) need{'s' * (not several)}"
+def _parts_text(memory: MemoryRow) -> str:
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -98,16 +70,96 @@ def _finding(
         "transfers": memory.transfers,
         "the rest": memory.workspace + memory.reserve + memory.device,
     }
+    return ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
+
+
+def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[str]:
+    """Return what to change where the ranks `alike` need `memory`, that which saves most first."""
+    state = memory.weights + memory.gradients + memory.optimizer
+    names = " or ".join(f"`{name}`" for name in _names(alike))
+    # Twice the ranks, or microbatches of half the size, leave half.
+    offers = [(state // 2, f"give {names} more tp, pp or dp ranks")]
+    if estimator.layout.samples.microbatch_size > 1:
+        text = "cut the step into more and smaller microbatches (`schedule.microbatches`)"
+        offers.append(((memory.activations + memory.transfers) // 2, text))
+    for changed, text in (*_settings(estimator, alike), *_smaller_groups(estimator, alike)):
+        saved = memory.total - changed.memory(alike).total
+        if saved > 0:
+            offers.append((saved, text))
+    return [text for _, text in sorted(offers, key=lambda offer: -offer[0])]
+
+
+def _names(alike: RankClass) -> list[str]:
+    return list(dict.fromkeys(name for name, _ in alike.role))
+
+
+def _settings(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
+    """Yield modules that recompute, or shard everything, where they do not yet."""
+    for name in _names(alike):
+        module = estimator.spec.modules[name]
+        for key, applies in (("recompute", True), ("sharding", module.grid.dp > 1)):
+            if not applies or getattr(module, key) == "full":
+                continue
+            changed = module.model_copy(update={key: "full"})
+            modules = {**estimator.spec.modules, name: changed}
+            spec = estimator.spec.model_copy(update={"modules": modules})
+            if _is_legal(spec):
+                yield replace(estimator, spec=spec), f"write `{key}: full` for `{name}`"
+
+
+def _smaller_groups(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
+    """Yield the largest group of microbatches below the present one that encoders can work on."""
+    spec, layout = estimator.spec, estimator.layout
+    sizes = {name: layout[name].group_size for name in _names(alike) if layout[name].in_phases}
+    for size in range(max(sizes.values(), default=1) - 1, 0, -1):
+        changed = _with_schedule(spec, encoder_microbatches=size)
+        if layout.samples.microbatches % size or not _is_legal(changed):
+            continue
+        names = " and ".join(f"`{name}`" for name in sizes)
+        text = f"encode fewer microbatches of {names} at once (`encoder_microbatches: {size}`)"
+        yield Estimator.of(Plan.of(changed), estimator.constants), text
+        return
+
+
+def _with_schedule(spec: Spec, **update: Any) -> Spec:
+    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update=update)})
+
+
+def _is_legal(spec: Spec) -> bool:
+    return not any(found.is_error for found in all_checks.check(spec))
+
+
+def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]:
+    """Return why `ranks` cannot share `memory` bytes and what to do; empty if they can."""
+    shares = [
+        (len([rank for rank in row.ranks if rank in ranks]), row.memory) for row in estimates.ranks
+    ]
+    parts = {
+        "weights": sum(n * m.weights for n, m in shares),
+        "gradients": sum(n * m.gradients for n, m in shares),
+        "optimizer": sum(n * m.optimizer for n, m in shares),
+        "activations": sum(n * m.activations for n, m in shares),
+    }
+    needed = sum(parts.values())
+    if needed <= (1 + TOLERANCE) * memory:
+        return []
     shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
-    return Diagnostic(
-        code=code,
-        severity=severity,
-        headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
-        path=("nodes", "gpu_memory"),
-        why=f"estimated for nominal samples: {shown}",
-        help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
-        related=tuple(
-            Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
-            for name in dict.fromkeys(name for name, _ in alike.role)
-        ),
-    )
+    return [
+        f"error: the {len(ranks)} ranks of this host need about {bytes_text(needed)}, "
+        f"and it has {bytes_text(memory)}",
+        f"   = why:  estimated for nominal samples: {shown}",
+        f"   = help: {_smaller(parts)}, or more hosts",
+    ]
+
+
+def _smaller(parts: dict[str, int]) -> str:
+    """Return what to change about the two largest parts."""
+    model = "a smaller `vocab`, `hidden` or `layers`"
+    changes = {
+        "weights": model,
+        "gradients": model,
+        "optimizer": model,
+        "activations": "a smaller `batch.seq`, or `recompute: full`",
+    }
+    largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
+    return ", ".join(dict.fromkeys(changes[name] for name in largest))

@@ -192,14 +192,15 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
         )
 
 
-def world_fits(spec: Spec, world: int, words: str) -> Findings:
+def world_fits(spec: Spec, world: int) -> Findings:
     """The job has exactly the ranks that the spec names."""
     names = {name: module.rank_range for name, module in spec.modules.items()}
     for name, ranks in names.items():
         if ranks.stop > world:
             yield Diagnostic(
                 code="ranks-beyond-world",
-                headline=f"`{name}` needs rank {ranks.stop - 1}; {words} ranks 0 to {world - 1}",
+                headline=f"`{name}` needs rank {ranks.stop - 1}; "
+                f"the job has ranks 0 to {world - 1}",
                 path=("modules", name, "ranks"),
                 why="every rank that a module names is a process of the job",
                 help=f"start {world_size(spec)} processes, or move `{name}` to lower ranks",
@@ -210,7 +211,7 @@ def world_fits(spec: Spec, world: int, words: str) -> Findings:
     last = max(names, key=lambda name: names[name].stop)
     yield Diagnostic(
         code="world-size-mismatch",
-        headline=f"the spec names ranks 0 to {needed - 1}, but {words} {world} processes",
+        headline=f"the spec names ranks 0 to {needed - 1}, but the job has {world} processes",
         path=("idle_ranks",) if needed > world else ("modules", last, "ranks"),
         why="a process without a module would wait for the others until the end",
         help=f"start {needed} processes"

@@ -1,32 +1,20 @@
-"""Checks of shards, tokenizers and image processors: files that must be there before a run.
+"""Checks of shards and image processors: files that must be there before a run.
 
 Decides: what is looked at without reading records: names, small JSON files, the first headers.
-Relies on: `shard_files`, `tokenizers` and `images`.
-Leaves: the records to the index, which `train` makes.
+Relies on: `data.shard_patterns` for names, `hugging_face.image_processor`.
+Leaves: tokenizers to `vocabulary`, records to the index, which `train` makes.
 """
 
 import tarfile
 from itertools import islice
 from pathlib import Path
 
-from mimo_launch.checks.packages import is_installed
 from mimo_launch.checks.rule import Findings
 from mimo_launch.data.shard_patterns import AUDIO_SUFFIXES, IMAGE_FORMATS, PatternError, shard_files
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
 from mimo_launch.hugging_face.image_recipe import Smart
-from mimo_launch.hugging_face.tokenizer import (
-    DEFAULT,
-    TokenizerError,
-    chat_sources,
-    num_tokens,
-    token_id,
-    token_text,
-)
-from mimo_launch.kinds.vocabulary import num_last_placeholders
 from mimo_launch.spec.model import (
-    ChatTemplate,
-    LanguageModel,
     Spec,
     WebdatasetData,
     clip_input,
@@ -39,29 +27,6 @@ _LOOKED_AT = 64
 _MOST_LISTED = 3
 # So many shards are opened, for one header each.
 _MOST_OPENED = 1000
-_MODEL_VOCAB = ("modules", "language", "model", "vocab")
-# The bounds of the extras in pyproject.toml, which a test compares.
-PACKAGES = {
-    "webdataset": "webdataset>=1.0",
-    "tokenizers": "tokenizers>=0.21",
-    "PIL": "pillow>=10",
-    "jinja2": "jinja2>=3.1",
-}
-
-
-def shard_packages_installed(spec: Spec) -> Findings:
-    """Decoders and tokenizers are optional packages."""
-    if not isinstance(spec.data, WebdatasetData):
-        return
-    missing = [needed for name, needed in PACKAGES.items() if not is_installed(name)]
-    if missing:
-        yield Diagnostic(
-            code="missing-package",
-            headline=f"`{missing[0].partition('>')[0]}` is not installed",
-            path=("data", "kind"),
-            why="shards are read with it",
-            help="pip install " + " ".join(f"'{each}'" for each in missing),
-        )
 
 
 def shards_are_there(spec: Spec) -> Findings:
@@ -144,74 +109,6 @@ def _not_tar(path: Path) -> str:
         return "has no members" if head.count(0) == tarfile.BLOCKSIZE else f"begins wrong: {error}"
     # A tar file is made of blocks.
     return f"is cut off after {size:,} bytes" if size % tarfile.BLOCKSIZE else ""
-
-
-def tokenizer_is_usable(spec: Spec) -> Findings:
-    """The tokenizer is there, and has a chat template if one is asked for."""
-    data = spec.data
-    if not isinstance(data, WebdatasetData):
-        return
-    folder = Path(data.tokenizer)
-    try:
-        num_tokens(folder)
-        why = ""
-        if isinstance(data.template, ChatTemplate) and DEFAULT not in chat_sources(folder):
-            why = "it has no chat template, and `template: chat` needs one"
-    except TokenizerError as error:
-        why = str(error)
-    if why:
-        yield Diagnostic(
-            code="tokenizer-not-usable",
-            headline=f"the tokenizer in {folder} cannot be used",
-            path=("data", "tokenizer"),
-            why=why,
-            help="name a local Hugging Face folder, of a chat model for `template: chat`",
-        )
-
-
-def vocab_holds_tokenizer(spec: Spec) -> Findings:
-    """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
-    data, model = spec.data, spec.language.model
-    if not isinstance(data, WebdatasetData) or not isinstance(model, LanguageModel):
-        return
-    tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
-    vocab = 0 if isinstance(model.vocab, str) else model.vocab
-    if vocab >= tokens + placeholders:
-        return
-    ends = f" + {placeholders} placeholder{'s' * (placeholders != 1)}" if placeholders else ""
-    yield Diagnostic(
-        code="vocab-too-small",
-        headline=f"`vocab` {model.vocab} is less than {tokens} tokens of the tokenizer{ends}",
-        path=_MODEL_VOCAB,
-        why="an id beyond the vocabulary has no embedding"
-        + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),
-        help=f"write `vocab: {tokens + placeholders}`",
-        related=(Related(path=("data", "tokenizer"), label=f"{tokens} tokens"),),
-    )
-
-
-def placeholder_is_token(spec: Spec, name: str) -> Findings:
-    """A given placeholder is a token of the tokenizer (a warning)."""
-    data, given = spec.data, spec.modules[name].placeholder
-    if not isinstance(data, WebdatasetData) or name not in spec.encoders or given is None:
-        return
-    folder = Path(data.tokenizer)
-    if token_text(folder, given) is not None:
-        return
-    sound = clip_input(spec.encoders[name].model) is not None
-    marker = data.audio_marker if sound else data.image_marker
-    known = token_id(folder, marker)
-    yield Diagnostic(
-        code="placeholder-not-in-tokenizer",
-        severity=Severity.WARNING,
-        headline=f"`{name}`: the tokenizer in {folder} has no special token {given}",
-        path=("modules", name, "placeholder"),
-        why="who uses the trained model cannot say where an image or a clip goes",
-        help=f"teach the tokenizer `{marker}`, and write its id"
-        if known is None
-        else f"write `placeholder: {known}`, which is `{marker}`",
-        related=(Related(path=("data", "tokenizer"), label="this tokenizer"),),
-    )
 
 
 def processor_is_understood(spec: Spec, name: str) -> Findings:

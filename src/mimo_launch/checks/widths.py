@@ -1,15 +1,15 @@
-"""Checks of heads and widths, and of how they are cut over tp.
+"""Checks of heads, widths, words and layers, and of how tp and pp cut them.
 
-Decides: which model sizes a tp size can cut.
+Decides: which model sizes a grid can cut.
 Relies on: the model types of the spec.
-Leaves: data and vocabulary to `data`.
+Leaves: positions to `positions`, what data need of a vocabulary to `vocabulary`.
 """
 
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.encoder_placement import LANGUAGE
-from mimo_launch.spec.model import CustomModel, HybridModel, LanguageModel, Spec, VitModel
+from mimo_launch.spec.model import CustomModel, HybridModel, LanguageModel, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -123,69 +123,6 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
         why="a stage without a layer would only pass activations on",
         help=f"write {remedy}, or a smaller pp",
         related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
-    )
-
-
-def hidden_holds_positions(spec: Spec, name: str) -> Findings:
-    """2-D sine and cosine positions take a quarter of the width each."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or model.positions != "sincos" or model.hidden % 4 == 0:
-        return
-    fits = next_multiple(model.hidden, 4 * model.heads)
-    yield Diagnostic(
-        code="hidden-not-multiple-of-4",
-        headline=f"`{name}`: hidden {model.hidden} is not a multiple of 4",
-        path=("modules", name, "model", "hidden"),
-        why="patch positions are sine and cosine of height and width, a quarter of the width each",
-        help=f"write `hidden: {fits}`",
-    )
-
-
-def heads_hold_places(spec: Spec, name: str) -> Findings:
-    """2-D rotary positions turn pairs by row and as many by column."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or model.positions != "rope2d":
-        return
-    size = model.hidden // model.heads
-    if size % 4 == 0:
-        return
-    fits = model.heads * next_multiple(size, 4)
-    yield Diagnostic(
-        code="head-not-multiple-of-4",
-        headline=f"`{name}`: a head is {size} wide, not a multiple of 4",
-        path=("modules", name, "model", "hidden"),
-        why="`rope2d` turns half of the pairs of a head by the row of a patch, half by its column",
-        help=f"write `hidden: {fits}`",
-        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
-    )
-
-
-def learned_positions_have_grid(spec: Spec, name: str) -> Findings:
-    """A table of positions has a size."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or model.positions != "learned" or model.image is not None:
-        return
-    yield Diagnostic(
-        code="positions-without-grid",
-        headline=f"`{name}` learns positions, and nothing says how many",
-        path=("modules", name, "model", "positions"),
-        why="the table has one row per patch of an image of `image` patches",
-        help="write `image: [24, 24]`: height and width of such an image, in patches",
-    )
-
-
-def class_token_has_place(spec: Spec, name: str) -> Findings:
-    """2-D rotary positions turn patches by their places, and a class token has none."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or not model.class_token or model.positions != "rope2d":
-        return
-    yield Diagnostic(
-        code="class-token-without-place",
-        headline=f"`{name}`: a class token has no place that `rope2d` could turn it by",
-        path=("modules", name, "model", "class_token"),
-        why="2-D rotary positions turn queries and keys by row and column of a patch",
-        help="delete `class_token`, or write `positions: learned`",
-        related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
     )
 
 

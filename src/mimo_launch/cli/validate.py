@@ -1,7 +1,7 @@
 """`mimo-launch validate`: every mistake of a spec at once.
 
 Decides: what goes to stdout (a verdict per file, or JSON) and the exit code.
-Relies on: `checks.memory` for findings, `diag.text` for their form.
+Relies on: `checks.load_and_check` for findings, `diag.text` for their form.
 Leaves: starting anything to `train`.
 """
 
@@ -39,7 +39,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
     """Check specs; report every mistake at once."""
-    from mimo_launch.checks.memory import load_and_check
+    from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
     from mimo_launch.diag.text import to_json
 

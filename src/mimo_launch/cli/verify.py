@@ -70,12 +70,12 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Prove that a layout computes the right gradients, and trains right."""
-    from mimo_launch.checks.all_checks import load_and_check
+    from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
     from mimo_launch.verify.coverage import lines_of, not_proved
 
     console = console_of(ctx)
-    checked = load_and_check(file, overrides or ())
+    checked = load_and_check(file, overrides or (), on_gpus=False)
     show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)

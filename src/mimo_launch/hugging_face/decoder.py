@@ -3,7 +3,7 @@
 Decides: what their configurations mean, which settings this decoder cannot compute, and what its
 tensors are called.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config classes.
-Leaves: comparing with a spec to `checks.hugging_face`, reading tensors to `checkpoint`.
+Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
 """
 
 import re

@@ -4,7 +4,7 @@ Decides: what its configuration means, which settings our hybrid model cannot co
 segments are in its tensors, of which two are fused.
 Relies on: `config.json` as transformers 5 and NVIDIA's folders have it; defaults are those of its
 config class.
-Leaves: comparing with a spec to `checks.hugging_face`, reading tensors to `checkpoint`.
+Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
 
 Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624. Names are those of decoders, so
 that a vocabulary may grow as theirs does.

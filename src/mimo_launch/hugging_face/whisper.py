@@ -3,7 +3,7 @@
 Decides: what a configuration of Whisper says of its encoder, what its tensors are called, and where
 it is in a folder.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config class.
-Leaves: comparing with a spec to `checks.hugging_face`, reading tensors to `checkpoint`.
+Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
 
 Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder.
 """

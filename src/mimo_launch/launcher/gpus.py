@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mimo_launch.checks.backends import ENGINE, torchs_layers
+from mimo_launch.checks.packages import ENGINE, torchs_layers
 from mimo_launch.launcher.forking import ChildDied, ask_child
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.checks import all_checks
+from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.rule import divisors
 from mimo_launch.diag.diagnostic import Diagnostic
@@ -24,7 +24,7 @@ MICROBATCHES_PER_STAGE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class FirstLayout:
     """What the rule decides; `encoder_microbatches` None: all of a step at once."""
 
     num_ranks: int
@@ -67,7 +67,7 @@ class NothingFits(Exception):
         self.help = help_
 
 
-def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
+def choose(data: dict[str, Any], num_ranks: int) -> tuple[FirstLayout, Spec]:
     """Return the first layout that fits, for the data of a spec without any placement.
 
     Ranks per host and the memory of a GPU are those of its section `nodes`. Raises: NothingFits;
@@ -77,10 +77,10 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
     too_large: Diagnostic | None = None
     for layout in _layouts(data, num_ranks):
         spec = spec_from_data(layout.applied(data))
-        errors = [found for found in all_checks.check(spec) if found.is_error]
+        errors = [found for found in check(spec) if found.is_error]
         if errors:
             illegal = illegal or errors[0]
-        elif (found := _memory(spec)) is not None:
+        elif found := next(memory_findings(spec, Calibration()), None):
             too_large = found
         else:
             return layout, spec
@@ -93,14 +93,7 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[Layout, Spec]:
     raise NothingFits(f"{last.headline}: {last.why}", last.help)
 
 
-def _memory(spec: Spec) -> Diagnostic | None:
-    """Return what does not fit into a GPU, or hardly does."""
-    if spec.nodes is None or spec.nodes.memory is None:
-        return None
-    return next(memory_findings(spec, spec.nodes.memory, Calibration()), None)
-
-
-def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[Layout]:
+def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
     """Yield layouts in the order of preference; whether they are legal is not known yet."""
     has_encoders = len(data["modules"]) > 1
     for recompute in (False, True):
@@ -115,7 +108,7 @@ def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[Layout]:
                 if has_encoders and microbatches > 1:
                     groups += divisors(microbatches)[-2::-1]
                 for group in groups:
-                    yield Layout(
+                    yield FirstLayout(
                         num_ranks=num_ranks,
                         tp=tp,
                         pp=pp,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.checks.all_checks import check_text
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.shared.flow import flow
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.hugging_face import vit
@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.contents import NAMES, Module, read_contents
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.headers import FilesError
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
-from mimo_launch.search.first_layout import Layout, NothingFits, choose
+from mimo_launch.search.first_layout import FirstLayout, NothingFits, choose
 from mimo_launch.spec.load import spec_from_data
 
 DIGITS: dict[str, dict[str, Any]] = {
@@ -138,7 +138,7 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
     elif answers.gpus_per_node is not None:
         data["nodes"] = {"gpus": answers.gpus_per_node}
     if answers.seq is None:
-        one = Layout(
+        one = FirstLayout(
             num_ranks=1, tp=1, pp=1, microbatches=1, encoder_microbatches=None, recompute=False
         )
         try:
@@ -199,7 +199,7 @@ def _data(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[st
     }
 
 
-def _text(answers: Answers, layout: Layout, data: Mapping[str, Any]) -> str:
+def _text(answers: Answers, layout: FirstLayout, data: Mapping[str, Any]) -> str:
     """Return the spec with comments."""
     replicas, share = layout.dp, data["batch"]["global"] // layout.dp
     size, times = share // layout.microbatches, _many(layout.microbatches, "microbatch", "es")

@@ -109,7 +109,7 @@ def checked_spec(
     Shows what was found; the memory of GPUs, estimated with `constants`, counts unless `device` is
     the processor. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
     """
-    from mimo_launch.checks.memory import load_and_check
+    from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
 
     check = partial(

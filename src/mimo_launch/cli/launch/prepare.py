@@ -85,7 +85,7 @@ def _ended(request: "Start", console: Console) -> int | None:
 
 def _planned(request: "Start", console: Console) -> "Report | int":
     """Return the plan of the run, or an exit code if it would not end or not fit into memory."""
-    from mimo_launch.checks.host_memory import memory_lacking
+    from mimo_launch.checks.memory import memory_lacking
     from mimo_launch.cli.shared.deadlock import show_deadlock
     from mimo_launch.drawing.report import build_report
     from mimo_launch.launcher.host_resources import host_memory

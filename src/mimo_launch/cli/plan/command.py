@@ -1,7 +1,7 @@
 """`mimo-launch plan`: what every rank will do, with nothing started.
 
 Decides: what goes to stdout (tables, or JSON), which files are written, and the exit code.
-Relies on: `checks.memory` for findings, `drawing.report` for the facts.
+Relies on: `checks.load_and_check` for findings, `drawing.report` for the facts.
 Leaves: carrying the plan out to `train`.
 """
 
@@ -62,7 +62,7 @@ def plan(
     calibration: CalibrationFile = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
-    from mimo_launch.checks.memory import load_and_check
+    from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
     from mimo_launch.cli.shared.deadlock import show_deadlock
     from mimo_launch.cli.shared.findings import show_findings

@@ -7,7 +7,7 @@ Leaves: what to do about them to the command.
 
 import sys
 
-from mimo_launch.checks.all_checks import Checked
+from mimo_launch.checks.load_and_check import Checked
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.diag.text import render
 

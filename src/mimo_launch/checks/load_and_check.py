@@ -1,0 +1,68 @@
+"""The one way from a file to a spec that can be run, or to everything that is wrong with it.
+
+Decides: that memory is estimated only for a spec without mistakes.
+Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for what ranks need.
+Leaves: showing the findings to `diag.text`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.memory import memory_findings
+from mimo_launch.checks.packages import backends_are_here
+from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.places import Source
+from mimo_launch.diag.text import has_errors
+from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.spec.load import Loaded, load_spec, load_text
+from mimo_launch.spec.model import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A spec that passed every check, or None; warnings do not count. Findings in file order."""
+
+    spec: Spec | None
+    diagnostics: tuple[Diagnostic, ...]
+    source: Source
+
+
+def load_and_check(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    world: int | None = None,
+    *,
+    runs_here: bool = False,
+    on_gpus: bool = True,
+    constants: Calibration | None = None,
+) -> Checked:
+    """Read a file, apply `path=value` overrides and run every check.
+
+    With `runs_here` the backends must be installed. With `on_gpus` every rank must fit into the
+    memory of a GPU, which is estimated with `constants`.
+    """
+    memory = (constants or Calibration()) if on_gpus else None
+    return _checked(load_spec(path, overrides), world, runs_here=runs_here, memory=memory)
+
+
+def check_text(
+    text: str, name: str = "<text>", overrides: Sequence[str] = (), world: int | None = None
+) -> Checked:
+    """Run every rule for a text that is already in memory; nothing is estimated."""
+    return _checked(load_text(text, name, overrides), world, runs_here=False, memory=None)
+
+
+def _checked(
+    loaded: Loaded, world: int | None, *, runs_here: bool, memory: Calibration | None
+) -> Checked:
+    found, spec = loaded.diagnostics, loaded.spec
+    if loaded.partial is not None:
+        found += check(loaded.partial, world=world)
+    if spec is not None and runs_here:
+        found += tuple(backends_are_here(spec))
+    if spec is not None and not has_errors(found) and memory is not None:
+        found += tuple(memory_findings(spec, memory))
+    is_valid = spec is not None and not has_errors(found)
+    return Checked(spec if is_valid else None, loaded.source.sorted(found), loaded.source)

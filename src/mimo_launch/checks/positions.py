@@ -1,0 +1,152 @@
+"""Checks of position embeddings: rotary, sines and cosines, tables.
+
+Decides: which widths of models and heads hold the positions that a model asks for.
+Relies on: `widths` for heads that divide the width.
+Leaves: how widths are cut over tp to `widths`.
+"""
+
+from mimo_launch.checks.rule import Findings, next_multiple
+from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.spec.model import (
+    AudioModel,
+    DecoderModel,
+    LanguageModel,
+    Spec,
+    VitModel,
+)
+
+
+def head_size_even(spec: Spec, name: str) -> Findings:
+    """Rotary positions turn pairs of numbers."""
+    model = spec.modules[name].model
+    if not isinstance(model, LanguageModel) or not model.attends or model.head_size % 2 == 0:
+        return
+    if model.rope_theta is None:
+        return
+    given = model.head_dim is not None
+    fits = f"head_dim: {model.head_size + 1}"
+    yield Diagnostic(
+        code="odd-head-size",
+        headline=f"`{name}`: a head is {model.head_size} wide, an odd number",
+        path=("modules", name, "model", "head_dim" if given else "hidden"),
+        why="rotary positions turn the numbers of a head in pairs",
+        help=f"write `{fits}`",
+    )
+
+
+def mrope_fills_head(spec: Spec, name: str) -> Findings:
+    """Every pair of a head turns with one axis."""
+    model = spec.modules[name].model
+    if not isinstance(model, DecoderModel) or model.mrope is None:
+        return
+    pairs, given = model.head_size // 2, sum(model.mrope)
+    if given == pairs:
+        return
+    # The shares of Qwen2-VL: 2 to 3 to 3.
+    side = max(1, 3 * pairs // 8)
+    fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
+    yield Diagnostic(
+        code="mrope-over-head",
+        headline=f"`{name}`: mrope turns {' + '.join(map(str, model.mrope))} = {given} pairs, "
+        f"a head has {pairs}",
+        path=("modules", name, "model", "mrope"),
+        why="rotary positions turn the numbers of a head in pairs, each with one axis",
+        help=f"write `{fits}`",
+    )
+
+
+def scaling_in_order(spec: Spec, name: str) -> Findings:
+    """There are wavelengths between those that stay and those that turn slower."""
+    model = spec.modules[name].model
+    if not isinstance(model, DecoderModel) or model.rope_scaling is None:
+        return
+    low, high = model.rope_scaling.low_freq_factor, model.rope_scaling.high_freq_factor
+    if low < high:
+        return
+    path = ("modules", name, "model", "rope_scaling")
+    yield Diagnostic(
+        code="rope-scaling-order",
+        headline=f"`{name}`: high_freq_factor {high:g} is not above low_freq_factor {low:g}",
+        path=(*path, "high_freq_factor"),
+        why="wavelengths between original length / high_freq_factor and original length / "
+        "low_freq_factor turn at a mixture of both speeds",
+        help=f"write `high_freq_factor: {4 * low:g}`",
+        related=(Related(path=(*path, "low_freq_factor"), label=f"{low:g}"),),
+    )
+
+
+def hidden_holds_positions(spec: Spec, name: str) -> Findings:
+    """2-D sine and cosine positions take a quarter of the width each."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.positions != "sincos" or model.hidden % 4 == 0:
+        return
+    fits = next_multiple(model.hidden, 4 * model.heads)
+    yield Diagnostic(
+        code="hidden-not-multiple-of-4",
+        headline=f"`{name}`: hidden {model.hidden} is not a multiple of 4",
+        path=("modules", name, "model", "hidden"),
+        why="patch positions are sine and cosine of height and width, a quarter of the width each",
+        help=f"write `hidden: {fits}`",
+    )
+
+
+def heads_hold_places(spec: Spec, name: str) -> Findings:
+    """2-D rotary positions turn pairs by row and as many by column."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.positions != "rope2d":
+        return
+    size = model.hidden // model.heads
+    if size % 4 == 0:
+        return
+    fits = model.heads * next_multiple(size, 4)
+    yield Diagnostic(
+        code="head-not-multiple-of-4",
+        headline=f"`{name}`: a head is {size} wide, not a multiple of 4",
+        path=("modules", name, "model", "hidden"),
+        why="`rope2d` turns half of the pairs of a head by the row of a patch, half by its column",
+        help=f"write `hidden: {fits}`",
+        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+    )
+
+
+def learned_positions_have_grid(spec: Spec, name: str) -> Findings:
+    """A table of positions has a size."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or model.positions != "learned" or model.image is not None:
+        return
+    yield Diagnostic(
+        code="positions-without-grid",
+        headline=f"`{name}` learns positions, and nothing says how many",
+        path=("modules", name, "model", "positions"),
+        why="the table has one row per patch of an image of `image` patches",
+        help="write `image: [24, 24]`: height and width of such an image, in patches",
+    )
+
+
+def class_token_has_place(spec: Spec, name: str) -> Findings:
+    """2-D rotary positions turn patches by their places, and a class token has none."""
+    model = spec.modules[name].model
+    if not isinstance(model, VitModel) or not model.class_token or model.positions != "rope2d":
+        return
+    yield Diagnostic(
+        code="class-token-without-place",
+        headline=f"`{name}`: a class token has no place that `rope2d` could turn it by",
+        path=("modules", name, "model", "class_token"),
+        why="2-D rotary positions turn queries and keys by row and column of a patch",
+        help="delete `class_token`, or write `positions: learned`",
+        related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
+    )
+
+
+def hidden_holds_sinusoids(spec: Spec, name: str) -> Findings:
+    """Half of the width is sines, half is cosines."""
+    model = spec.modules[name].model
+    if not isinstance(model, AudioModel) or model.hidden % 2 == 0:
+        return
+    yield Diagnostic(
+        code="odd-audio-width",
+        headline=f"`{name}`: hidden {model.hidden} is an odd number",
+        path=("modules", name, "model", "hidden"),
+        why="positions in a clip are sines and cosines, half of the width each",
+        help=f"write `hidden: {next_multiple(model.hidden, 2 * model.heads)}`",
+    )

@@ -1,0 +1,194 @@
+"""Checks of the vocabulary: the tokens of the data, and those that stand for rows of encoders.
+
+Decides: how large a vocabulary must be, and which ids a `placeholder` may be.
+Relies on: `kinds.vocabulary` for the ids that are taken by default, `hugging_face.tokenizer`.
+Leaves: how words are cut over tp to `widths`.
+"""
+
+from pathlib import Path
+
+from mimo_launch.checks.rule import Findings
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.tokenizer import (
+    DEFAULT,
+    TokenizerError,
+    chat_sources,
+    num_tokens,
+    token_id,
+    token_text,
+)
+from mimo_launch.kinds.vocabulary import (
+    DIGITS_BASE_VOCAB,
+    PAD,
+    num_last_placeholders,
+    placeholder_id,
+    vocab_size,
+)
+from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.model import (
+    ChatTemplate,
+    DigitsData,
+    LanguageModel,
+    Spec,
+    WebdatasetData,
+    clip_input,
+)
+
+_VOCAB = ("modules", LANGUAGE, "model", "vocab")
+
+
+def vocab_holds_tokens(spec: Spec) -> Findings:
+    """The vocabulary has room for the data's tokens and one placeholder per encoder."""
+    model = spec.language.model
+    if not isinstance(model, LanguageModel) or isinstance(model.vocab, str):
+        return
+    if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
+        return
+    num_encoders = len(spec.encoders)
+    is_digits = isinstance(spec.data, DigitsData)
+    words = DIGITS_BASE_VOCAB if is_digits else 2
+    if model.vocab >= words + num_encoders:
+        return
+    yield Diagnostic(
+        code="vocab-too-small",
+        headline=f"`vocab` {model.vocab} is less than {words} tokens of the data + "
+        f"{num_encoders} placeholder{'s' * (num_encoders != 1)}",
+        path=_VOCAB,
+        why="the last ids of the vocabulary stand for the rows of the encoders, one id each",
+        help=f"write `vocab: {'digits' if is_digits else words + num_encoders}`",
+    )
+
+
+def tokenizer_is_usable(spec: Spec) -> Findings:
+    """The tokenizer is there, and has a chat template if one is asked for."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData):
+        return
+    folder = Path(data.tokenizer)
+    try:
+        num_tokens(folder)
+        why = ""
+        if isinstance(data.template, ChatTemplate) and DEFAULT not in chat_sources(folder):
+            why = "it has no chat template, and `template: chat` needs one"
+    except TokenizerError as error:
+        why = str(error)
+    if why:
+        yield Diagnostic(
+            code="tokenizer-not-usable",
+            headline=f"the tokenizer in {folder} cannot be used",
+            path=("data", "tokenizer"),
+            why=why,
+            help="name a local Hugging Face folder, of a chat model for `template: chat`",
+        )
+
+
+def vocab_holds_tokenizer(spec: Spec) -> Findings:
+    """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
+    data, model = spec.data, spec.language.model
+    if not isinstance(data, WebdatasetData) or not isinstance(model, LanguageModel):
+        return
+    tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
+    vocab = 0 if isinstance(model.vocab, str) else model.vocab
+    if vocab >= tokens + placeholders:
+        return
+    ends = f" + {placeholders} placeholder{'s' * (placeholders != 1)}" if placeholders else ""
+    yield Diagnostic(
+        code="vocab-too-small",
+        headline=f"`vocab` {model.vocab} is less than {tokens} tokens of the tokenizer{ends}",
+        path=_VOCAB,
+        why="an id beyond the vocabulary has no embedding"
+        + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),
+        help=f"write `vocab: {tokens + placeholders}`",
+        related=(Related(path=("data", "tokenizer"), label=f"{tokens} tokens"),),
+    )
+
+
+def placeholder_is_token(spec: Spec, name: str) -> Findings:
+    """A given placeholder is a token of the tokenizer (a warning)."""
+    data, given = spec.data, spec.modules[name].placeholder
+    if not isinstance(data, WebdatasetData) or name not in spec.encoders or given is None:
+        return
+    folder = Path(data.tokenizer)
+    if token_text(folder, given) is not None:
+        return
+    sound = clip_input(spec.encoders[name].model) is not None
+    marker = data.audio_marker if sound else data.image_marker
+    known = token_id(folder, marker)
+    yield Diagnostic(
+        code="placeholder-not-in-tokenizer",
+        severity=Severity.WARNING,
+        headline=f"`{name}`: the tokenizer in {folder} has no special token {given}",
+        path=("modules", name, "placeholder"),
+        why="who uses the trained model cannot say where an image or a clip goes",
+        help=f"teach the tokenizer `{marker}`, and write its id"
+        if known is None
+        else f"write `placeholder: {known}`, which is `{marker}`",
+        related=(Related(path=("data", "tokenizer"), label="this tokenizer"),),
+    )
+
+
+def placeholder_is_free(spec: Spec, name: str) -> Findings:
+    """A given placeholder is in the vocabulary, no other encoder's, and no word."""
+    given, path = spec.modules[name].placeholder, ("modules", name, "placeholder")
+    if given is None:
+        return
+    if name == LANGUAGE:
+        yield Diagnostic(
+            code="setting-without-effect",
+            severity=Severity.WARNING,
+            headline=f"`placeholder` of `{LANGUAGE}` does nothing",
+            path=path,
+            why="it is the token that stands for a row of an encoder",
+            help="delete `placeholder`",
+        )
+        return
+    size = vocab_size(spec)
+    if given >= size:
+        yield Diagnostic(
+            code="placeholder-outside-vocab",
+            headline=f"`{name}`: placeholder {given} is outside the vocabulary of {size} tokens",
+            path=path,
+            why="it stands in the text where a row of the encoder goes",
+            help=f"write `placeholder: {size - 1}`, or a larger `vocab`",
+            related=(Related(path=_VOCAB, label=f"{size} tokens, from 0 on"),),
+        )
+        return
+    others = list(spec.encoders)
+    before = others[: others.index(name)]
+    # Of two that were given the second one is to blame.
+    taken = {
+        placeholder_id(spec, other): other
+        for other in others
+        if other in before or spec.encoders[other].placeholder is None
+    }
+    used = {*taken, given}
+    free = next((x for x in reversed(range(size)) if x not in used and not _role(spec, x)), 0)
+    if given in taken:
+        by_default = spec.encoders[taken[given]].placeholder is None
+        yield Diagnostic(
+            code="placeholder-taken",
+            headline=f"`{name}`: placeholder {given} is that of `{taken[given]}`, too",
+            path=path,
+            why="a token stands for rows of one encoder"
+            + ("; those without a `placeholder` own the last ids" if by_default else ""),
+            help=f"write `placeholder: {free}`",
+            related=(Related(path=("modules", taken[given]), label="the other encoder"),),
+        )
+    elif role := _role(spec, given):
+        yield Diagnostic(
+            code="placeholder-is-word",
+            headline=f"`{name}`: placeholder {given} {role}",
+            path=path,
+            why="wherever the token stands, a row of the encoder goes",
+            help=f"write `placeholder: {free}`, or delete the line",
+            related=(Related(path=("data", "kind"), label="these texts"),),
+        )
+
+
+def _role(spec: Spec, token: int) -> str:
+    """Return what else a token is, empty if it is free."""
+    if token == PAD:
+        return "pads sequences"
+    if isinstance(spec.data, DigitsData) and token < DIGITS_BASE_VOCAB:
+        return "is a word of the digits"
+    return ""
