@@ -61,12 +61,18 @@ def setting_ignored(name: str) -> None:
 
 def zero_taken_for_unset(name: str) -> None:
     """A setting of a module that is 0 falls back to the common one."""
-    correct = module_optimizers._module_update
+    correct = Updates.__init__
 
-    def falling_back(common: Any, own: Any, module: Any) -> Any:
-        return correct(common, own.model_copy(update={name: getattr(own, name) or None}), module)
+    def falling_back(self: Updates, spec: Spec, modules: Any) -> None:
+        changed = {}
+        for key, module in spec.modules.items():
+            own = module.optimizer.model_copy(
+                update={name: getattr(module.optimizer, name) or None}
+            )
+            changed[key] = module.model_copy(update={"optimizer": own})
+        correct(self, spec.model_copy(update={"modules": changed}), modules)
 
-    module_optimizers._module_update = falling_back
+    Updates.__init__ = falling_back
 
 
 def router_not_decayed() -> None:
@@ -94,8 +100,8 @@ def skipped_steps_count() -> None:
 
     def counting(self: Any, step: int, *, skip: Any = None, divisor: Any = None) -> None:
         correct(self, step, skip=skip, divisor=divisor)
-        for update in self.by_module.values():
-            for state in update.optimizer.state.values():
+        for optimizer in self.by_module.values():
+            for state in optimizer.state.values():
                 state["step"] += skip
 
     Updates.apply = counting

@@ -115,14 +115,14 @@ def _states(
     modules: dict[str, RankModule], updates: Updates
 ) -> Iterator[tuple[DeclaredParameter, dict[str, Tensor]]]:
     """Yield the parameters that AdamW moves, with its state for each."""
-    for name, update in updates.by_module.items():
-        if isinstance(update.optimizer, torch.optim.AdamW):
+    for name, optimizer in updates.by_module.items():
+        if isinstance(optimizer, torch.optim.AdamW):
             parameters = sharded(modules[name])
-            _open_state(update.optimizer)
+            _open_state(optimizer)
             for item in parameters:
                 # A frozen one has none.
-                if item.parameter in update.optimizer.state:
-                    yield item, update.optimizer.state[item.parameter]
+                if item.parameter in optimizer.state:
+                    yield item, optimizer.state[item.parameter]
 
 
 def _open_state(optimizer: torch.optim.AdamW) -> None:

@@ -1,13 +1,25 @@
-"""Learning-rate schedules as pure functions of the step.
+"""The learning rate of a module at a step, a pure function of the spec.
 
-Decides: the factor of each schedule.
+Decides: the factor of each schedule; that a module without settings of its own has the common ones,
+and that 0 is a setting.
 Relies on: nothing.
 Leaves: setting it to `module_optimizers`.
 """
 
 import math
 
-from mimo_launch.spec.model import LrSchedule
+from mimo_launch.spec.model import LrSchedule, Spec
+
+
+def rate_at(spec: Spec, step: int, module: str | None = None) -> float:
+    """Return the learning rate of a module at a step (0-based); without one, the common rate."""
+    common, steps = spec.optimizer, spec.train.steps
+    peak, warmup = common.lr, common.schedule.warmup
+    if module is not None:
+        own = spec.modules[module].optimizer
+        peak = peak if own.lr is None else own.lr
+        warmup = warmup if own.warmup is None else own.warmup
+    return learning_rate(peak, common.schedule, warmup, step, steps)
 
 
 def learning_rate(peak: float, schedule: LrSchedule, warmup: int, step: int, steps: int) -> float:

@@ -7,7 +7,6 @@ Leaves: gradients to `gradient_reduction`, the scale and the verdict to `grad_no
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +15,8 @@ from torch import Tensor
 from mimo_launch.layers.expert_bias import ExpertBias, move_biases
 from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.models.build import RankModule
-from mimo_launch.optimizer.learning_rate import learning_rate
+from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec
-
-
-@dataclass(slots=True)
-class ModuleUpdate:
-    """The optimizer of one module and the settings that move with the step."""
-
-    peak: float
-    warmup: int
-    optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.
 
 
 class Updates:
@@ -35,7 +25,7 @@ class Updates:
     def __init__(self, spec: Spec, modules: dict[str, RankModule]) -> None:
         self.spec = spec
         self.by_module = {
-            name: _module_update(spec.optimizer, spec.modules[name].optimizer, module)
+            name: _optimizer_of(spec.optimizer, spec.modules[name].optimizer, module)
             for name, module in modules.items()
             if not module.layout.frozen
         }
@@ -46,11 +36,7 @@ class Updates:
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """Return the learning rate of each of this rank's modules at a step."""
-        schedule, steps = self.spec.optimizer.schedule, self.spec.train.steps
-        return {
-            name: learning_rate(update.peak, schedule, update.warmup, step, steps)
-            for name, update in self.by_module.items()
-        }
+        return {name: rate_at(self.spec, step, name) for name in self.by_module}
 
     def apply(
         self, step: int, *, skip: Tensor | None = None, divisor: Tensor | None = None
@@ -65,8 +51,8 @@ class Updates:
         moves.
         """
         rates = self.learning_rates(step)
-        for name, update in self.by_module.items():
-            optimizer: Any = update.optimizer
+        optimizer: Any
+        for name, optimizer in self.by_module.items():
             for group in optimizer.param_groups:
                 group["lr"] = rates[name]
             optimizer.found_inf = skip
@@ -80,8 +66,8 @@ class Updates:
 
     def clear(self) -> None:
         """Drop all gradients and loads of experts; moments and step counts stay."""
-        for update in self.by_module.values():
-            update.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.by_module.values():
+            optimizer.zero_grad(set_to_none=True)
         for _, biases in self._biases:
             for bias in biases:
                 bias.load.zero_()
@@ -132,7 +118,10 @@ class _LocalSGD(_Local, torch.optim.SGD):
     """SGD on local shards."""
 
 
-def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModule) -> ModuleUpdate:
+def _optimizer_of(
+    common: OptimizerSpec, own: ModuleOptimizer, module: RankModule
+) -> torch.optim.Optimizer:
+    """Return the optimizer of one module; `Updates.apply` sets the rate of each step."""
     decay = common.weight_decay if own.weight_decay is None else own.weight_decay
     declared = [d for d in module.declared() if d.parameter.requires_grad]
     embeddings = common.decay.embeddings
@@ -143,11 +132,6 @@ def _module_update(common: OptimizerSpec, own: ModuleOptimizer, module: RankModu
         }
         for decays in (True, False)
     ]
-    peak = common.lr if own.lr is None else own.lr
-    optimizer: torch.optim.Optimizer  # `apply` sets the rate of each step.
     if common.kind == "adamw":
-        optimizer = _LocalAdamW(groups, betas=common.betas, eps=common.eps, fused=True)
-    else:
-        optimizer = _LocalSGD(groups, fused=True)
-    warmup = common.schedule.warmup if own.warmup is None else own.warmup
-    return ModuleUpdate(peak, warmup, optimizer)
+        return _LocalAdamW(groups, betas=common.betas, eps=common.eps, fused=True)
+    return _LocalSGD(groups, fused=True)

@@ -21,7 +21,7 @@ from mimo_launch.data.sample_order import Order, Sample
 from mimo_launch.layout.sample_owners import Imbalance
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
-from mimo_launch.optimizer.learning_rate import learning_rate
+from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.events import Listener, Reading, StepFinished
@@ -158,26 +158,16 @@ def _has_experts(spec: Spec) -> bool:
 
 
 def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: bool) -> StepFinished:
-    schedule, steps, step = spec.optimizer.schedule, spec.train.steps, started.data.step
+    step = started.data.step
     tokens = sum(sample.num_tokens for sample in started.data.samples)
-
-    def rate(peak: float | None, warmup: int | None) -> float:
-        return learning_rate(
-            spec.optimizer.lr if peak is None else peak,
-            schedule,
-            schedule.warmup if warmup is None else warmup,
-            step,
-            steps,
-        )
-
     return StepFinished(
         step=step + 1,
         loss=totals.loss,
         grad_norm=totals.norm,
         grad_norms=totals.norms,
-        lr=rate(None, None),
+        lr=rate_at(spec, step),
         lrs={
-            name: rate(module.optimizer.lr, module.optimizer.warmup)
+            name: rate_at(spec, step, name)
             for name, module in spec.modules.items()
             if module.frozen is not True
         },

@@ -138,13 +138,13 @@ def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
     for name, module in session.modules.items():
         declared = sharded(module)
         found["weights"] += module_pieces(session, name, declared, lambda weight: weight)
-        update = session.updates.by_module.get(name)
-        if update is None:
+        optimizer = session.updates.by_module.get(name)
+        if optimizer is None:
             continue
         for moment in MOMENTS:
 
-            def moment_of(weight: Tensor, of: Any = update, key: str = moment) -> Tensor | None:
-                value: Tensor | None = of.optimizer.state.get(weight, {}).get(key)
+            def moment_of(weight: Tensor, of: Any = optimizer, key: str = moment) -> Tensor | None:
+                value: Tensor | None = of.state.get(weight, {}).get(key)
                 return value
 
             found[moment] += module_pieces(session, name, declared, moment_of)
