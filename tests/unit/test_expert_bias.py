@@ -8,7 +8,7 @@ from mimo_launch.layers.expert_bias import move_biases
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.router import Router, TokenShares
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language import Moe
 
 CONTEXT = ParallelContext()
 # Four tokens, the last one padding, choose two experts each: 0 and 1, 0 and 1, 0 and 2, 2 and 3.

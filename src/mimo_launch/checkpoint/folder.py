@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.spec.base import MAX_INTEGER
-from mimo_launch.spec.earlier_runs import MARKER
 from mimo_launch.spec.files import read_json
+from mimo_launch.spec.load import MARKER
 
 CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"

@@ -19,9 +19,8 @@ from mimo_launch.checkpoint.folder import (
     is_complete,
     read_marker,
 )
-from mimo_launch.spec.earlier_runs import MARKER
 from mimo_launch.spec.files import MEGABYTE, read_json
-from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.load import MARKER, spec_from_data
 from mimo_launch.spec.model import Spec
 
 TENSORS = "tensors.json"

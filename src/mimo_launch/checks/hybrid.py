@@ -9,7 +9,7 @@ from math import lcm
 
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.spec.hybrid import MAMBA, MambaSizes
+from mimo_launch.spec.language import MAMBA, MambaSizes
 from mimo_launch.spec.model import Grid, HybridModel, Spec
 
 DEFAULTS = MambaSizes(heads=1)

@@ -2,7 +2,7 @@
 
 Decides: that a path leads to weights of the same model, every size of which is that of the spec,
 before any process starts.
-Relies on: `spec.earlier_runs` for the spec of a checkpoint, `hugging_face` for what a
+Relies on: `spec.load` for the spec of a checkpoint, `hugging_face` for what a
 configuration means.
 Leaves: the shapes of tensors, and files that are damaged, to `checkpoint`.
 """
@@ -27,8 +27,7 @@ from mimo_launch.hugging_face.headers import FilesError, read_headers
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
-from mimo_launch.spec.earlier_runs import MARKER, saved_spec
-from mimo_launch.spec.load import model_from_data
+from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
 from mimo_launch.spec.model import CustomModel, LanguageModel, Model, Spec
 
 # Of a class of a user's own: what they do to its tensors, the tensors show.

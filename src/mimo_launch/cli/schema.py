@@ -1,7 +1,7 @@
 """`mimo-launch schema`: the JSON Schema of a spec, for editors.
 
 Decides: its form on stdout.
-Relies on: `spec.schema`.
+Relies on: `spec.reference`.
 Leaves: checks that a schema cannot express to `validate`.
 """
 
@@ -24,6 +24,6 @@ def schema(ctx: typer.Context) -> None:
     """Print the JSON Schema of a spec, for editors."""
     import json
 
-    from mimo_launch.spec.schema import spec_schema
+    from mimo_launch.spec.reference import spec_schema
 
     console_of(ctx).answer(json.dumps(spec_schema(), indent=2))

@@ -1,13 +1,13 @@
 """What a configuration says of experts, by our keys.
 
 Decides: nothing; a key that no configuration has is said to be the default.
-Relies on: `spec.experts` for the keys that say what is computed.
+Relies on: `spec.language` for the keys that say what is computed.
 Leaves: the names of settings to the families.
 """
 
 from typing import Any
 
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language import Moe
 
 
 def moe_keys(**said: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from mimo_launch.hugging_face.image_recipe import (
     ShortEdge,
     Smart,
 )
-from mimo_launch.spec.earlier_runs import earlier_specs
 from mimo_launch.spec.files import read_json
+from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.model import Spec, VitModel, WebdatasetData, image_input
 
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"

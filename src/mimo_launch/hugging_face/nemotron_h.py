@@ -20,8 +20,7 @@ from mimo_launch.hugging_face.experts import moe_keys
 from mimo_launch.hugging_face.family import Family, Place, differs
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.part import NoSuchPart, Part
-from mimo_launch.spec.experts import Moe
-from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
+from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes, Moe
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"
 # Letters by the names of layers, those that older versions wrote among them.

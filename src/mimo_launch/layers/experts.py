@@ -16,7 +16,7 @@ from mimo_launch.kinds.share import even_cut
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
 from mimo_launch.layers.pointwise import squared_relu, swiglu
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language import Moe
 
 # Bytes that the rows of the factors of a grouped product must be a multiple of.
 ALIGNMENT = 16

@@ -26,7 +26,7 @@ from mimo_launch.layers.expert_bias import ExpertBias
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language import Moe
 
 
 @dataclass(frozen=True, slots=True)

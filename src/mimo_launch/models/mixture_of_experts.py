@@ -22,7 +22,7 @@ from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.token_dispatch import PlannedTrip, Trip, from_experts, to_experts
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language import Moe
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,29 @@
-"""What every section of the spec is made of: strictness, ranks, sizes and number types.
+"""What every section of the spec is made of: strictness, types of ranks, sizes and numbers.
 
-Decides: that unknown keys are errors and values are never converted.
+Decides: that unknown keys are errors and values are never converted; how an annotation is taken
+apart into sections, words and a single value.
 Relies on: pydantic, `wording` for lists.
-Leaves: the sections to `encoders`, `sections` and `model`.
+Leaves: the sections to `encoders`, `language`, `sections` and `model`.
 """
 
 import os
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.wording import listing
 
 AXES = ("tp", "cp", "dp", "pp")
+
+
 # More than any machine has; far more than this could not be planned, either.
 MAX_RANKS, MAX_LAYERS = 2**18, 4096
+
+
 _RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 
 
@@ -62,9 +70,14 @@ _RANKS_SCHEMA = {
     ],
     "expected": "one rank (`4`) or the first and the last (`0-3`)",
 }
+
+
 Ranks = Annotated[str, BeforeValidator(_rank_range), WithJsonSchema(_RANKS_SCHEMA)]
 
+
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30, "TB": 10**12, "TiB": 2**40}
+
+
 _SIZE = re.compile(r"^\s*(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]+)\s*$")
 
 
@@ -85,17 +98,39 @@ _SIZE_SCHEMA = {
     "pattern": r"^\s*\d+(\.\d+)?\s*([MGT]i?B)\s*$",
     "expected": "a size such as `141GB` or `80GiB`",
 }
+
+
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
+
+
 Float = Annotated[float, Field(allow_inf_nan=False)]
+
+
 # Whatever is walked through one by one has the lower bounds; all other counts fit into 32 bits.
 MAX_COUNT, MAX_INTEGER = 2**31 - 1, 2**63 - 1
+
+
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+
+
 CountFrom0 = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
 Places = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+
+
 Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+
+
 Samples = Annotated[int, Field(ge=1, le=2**20)]
+
+
 Microbatches = Annotated[int, Field(ge=1, le=2**14)]
+
+
 Tokens = Annotated[int, Field(ge=1, le=2**27)]
+
+
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -113,6 +148,8 @@ def _path(value: Any) -> Any:
 
 # As Linux has them; beyond, the file system raises an error.
 _MAX_PATH, _MAX_NAME = 4095, 255
+
+
 LocalPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
 
 
@@ -131,3 +168,67 @@ def num_bytes(size: str) -> int:
     """Return the bytes that a validated size means."""
     number = size.rstrip("BGMTi")
     return round(float(number) * _UNITS[size[len(number) :]])
+
+
+def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
+    """Return the section types of an annotation, and whether it may be null."""
+    parts = list(_alternatives(annotation))
+    models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
+    return models, type(None) in parts
+
+
+def words_in(annotation: Any) -> list[str]:
+    """Return the words that may stand in place of a section."""
+    parts = (part for part in _alternatives(annotation) if get_origin(part) is Literal)
+    return [word for part in parts for word in get_args(part)]
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """Yield the types of a union, of unions inside it as well."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    else:
+        yield annotation
+
+
+def section_per_name(annotation: Any) -> Any:
+    """Return the type of the sections of a mapping from names to sections, None if it is none."""
+    if get_origin(annotation) is not dict:
+        return None
+    value = get_args(annotation)[1]
+    return value if models_in(value)[0] else None
+
+
+def kind_of(model: type[Strict]) -> str | None:
+    """Return the `kind` that selects a variant of a section; None if it stands for many."""
+    choices = get_args(model.model_fields["kind"].annotation)
+    return str(choices[0]) if choices else None
+
+
+def may_be_kind_alone(field: FieldInfo) -> bool:
+    """Return whether a section may be written as its kind alone, when that is all it says."""
+    return any(isinstance(each, BeforeValidator) for each in field.metadata)
+
+
+def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    """Return a validator of the single value of a field."""
+    # Not the field itself: alias and default belong to its section, and pydantic warns about them.
+    annotated: Any = Annotated
+    leaf = annotated[(field.annotation, *(field.metadata or [None]))]
+    return TypeAdapter(leaf, config={"strict": True})
+
+
+def field_schema(field: FieldInfo) -> dict[str, Any]:
+    """Return the JSON Schema of a single value; of a section only what a message needs."""
+    is_section = models_in(field.annotation)[0] or section_per_name(field.annotation)
+    schema: dict[str, Any] = {"type": "object"} if is_section else leaf_adapter(field).json_schema()
+    schema["description"] = field.description or ""
+    schema["examples"] = field.examples or (["{...}"] if is_section else [])
+    if not is_section and not field.is_required():
+        schema["default"] = field.default
+    extra = field.json_schema_extra
+    return {**schema, **extra} if isinstance(extra, dict) else schema

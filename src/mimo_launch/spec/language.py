@@ -1,16 +1,83 @@
-"""Language models: what they have in common, and decoders.
+"""Language models: what they have in common, decoders, hybrids, and their experts.
 
-Decides: sizes, defaults and derived sizes.
-Relies on: `base`, `experts`.
-Leaves: hybrids to `hybrid`, what fits together to `checks`.
+Decides: keys, defaults and derived sizes; which layers have experts.
+Relies on: `base`.
+Leaves: which letters a pattern may have, and what fits together, to `checks`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Layers, Strict, Tokens
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.base import MAX_LAYERS, Count, CountFrom0, Layers, Places, Strict, Tokens
+
+
+class ExpertGrid(Strict):
+    """A second factorisation of the ranks of each pipeline stage, for the experts alone.
+
+    What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
+    """
+
+    ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are dealt out.")
+    tp: Places = Field(
+        1, description="Tensor-parallel size of the experts: the width of each is split."
+    )
+
+
+class Moe(Strict):
+    """A mixture of experts in place of the MLP of a layer: each token goes to `top_k` of them.
+
+    An expert is an MLP as the dense layers of the model have it. No token is dropped, however many
+    choose the same expert.
+    """
+
+    # What is of no effect on what is computed from weights.
+    TRAINING: ClassVar[frozenset[str]] = frozenset({"aux_loss"})
+
+    experts: Places = Field(description="Number of experts of a layer.", examples=[8])
+    top_k: Count = Field(description="Experts that each token goes to.", examples=[2])
+    width: Count = Field(description="Width inside an expert.", examples=[256])
+    score: Literal["softmax", "sigmoid"] = Field(
+        "softmax",
+        description="What the router makes of its logits, over all experts: `softmax` as in "
+        "Mixtral and Qwen3, `sigmoid` as in DeepSeek-V3.",
+    )
+    normalize: bool = Field(
+        True, description="Divide the scores of the chosen experts by their sum."
+    )
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="Factor on the scores of the chosen experts."
+    )
+    shared: CountFrom0 = Field(
+        0, description="Width of an MLP that every token goes through besides; 0: none."
+    )
+    aux_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.01, description="Coefficient of the loss that balances the load of the experts."
+    )
+    bias_update_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Each expert has a bias that is added to its score while experts are chosen, "
+        "and moves by this towards an even load after each step, as in DeepSeek-V3; 0: it stays "
+        "as loaded; none: there is no bias.",
+        examples=[0.001],
+    )
+    every: Count = Field(
+        1, description="Each so-many-th layer of a decoder has experts; the others have the MLP."
+    )
+    first_dense: CountFrom0 = Field(
+        0, description="The first layers of a decoder, so many, have the MLP in any case."
+    )
+
+    def architecture(self) -> dict[str, Any]:
+        """Return what is computed, by key, without how it is trained: a bias has the rate 0."""
+        kept = self.model_dump(exclude=set(self.TRAINING))
+        if self.bias_update_rate is not None:
+            kept["bias_update_rate"] = 0.0
+        return kept
+
+    def is_in(self, layer: int) -> bool:
+        """Return whether a layer of a decoder, counted from 0, has experts."""
+        return layer >= self.first_dense and (layer + 1) % self.every == 0
 
 
 class RopeScaling(Strict):
@@ -145,3 +212,92 @@ class DecoderModel(LanguageModel):
     def has_experts(self, layer: int) -> bool:
         """Return whether experts take the place of the MLP of a layer."""
         return self.moe is not None and self.moe.is_in(layer)
+
+
+# The letters of a pattern: as in Megatron-LM's `--hybrid-override-pattern` and in Nemotron-H.
+MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
+
+
+class MambaSizes(Strict):
+    """Sizes of the Mamba-2 layers (arXiv:2405.21060); groups share B and C as GQA shares keys."""
+
+    heads: Count = Field(description="Heads of the state space model.", examples=[8])
+    head_dim: Count = Field(64, description="Channels of a head.")
+    state: Count = Field(128, description="Numbers that a head remembers per channel.")
+    groups: Count = Field(
+        8, description="Groups of heads with a B and a C of their own; the norm is over a group."
+    )
+    conv: Count = Field(4, description="Tokens that the causal convolution sees.")
+    chunk: Count = Field(
+        128, description="Tokens that are computed at once, as in attention; changes no result."
+    )
+    min_step: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.0,
+        description="Shorter time steps are made as long as this: the lower end of `dt_limit` in "
+        "mamba-ssm; 0.001 in Nemotron-H as transformers computes it.",
+    )
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Numbers in B, and as many in C, of all groups."""
+        return self.groups * self.state
+
+
+class HybridModel(LanguageModel):
+    """A language model of Nemotron-H shape (arXiv:2504.03624).
+
+    Each layer is a norm, one mixer and a residual connection; MLPs are `relu(x)^2`, not gated.
+    """
+
+    kind: Literal["hybrid"]
+    pattern: Annotated[str, Field(pattern=r"^[M*E-]+$", max_length=MAX_LAYERS)] = Field(
+        description="The layers, one letter each: `M` Mamba-2, `*` attention, `-` MLP, `E` "
+        "experts.",
+        examples=['"M-M*-M-"'],
+        json_schema_extra={"expected": "layers by letter: `M`, `*`, `-` and `E`, as in `M-M*-ME`"},
+    )
+    mamba: MambaSizes | None = Field(
+        None,
+        description="Sizes of the Mamba-2 layers.",
+        examples=["{heads: 8, head_dim: 32, state: 16, groups: 2}"],
+    )
+    mlp: Count | None = Field(None, description="Width inside an MLP; default 4 x hidden.")
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Base of the rotary position embedding of attention; without it attention "
+        "knows no positions, as in Nemotron-H.",
+    )
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.pattern)
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside an MLP, default applied."""
+        return self.mlp or 4 * self.hidden
+
+    @property
+    def gated_mlp(self) -> bool:
+        """MLPs are squared ReLU."""
+        return False
+
+    @property
+    def attends(self) -> bool:
+        """Whether the pattern has attention."""
+        return ATTENTION in self.pattern
+
+    @property
+    def has_mlps(self) -> bool:
+        """Whether the pattern has MLPs."""
+        return MLP in self.pattern
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether the pattern has experts at a layer."""
+        return self.pattern[layer] == EXPERTS

@@ -1,21 +1,25 @@
-"""File and overrides -> spec, or every fault at once.
+"""A spec from a file and overrides, from data, or from what an earlier run left.
 
-Decides: nothing; joins reading, overriding and typing.
-Relies on: `yaml_source`, `overrides`, `parse`.
-Leaves: checks that need two keys at once to `checks`.
+Decides: which checkpoint of a run folder speaks for the run, and where a module came from in it.
+Relies on: `yaml_source`, `overrides` and `parse`; the file that completes a checkpoint, which holds
+the resolved spec of its run.
+Leaves: checks that need two keys at once to `checks`, tensors to `checkpoint`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.places import Source
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.model import Model, Spec
 from mimo_launch.spec.overrides import apply_overrides
 from mimo_launch.spec.parse import read_module, read_spec
 from mimo_launch.spec.yaml_source import Document, read_file, read_text
+
+MARKER = "checkpoint.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +78,33 @@ def _load(document: Document, overrides: Sequence[str]) -> Loaded:
     spec, faults = read_spec(document.data)
     diagnostics = document.source.sorted((*document.diagnostics, *faults))
     return Loaded(None if diagnostics else spec, spec, diagnostics, document.source)
+
+
+def saved_spec(folder: Path) -> dict[str, Any] | None:
+    """Return the spec of the run that a folder is of, as JSON; None if nothing can be told."""
+    markers = [folder / MARKER, *sorted(folder.glob(f"checkpoints/step-*/{MARKER}"), reverse=True)]
+    for marker in markers:
+        if marker.is_file() and not marker.parent.suffix:
+            try:
+                spec = read_json(marker)["spec"]
+            except (OSError, ValueError, LookupError, TypeError):
+                continue
+            return spec if isinstance(spec, dict) else None
+    return None
+
+
+def earlier_specs(start: str | None, module: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the runs that the weights of a module passed through, newest first, with their specs.
+
+    The last one is what no run has made, such as a Hugging Face folder; its spec is empty. `start`
+    is `init_from` of the module.
+    """
+    seen = set[Path]()
+    while isinstance(start, str) and (folder := Path(start).resolve()) not in seen:
+        seen.add(folder)
+        spec = saved_spec(folder) or {}
+        yield start, spec
+        try:
+            start = spec["modules"][module]["init_from"]
+        except (LookupError, TypeError):
+            return

@@ -35,9 +35,15 @@ from mimo_launch.spec.encoders import (
     TransformerEncoder,
     VitModel,
 )
-from mimo_launch.spec.experts import ExpertGrid, Moe
-from mimo_launch.spec.hybrid import HybridModel, MambaSizes
-from mimo_launch.spec.language import DecoderModel, LanguageModel, RopeScaling
+from mimo_launch.spec.language import (
+    DecoderModel,
+    ExpertGrid,
+    HybridModel,
+    LanguageModel,
+    MambaSizes,
+    Moe,
+    RopeScaling,
+)
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,

@@ -15,9 +15,8 @@ from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import findings
-from mimo_launch.spec.base import Strict
-from mimo_launch.spec.custom import CLASS_PATH
-from mimo_launch.spec.fields import (
+from mimo_launch.spec.base import (
+    Strict,
     field_schema,
     kind_of,
     leaf_adapter,
@@ -26,9 +25,10 @@ from mimo_launch.spec.fields import (
     section_per_name,
     words_in,
 )
+from mimo_launch.spec.custom import CLASS_PATH
 from mimo_launch.spec.model import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.wording import close_matches
-from mimo_launch.spec.yaml_nodes import UNREADABLE
+from mimo_launch.spec.yaml_source import UNREADABLE
 
 S = TypeVar("S", bound=Strict)
 _MOST_FAULTS = 1000

@@ -1,8 +1,9 @@
-"""The reference page of the spec, made from the models.
+"""The keys of a spec, for readers and for editors: a page and a JSON Schema.
 
-Decides: its form. Run `python -m mimo_launch.spec.reference docs/spec-reference.md` to write it.
-Relies on: descriptions, defaults and limits in the models.
-Leaves: explanations with examples to the docs by hand.
+Decides: the form of both. Run `python -m mimo_launch.spec.reference docs/spec-reference.md` after a
+change of the types.
+Relies on: descriptions and examples that the types carry.
+Leaves: concepts to the docs.
 """
 
 import sys
@@ -12,10 +13,40 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name, words_in
+from mimo_launch.spec.base import (
+    Strict,
+    field_schema,
+    kind_of,
+    models_in,
+    section_per_name,
+    words_in,
+)
 from mimo_launch.spec.model import Spec
 from mimo_launch.spec.wording import expected, listing
+
+
+def spec_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a spec, with a description of each key."""
+    schema = _clean(Spec.model_json_schema(by_alias=True))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "mimo-launch spec",
+    }
+
+
+def _clean(part: Any) -> Any:
+    """Drop what only our messages use, and titles that repeat the key."""
+    if isinstance(part, list):
+        return [_clean(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: _clean(value)
+        for key, value in part.items()
+        if not (key in ("title", "expected") and isinstance(value, str))
+    }
+
 
 _HEAD = """# Spec reference
 

@@ -1,19 +1,27 @@
 """YAML text -> plain data, with the place of every key and value.
 
-Decides: what counts as readable YAML here (one mapping, no duplicate keys, text keys).
-Relies on: `yaml_syntax` for nodes, `yaml_nodes` for values and marks.
+Decides: what counts as readable YAML here: one mapping, no duplicate keys, text keys; `<<` merges
+as usual.
+Relies on: `yaml_syntax` for nodes and the meaning of plain words.
 Leaves: what the keys mean to `load`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.diag.places import Source
+import yaml
+
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath, shortened
+from mimo_launch.diag.places import Mark, Source, Span
 from mimo_launch.spec.files import MEGABYTE, read_small
-from mimo_launch.spec.yaml_nodes import NodeReader
-from mimo_launch.spec.yaml_syntax import compose, document_fault
+from mimo_launch.spec.yaml_syntax import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    compose,
+    document_fault,
+    scalar_value,
+)
 
 # A spec has some kilobytes; whatever is larger is another file.
 MAX_BYTES = MEGABYTE
@@ -86,3 +94,176 @@ def parse_value(text: str) -> tuple[Any, str]:
     if len(nodes) > 1:
         return None, "the value holds several YAML documents"
     return value, reader.diagnostics[0].headline if reader.diagnostics else ""
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+
+# Stands for a value with a fault of its own, so that no second fault is reported for it.
+UNREADABLE = object()
+
+
+_MAX_KEY = 256
+
+
+@dataclass(slots=True)
+class NodeReader:
+    """Walks nodes depth first, collecting values, marks and faults."""
+
+    marks: dict[YamlPath, Mark] = field(default_factory=dict)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    _open: list[yaml.Node] = field(default_factory=list)
+    _num_nodes: int = 0
+    _num_duplicates: int = 0
+    _is_full: bool = False
+
+    def read(self, node: yaml.Node, path: YamlPath = (), key: Span | None = None) -> Any:
+        """Return the data below `node`; parts at fault become UNREADABLE."""
+        self.marks[path] = Mark(key, _span(node))
+        self._num_nodes += 1
+        fault = self._refusal(node)
+        if fault is not None:
+            if fault:
+                self._fault(node, fault)
+            return UNREADABLE
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+            return self._mapping(node, path)
+        finally:
+            self._open.pop()
+
+    def _refusal(self, node: yaml.Node) -> str | None:
+        """Return why a node is not read, "" when that was said before, None when it is read."""
+        if self._num_nodes > MAX_VALUES:
+            is_first, self._is_full = not self._is_full, True
+            words = f"with its aliases written out the file has more than {MAX_VALUES:,} values"
+            return words if is_first else ""
+        if len(self._open) > MAX_DEPTH:
+            return "aliases nest lists or mappings too deeply"
+        if any(node is other for other in self._open):
+            return "an alias that contains itself"
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
+            return f"the tag `{node.tag}` is not used here"
+        return None
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return scalar_value(node)
+        except ValueError as error:
+            self._fault(node, str(error))
+            return UNREADABLE
+
+    def _mapping(self, node: yaml.Node, path: YamlPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        first: dict[str, yaml.Node] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                self._merge(value_node, merged)
+                continue
+            key = self._key(key_node)
+            if key is None:
+                continue
+            if key in first:
+                self._duplicate(key, key_node, first[key])
+                continue
+            first[key] = key_node
+            result[key] = self.read(value_node, (*path, key), _span(key_node))
+        for key, (key_node, value_node) in merged.items():
+            if key not in result:
+                result[key] = self.read(value_node, (*path, key), _span(key_node))
+        return result
+
+    def _merge(self, node: yaml.Node, merged: dict[str, Any]) -> None:
+        """Collect the keys of `<<: *name`; keys written here, and earlier merges, win."""
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for each in nodes:
+            self._num_nodes += 1
+            if self._num_nodes > MAX_VALUES:
+                return  # What is read next says so.
+            if (
+                not isinstance(each, yaml.MappingNode)
+                or any(each is other for other in self._open)
+                or len(self._open) > MAX_DEPTH
+            ):
+                self._fault(node, "`<<` takes an alias of a mapping, or a list of such aliases")
+                continue
+            self._num_nodes += len(each.value)
+            self._open.append(each)
+            for key_node, value_node in each.value:
+                if key_node.tag == _MERGE:
+                    self._merge(value_node, merged)
+                elif (key := self._key(key_node)) is not None:
+                    merged.setdefault(key, (key_node, value_node))
+            self._open.pop()
+
+    def _key(self, node: yaml.Node) -> str | None:
+        if isinstance(node, yaml.ScalarNode):
+            try:
+                key = scalar_value(node)
+            except ValueError:
+                key = None
+            if isinstance(key, str) and len(key) <= _MAX_KEY:
+                return key
+        is_word = isinstance(node, yaml.ScalarNode)
+        text = f"`{shortened(node.value)}`" if is_word else "a list or mapping"
+        span = _span(node)
+        self.diagnostics.append(
+            Diagnostic(
+                code="key-not-text",
+                headline=f"{text} is used as a key",
+                why="keys are words such as `modules`; anything else is no setting",
+                help="write a word before the `:`, or quote the key",
+                line=span.line,
+                column=span.column,
+            )
+        )
+        return None
+
+    def _duplicate(self, key: str, node: yaml.Node, first: yaml.Node) -> None:
+        """Report a repeated key at its second place, with the first one shown."""
+        here, there = (DUPLICATES, self._num_duplicates), (DUPLICATES, self._num_duplicates + 1)
+        self._num_duplicates += 2
+        self.marks[here] = Mark(None, _span(node))
+        self.marks[there] = Mark(None, _span(first))
+        self.diagnostics.append(
+            Diagnostic(
+                code="duplicate-key",
+                headline=f"`{key}` is written twice in one mapping",
+                path=here,
+                why="only one of the two values could be used, and which one would be a guess",
+                help=f"delete one of the two `{key}:` entries, or give it its right name",
+                related=(Related(path=there, label="first written here"),),
+            )
+        )
+
+    def _fault(self, node: yaml.Node, headline: str) -> None:
+        span = _span(node)
+        self.diagnostics.append(
+            Diagnostic(
+                code="yaml-syntax",
+                headline=headline,
+                why="only plain mappings, lists, text, numbers, booleans and null are read",
+                help="write the value out",
+                line=span.line,
+                column=span.column,
+            )
+        )
+
+
+# Both places of a repeated key share one YAML path, so they get marks of their own under this root.
+DUPLICATES = "<duplicate>"
+
+
+def _span(node: yaml.Node) -> Span:
+    """Return where a node stands; one that spans lines is marked by its first character."""
+    start, end = node.start_mark, node.end_mark
+    length = end.column - start.column if end.line == start.line else 1
+    return Span(start.line + 1, start.column + 1, max(1, length))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.hybrid import HybridModel, MambaSizes
+from mimo_launch.spec.language import HybridModel, MambaSizes
 from mimo_launch.spec.model import DecoderModel
 from mimo_launch.verify.oracle_layers import (
     Load,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language import Moe
 from mimo_launch.spec.model import RopeScaling
 
 Weights = Mapping[str, Tensor]
