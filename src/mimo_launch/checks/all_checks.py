@@ -22,9 +22,17 @@ from mimo_launch.checks import (
     vocabulary,
     widths,
 )
-from mimo_launch.checks.rule import ModuleRule, SpecRule, run_rules
+from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import (
+    AudioModel,
+    CustomModel,
+    DecoderModel,
+    HybridModel,
+    LanguageModel,
+    Spec,
+    VitModel,
+)
 
 _GRID = ("grid-size-mismatch",)
 _ORDER = ("order-not-permutation",)
@@ -45,10 +53,10 @@ _IMAGES = (
 _CLIPS = ("sound-not-in-data", "frames-over-rows", "row-over-clips")
 
 # Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
-RULES: tuple[ModuleRule | SpecRule, ...] = (
+RULES: tuple[Rule, ...] = (
     SpecRule(ranks.language_present),
     ModuleRule(ranks.kind_fits_role, needs=("no-language-module",)),
-    ModuleRule(custom.class_is_there, needs=("not-supported-yet",)),
+    ModelRule(CustomModel, custom.class_is_there, needs=("not-supported-yet",)),
     ModuleRule(ranks.grid_fills_ranks),
     ModuleRule(ranks.order_is_permutation),
     ModuleRule(ranks.cp_inside_dp, needs=_ORDER),
@@ -56,27 +64,27 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(ranks.no_holes, needs=_GRID),
     ModuleRule(ranks.groups_inside_nodes, needs=(*_GRID, *_ORDER)),
     ModuleRule(widths.hidden_over_heads),
-    ModuleRule(widths.heads_over_kv_heads),
+    ModelRule(LanguageModel, widths.heads_over_kv_heads),
     ModuleRule(widths.heads_over_tp),
-    ModuleRule(widths.kv_heads_over_tp, needs=_HEADS),
-    ModuleRule(positions.head_size_even, needs=_HEADS),
-    ModuleRule(positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
-    ModuleRule(positions.scaling_in_order),
+    ModelRule(LanguageModel, widths.kv_heads_over_tp, needs=_HEADS),
+    ModelRule(LanguageModel, positions.head_size_even, needs=_HEADS),
+    ModelRule(DecoderModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
+    ModelRule(DecoderModel, positions.scaling_in_order),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),
     ModuleRule(experts.grid_of_experts_fits, needs=_GRID),
     ModuleRule(experts.choices_of_experts),
-    ModuleRule(experts.layers_have_experts),
+    ModelRule(LanguageModel, experts.layers_have_experts),
     ModuleRule(widths.vocab_over_tp, needs=("no-language-module", *_ROLE)),
-    ModuleRule(positions.hidden_holds_positions, needs=_HEADS),
-    ModuleRule(positions.heads_hold_places, needs=_HEADS),
-    ModuleRule(positions.learned_positions_have_grid),
-    ModuleRule(positions.class_token_has_place),
-    ModuleRule(hybrid.mamba_has_sizes),
-    ModuleRule(hybrid.mamba_heads_over_groups),
-    ModuleRule(hybrid.mamba_over_grid, needs=("mamba-heads-over-groups",)),
-    ModuleRule(positions.hidden_holds_sinusoids, needs=_HEADS),
+    ModelRule(VitModel, positions.hidden_holds_positions, needs=_HEADS),
+    ModelRule(VitModel, positions.heads_hold_places, needs=_HEADS),
+    ModelRule(VitModel, positions.learned_positions_have_grid),
+    ModelRule(VitModel, positions.class_token_has_place),
+    ModelRule(HybridModel, hybrid.mamba_has_sizes),
+    ModelRule(HybridModel, hybrid.mamba_heads_over_groups),
+    ModelRule(HybridModel, hybrid.mamba_over_grid, needs=("mamba-heads-over-groups",)),
+    ModelRule(AudioModel, positions.hidden_holds_sinusoids, needs=_HEADS),
     ModuleRule(data.frames_are_whole_rows),
     SpecRule(batch.batch_splits),
     SpecRule(batch.groups_split, needs=_BATCH),
@@ -125,7 +133,7 @@ RULES: tuple[ModuleRule | SpecRule, ...] = (
     SpecRule(training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
     SpecRule(data.frame_limits_used),
-    ModuleRule(training_settings.vision_settings_used),
+    ModelRule(VitModel, training_settings.vision_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(
         backends.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")

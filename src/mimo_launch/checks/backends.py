@@ -13,18 +13,14 @@ from collections.abc import Iterator
 from mimo_launch.checks.packages import ENGINE
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.spec.model import (
-    AudioModel,
-    CustomModel,
-    DecoderModel,
-    HybridModel,
-    LanguageModel,
     ModuleSpec,
     Spec,
     SyntheticData,
-    VitModel,
 )
 
 HEAD_STEP, LARGEST_HEAD = 8, 256
@@ -44,11 +40,11 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "write `precision: bf16` under `train`",
             Related(path=("train", "precision"), label=precision),
         )
-    model = module.model
-    if isinstance(model, CustomModel | HybridModel):
-        yield _without_its_layers(name, model)
+    kind = kind_of(module.model)
+    if not kind.has_standard_blocks:
+        yield _without_its_layers(name, kind)
         return
-    yield from _in_blocks(name, model)
+    yield from _in_blocks(name, kind)
     if module.grid.cp > 1 and name == LANGUAGE and (key := _packs(spec)):
         yield _cannot(
             name,
@@ -59,10 +55,10 @@ def backend_can(spec: Spec, name: str) -> Findings:
         )
 
 
-def _without_its_layers(name: str, model: CustomModel | HybridModel) -> Diagnostic:
+def _without_its_layers(name: str, kind: ModelKind) -> Diagnostic:
     """Return what is said of models whose layers it does not have at all."""
     path = ("modules", name, "model", "kind")
-    if isinstance(model, CustomModel):
+    if kind.is_custom:
         return _cannot(
             name,
             "provide the layers of a class of your own",
@@ -79,10 +75,10 @@ def _without_its_layers(name: str, model: CustomModel | HybridModel) -> Diagnost
     )
 
 
-def _in_blocks(name: str, model: VitModel | AudioModel | DecoderModel) -> Findings:
+def _in_blocks(name: str, kind: ModelKind) -> Findings:
     """Yield what the blocks of a model have, and its blocks do not."""
     path = ("modules", name, "model")
-    if isinstance(model, VitModel) and model.class_token:
+    if kind.has_class_token:
         yield _cannot(
             name,
             "attend to class tokens",
@@ -91,7 +87,7 @@ def _in_blocks(name: str, model: VitModel | AudioModel | DecoderModel) -> Findin
             "delete `class_token`",
             Related(path=(*path, "class_token"), label="a class token"),
         )
-    if isinstance(model, LanguageModel) and model.moe is not None:
+    if kind.moe is not None:
         yield _cannot(
             name,
             "provide experts",
@@ -99,9 +95,9 @@ def _in_blocks(name: str, model: VitModel | AudioModel | DecoderModel) -> Findin
             "keep the layers of torch for this module",
             Related(path=(*path, "moe"), label="experts"),
         )
-    size = model.head_size if isinstance(model, LanguageModel) else model.hidden // model.heads
+    size = kind.widths.head_size
     if size % HEAD_STEP or size > LARGEST_HEAD:
-        given = "head_dim" if isinstance(model, LanguageModel) and model.head_dim else "heads"
+        given = "heads" if kind.has_heads_of_hidden else "head_dim"
         yield _cannot(
             name,
             f"attend with heads {size} wide",
@@ -109,7 +105,7 @@ def _in_blocks(name: str, model: VitModel | AudioModel | DecoderModel) -> Findin
             "choose heads of such a width",
             Related(path=(*path, given), label=f"{size} wide"),
         )
-    if isinstance(model, AudioModel):
+    if not kind.has_key_bias:
         yield _cannot(
             name,
             "leave out the biases of keys alone",
@@ -181,19 +177,17 @@ def fp8_can(spec: Spec, name: str) -> Findings:
 
 def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, YamlPath]]:
     """Yield in words the sizes of a block's products along which they are cut or summed."""
-    model, tp = module.model, module.grid.tp
-    if isinstance(model, CustomModel | HybridModel):
+    model, tp, kind = module.model, module.grid.tp, kind_of(module.model)
+    if not kind.has_standard_blocks:
         return
     path: YamlPath = ("modules", name, "model")
-    size, kv_heads = model.hidden // model.heads, model.heads
-    if isinstance(model, LanguageModel):
-        size, kv_heads = model.head_size, model.num_kv_heads
-    heads = model.heads // tp
+    size = kind.widths.head_size
+    kv_heads, heads = kind.widths.key // size, kind.widths.heads // tp
     yield "tokens", model.hidden, (*path, "hidden")
     yield "heads", heads * size, (*path, "heads")
     yield "heads, keys and values", (heads + 2 * max(1, kv_heads // tp)) * size, (*path, "heads")
     mlp: YamlPath = (*path, "mlp" if "mlp" in model.model_fields_set else "hidden")
-    yield "inner MLPs", model.mlp_width // tp, mlp
+    yield "inner MLPs", kind.widths.inner // tp, mlp
 
 
 def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:

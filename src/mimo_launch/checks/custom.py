@@ -20,11 +20,8 @@ from mimo_launch.spec.model import CustomModel, Spec
 from mimo_launch.spec.wording import did_you_mean
 
 
-def class_is_there(spec: Spec, name: str) -> Findings:
+def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
     """The module of a class can be found, and defines it."""
-    model = spec.modules[name].model
-    if not isinstance(model, CustomModel):
-        return
     module, _, wanted = model.kind.partition(":")
     parts = module.split(".")
     found: ModuleSpec | None = None

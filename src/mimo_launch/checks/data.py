@@ -10,10 +10,10 @@ from math import gcd
 
 from mimo_launch.checks.rule import Findings, divisors
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
-    CustomModel,
     DigitsData,
     Spec,
     SyntheticData,
@@ -28,7 +28,7 @@ _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel"
 def input_path(spec: Spec, name: str) -> YamlPath:
     """Return where an encoder's input is described."""
     path = ("modules", name, "model")
-    return (*path, "input") if isinstance(spec.modules[name].model, CustomModel) else path
+    return (*path, "input") if kind_of(spec.modules[name].model).is_custom else path
 
 
 def digit_range_not_empty(spec: Spec) -> Findings:

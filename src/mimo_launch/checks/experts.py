@@ -7,18 +7,13 @@ Leaves: the backend to `backends`.
 
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.spec.model import ExpertGrid, HybridModel, LanguageModel, Moe, Spec
-
-
-def moe_of(spec: Spec, name: str) -> Moe | None:
-    """Return the mixture of experts of a module, if it has one."""
-    model = spec.modules[name].model
-    return model.moe if isinstance(model, LanguageModel) else None
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.model import ExpertGrid, LanguageModel, Spec
 
 
 def experts_have_model(spec: Spec, name: str) -> Findings:
     """A grid of experts is one of a model with experts."""
-    if spec.modules[name].experts is not None and moe_of(spec, name) is None:
+    if spec.modules[name].experts is not None and kind_of(spec.modules[name].model).moe is None:
         yield Diagnostic(
             code="experts-without-moe",
             headline=f"`{name}` lays out experts, and its model has none",
@@ -31,7 +26,7 @@ def experts_have_model(spec: Spec, name: str) -> Findings:
 
 def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
     """Experts are shared out whole over the ranks of each stage, evenly."""
-    module, moe = spec.modules[name], moe_of(spec, name)
+    module, moe = spec.modules[name], kind_of(spec.modules[name].model).moe
     if moe is None:
         return
     sizes, grid = module.experts or ExpertGrid(), module.grid
@@ -80,7 +75,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
 
 def choices_of_experts(spec: Spec, name: str) -> Findings:
     """A token has so many experts to choose from, and the router learns which."""
-    moe = moe_of(spec, name)
+    moe = kind_of(spec.modules[name].model).moe
     if moe is None:
         return
     path = ("modules", name, "model", "moe")
@@ -111,13 +106,10 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
         )
 
 
-def layers_have_experts(spec: Spec, name: str) -> Findings:
+def layers_have_experts(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Experts are described exactly where some layer has them."""
-    model = spec.modules[name].model
-    if not isinstance(model, LanguageModel):
-        return
-    path = ("modules", name, "model")
-    if any(model.has_experts(layer) for layer in range(model.layers)) == (model.moe is not None):
+    path, layers = ("modules", name, "model"), spec.modules[name].model.layers
+    if any(model.has_experts(layer) for layer in range(layers)) == (model.moe is not None):
         return
     if model.moe is None:
         yield Diagnostic(
@@ -128,16 +120,16 @@ def layers_have_experts(spec: Spec, name: str) -> Findings:
             help="write `moe: {experts: 8, top_k: 2, width: 256}` in `model`",
         )
         return
-    key = "moe" if isinstance(model, HybridModel) or model.moe.every == 1 else "every"
-    rule = "a layer has experts if its letter in `pattern` is `E`"
-    if not isinstance(model, HybridModel):
+    key, rule = "moe", "a layer has experts if its letter in `pattern` is `E`"
+    if "pattern" not in type(model).model_fields:
+        key = "moe" if model.moe.every == 1 else "every"
         rule = (
             "layer i, from 0, has experts if i + 1 is a multiple of `every` and i is at least "
             "`first_dense`"
         )
     yield Diagnostic(
         code="no-layer-has-experts",
-        headline=f"`{name}`: none of its {model.layers} layers has experts",
+        headline=f"`{name}`: none of its {layers} layers has experts",
         path=(*path, "moe") if key == "moe" else (*path, "moe", key),
         at_key=key == "moe",
         why=rule,

@@ -15,11 +15,9 @@ from mimo_launch.spec.model import Grid, HybridModel, Spec
 DEFAULTS = MambaSizes(heads=1)
 
 
-def mamba_has_sizes(spec: Spec, name: str) -> Findings:
+def mamba_has_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
     """Sizes of Mamba layers are given where there are such layers, and only there."""
-    model, path = spec.modules[name].model, ("modules", name, "model")
-    if not isinstance(model, HybridModel):
-        return
+    path = ("modules", name, "model")
     related = (Related(path=(*path, "pattern"), label=model.pattern),)
     if MAMBA in model.pattern and model.mamba is None:
         yield Diagnostic(
@@ -42,9 +40,9 @@ def mamba_has_sizes(spec: Spec, name: str) -> Findings:
         )
 
 
-def mamba_heads_over_groups(spec: Spec, name: str) -> Findings:
+def mamba_heads_over_groups(spec: Spec, name: str, model: HybridModel) -> Findings:
     """Each group serves equally many heads."""
-    sizes = _sizes(spec, name)
+    sizes = _sizes(model)
     if sizes is None or sizes.heads % sizes.groups == 0:
         return
     fits = ", ".join(f"`groups: {each}`" for each in divisors(sizes.heads))
@@ -57,9 +55,9 @@ def mamba_heads_over_groups(spec: Spec, name: str) -> Findings:
     )
 
 
-def mamba_over_grid(spec: Spec, name: str) -> Findings:
+def mamba_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
     """Ranks of tp and cp compute whole heads, and whole groups or equal parts of one."""
-    sizes, grid = _sizes(spec, name), spec.modules[name].grid
+    sizes, grid = _sizes(model), spec.modules[name].grid
     if sizes is None:
         return
     ranks = grid.tp * grid.cp
@@ -109,9 +107,6 @@ def _fitting(width: int, grid: Grid) -> str:
     return f"{{heads: {heads}, groups: {ranks}}}"
 
 
-def _sizes(spec: Spec, name: str) -> MambaSizes | None:
-    """Return the sizes of the Mamba layers of a module, if it has any."""
-    model = spec.modules[name].model
-    if not isinstance(model, HybridModel) or MAMBA not in model.pattern:
-        return None
-    return model.mamba
+def _sizes(model: HybridModel) -> MambaSizes | None:
+    """Return the sizes of the Mamba layers of a model, if it has any."""
+    return model.mamba if MAMBA in model.pattern else None

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.checks.experts import moe_of
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.architectures import text_of, value_of
@@ -26,9 +25,10 @@ from mimo_launch.hugging_face.folder import (
 from mimo_launch.hugging_face.headers import FilesError, read_headers
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.registry import model_types, part_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
-from mimo_launch.spec.model import CustomModel, LanguageModel, Model, Spec
+from mimo_launch.spec.model import LanguageModel, Model, Spec
 
 # Of a class of a user's own: what they do to its tensors, the tensors show.
 OWN_KEYS = ("kind", "parameters", "options")
@@ -81,7 +81,7 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
         there = model_from_data(saved[name]["model"])
     except (ValueError, LookupError, TypeError):
         return  # Of another release; `checkpoint` compares tensors.
-    is_own = isinstance(there, CustomModel) and isinstance(module.model, CustomModel)
+    is_own = kind_of(there).is_custom and kind_of(module.model).is_custom
     for key in type(there).model_fields:
         if is_own and key in OWN_KEYS:
             continue
@@ -180,7 +180,7 @@ def _training_is_written(spec: Spec, name: str, training: Mapping[str, Any]) -> 
 
     What a run does stands in its spec, so nothing is taken from the folder.
     """
-    module, moe = spec.modules[name], moe_of(spec, name)
+    module, moe = spec.modules[name], kind_of(spec.modules[name].model).moe
     if moe is None:
         return
     for key, there in training.items():

@@ -16,12 +16,9 @@ from mimo_launch.spec.model import (
 )
 
 
-def head_size_even(spec: Spec, name: str) -> Findings:
+def head_size_even(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Rotary positions turn pairs of numbers."""
-    model = spec.modules[name].model
-    if not isinstance(model, LanguageModel) or not model.attends or model.head_size % 2 == 0:
-        return
-    if model.rope_theta is None:
+    if not model.attends or model.head_size % 2 == 0 or model.rope_theta is None:
         return
     given = model.head_dim is not None
     fits = f"head_dim: {model.head_size + 1}"
@@ -34,10 +31,9 @@ def head_size_even(spec: Spec, name: str) -> Findings:
     )
 
 
-def mrope_fills_head(spec: Spec, name: str) -> Findings:
+def mrope_fills_head(spec: Spec, name: str, model: DecoderModel) -> Findings:
     """Every pair of a head turns with one axis."""
-    model = spec.modules[name].model
-    if not isinstance(model, DecoderModel) or model.mrope is None:
+    if model.mrope is None:
         return
     pairs, given = model.head_size // 2, sum(model.mrope)
     if given == pairs:
@@ -55,10 +51,9 @@ def mrope_fills_head(spec: Spec, name: str) -> Findings:
     )
 
 
-def scaling_in_order(spec: Spec, name: str) -> Findings:
+def scaling_in_order(spec: Spec, name: str, model: DecoderModel) -> Findings:
     """There are wavelengths between those that stay and those that turn slower."""
-    model = spec.modules[name].model
-    if not isinstance(model, DecoderModel) or model.rope_scaling is None:
+    if model.rope_scaling is None:
         return
     low, high = model.rope_scaling.low_freq_factor, model.rope_scaling.high_freq_factor
     if low < high:
@@ -75,10 +70,9 @@ def scaling_in_order(spec: Spec, name: str) -> Findings:
     )
 
 
-def hidden_holds_positions(spec: Spec, name: str) -> Findings:
+def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D sine and cosine positions take a quarter of the width each."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or model.positions != "sincos" or model.hidden % 4 == 0:
+    if model.positions != "sincos" or model.hidden % 4 == 0:
         return
     fits = next_multiple(model.hidden, 4 * model.heads)
     yield Diagnostic(
@@ -90,10 +84,9 @@ def hidden_holds_positions(spec: Spec, name: str) -> Findings:
     )
 
 
-def heads_hold_places(spec: Spec, name: str) -> Findings:
+def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D rotary positions turn pairs by row and as many by column."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or model.positions != "rope2d":
+    if model.positions != "rope2d":
         return
     size = model.hidden // model.heads
     if size % 4 == 0:
@@ -109,10 +102,9 @@ def heads_hold_places(spec: Spec, name: str) -> Findings:
     )
 
 
-def learned_positions_have_grid(spec: Spec, name: str) -> Findings:
+def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findings:
     """A table of positions has a size."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or model.positions != "learned" or model.image is not None:
+    if model.positions != "learned" or model.image is not None:
         return
     yield Diagnostic(
         code="positions-without-grid",
@@ -123,10 +115,9 @@ def learned_positions_have_grid(spec: Spec, name: str) -> Findings:
     )
 
 
-def class_token_has_place(spec: Spec, name: str) -> Findings:
+def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D rotary positions turn patches by their places, and a class token has none."""
-    model = spec.modules[name].model
-    if not isinstance(model, VitModel) or not model.class_token or model.positions != "rope2d":
+    if not model.class_token or model.positions != "rope2d":
         return
     yield Diagnostic(
         code="class-token-without-place",
@@ -138,10 +129,9 @@ def class_token_has_place(spec: Spec, name: str) -> Findings:
     )
 
 
-def hidden_holds_sinusoids(spec: Spec, name: str) -> Findings:
+def hidden_holds_sinusoids(spec: Spec, name: str, model: AudioModel) -> Findings:
     """Half of the width is sines, half is cosines."""
-    model = spec.modules[name].model
-    if not isinstance(model, AudioModel) or model.hidden % 2 == 0:
+    if model.hidden % 2 == 0:
         return
     yield Diagnostic(
         code="odd-audio-width",

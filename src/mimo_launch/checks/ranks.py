@@ -9,10 +9,11 @@ from math import prod
 
 from mimo_launch.checks.rule import Findings, show_ranks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.model import AXES, CustomModel, LanguageModel, Spec, rank_range
+from mimo_launch.spec.model import AXES, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # Beyond this many ranks, groups are not listed one by one for a mere warning.
@@ -39,10 +40,10 @@ def language_present(spec: Spec) -> Findings:
 def kind_fits_role(spec: Spec, name: str) -> Findings:
     """`language` is a language model and nothing else is."""
     model = spec.modules[name].model
-    if isinstance(model, LanguageModel) == (name == LANGUAGE):
+    if kind_of(model).computes_loss == (name == LANGUAGE):
         return
     kind = model.kind
-    if isinstance(model, CustomModel):
+    if kind_of(model).is_custom:
         yield Diagnostic(
             code="not-supported-yet",
             headline=f"`{kind}` cannot be the language model: classes of your own are encoders",

@@ -7,11 +7,13 @@ Leaves: the checks themselves to their files.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.spec.model import MissingPartError, Spec
 
 Findings = Iterator[Diagnostic]
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,25 @@ class ModuleRule:
 
     run: Callable[[Spec, str], Findings]
     needs: tuple[str, ...] = ()
+
+    def findings(self, spec: Spec, name: str) -> Findings:
+        """Yield what it finds in a module."""
+        yield from self.run(spec, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRule(Generic[M]):
+    """A check of those modules whose model is an `of`, which it gets as a third argument."""
+
+    of: type[M]
+    run: Callable[[Spec, str, M], Findings]
+    needs: tuple[str, ...] = ()
+
+    def findings(self, spec: Spec, name: str) -> Findings:
+        """Yield what it finds in a module."""
+        model = spec.modules[name].model
+        if isinstance(model, self.of):
+            yield from self.run(spec, name, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +51,10 @@ class SpecRule:
     needs: tuple[str, ...] = ()
 
 
-def run_rules(spec: Spec, rules: Sequence[ModuleRule | SpecRule]) -> list[Diagnostic]:
+Rule = ModuleRule | ModelRule[Any] | SpecRule
+
+
+def run_rules(spec: Spec, rules: Sequence[Rule]) -> list[Diagnostic]:
     """Return the findings of all rules, in table order."""
     findings: list[Diagnostic] = []
     try:
@@ -38,12 +62,13 @@ def run_rules(spec: Spec, rules: Sequence[ModuleRule | SpecRule]) -> list[Diagno
     except MissingPartError:
         modules = ()
     for rule in rules:
-        if isinstance(rule, ModuleRule):
-            for name in modules:
-                if not _has_any(findings, rule.needs, (name, "language")):
-                    findings += _readable(rule.run(spec, name))
-        elif not _has_any(findings, rule.needs, modules):
-            findings += _readable(rule.run(spec))
+        if isinstance(rule, SpecRule):
+            if not _has_any(findings, rule.needs, modules):
+                findings += _readable(rule.run(spec))
+            continue
+        for name in modules:
+            if not _has_any(findings, rule.needs, (name, "language")):
+                findings += _readable(rule.findings(spec, name))
     return findings
 
 

@@ -192,11 +192,9 @@ def image_sizes_used(spec: Spec) -> Findings:
             )
 
 
-def vision_settings_used(spec: Spec, name: str) -> Findings:
+def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     """Settings of parts that a vision transformer does not have."""
-    model, path = spec.modules[name].model, ("modules", name, "model")
-    if not isinstance(model, VitModel):
-        return
+    path = ("modules", name, "model")
     if model.image is not None and model.positions != "learned":
         why = f"`positions: {model.positions}` need no table"
         yield _no_effect((*path, "image"), f"`image` of `{name}` does nothing", why)

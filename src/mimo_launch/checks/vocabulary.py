@@ -17,6 +17,7 @@ from mimo_launch.hugging_face.tokenizer import (
     token_id,
     token_text,
 )
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     DIGITS_BASE_VOCAB,
     PAD,
@@ -28,7 +29,6 @@ from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.spec.model import (
     ChatTemplate,
     DigitsData,
-    LanguageModel,
     Spec,
     WebdatasetData,
     clip_input,
@@ -39,19 +39,19 @@ _VOCAB = ("modules", LANGUAGE, "model", "vocab")
 
 def vocab_holds_tokens(spec: Spec) -> Findings:
     """The vocabulary has room for the data's tokens and one placeholder per encoder."""
-    model = spec.language.model
-    if not isinstance(model, LanguageModel) or isinstance(model.vocab, str):
+    vocab = kind_of(spec.language.model).vocab
+    if vocab == "digits":
         return
     if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
         return
     num_encoders = len(spec.encoders)
     is_digits = isinstance(spec.data, DigitsData)
     words = DIGITS_BASE_VOCAB if is_digits else 2
-    if model.vocab >= words + num_encoders:
+    if vocab >= words + num_encoders:
         return
     yield Diagnostic(
         code="vocab-too-small",
-        headline=f"`vocab` {model.vocab} is less than {words} tokens of the data + "
+        headline=f"`vocab` {vocab} is less than {words} tokens of the data + "
         f"{num_encoders} placeholder{'s' * (num_encoders != 1)}",
         path=_VOCAB,
         why="the last ids of the vocabulary stand for the rows of the encoders, one id each",
@@ -84,17 +84,17 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
 
 def vocab_holds_tokenizer(spec: Spec) -> Findings:
     """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
-    data, model = spec.data, spec.language.model
-    if not isinstance(data, WebdatasetData) or not isinstance(model, LanguageModel):
+    data, kind = spec.data, kind_of(spec.language.model)
+    if not isinstance(data, WebdatasetData) or not kind.computes_loss:
         return
     tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
-    vocab = 0 if isinstance(model.vocab, str) else model.vocab
+    vocab = 0 if kind.vocab == "digits" else kind.vocab
     if vocab >= tokens + placeholders:
         return
     ends = f" + {placeholders} placeholder{'s' * (placeholders != 1)}" if placeholders else ""
     yield Diagnostic(
         code="vocab-too-small",
-        headline=f"`vocab` {model.vocab} is less than {tokens} tokens of the tokenizer{ends}",
+        headline=f"`vocab` {kind.vocab} is less than {tokens} tokens of the tokenizer{ends}",
         path=_VOCAB,
         why="an id beyond the vocabulary has no embedding"
         + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),

@@ -7,27 +7,27 @@ Leaves: positions to `positions`, what data need of a vocabulary to `vocabulary`
 
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.encoder_placement import LANGUAGE
-from mimo_launch.spec.model import CustomModel, HybridModel, LanguageModel, Spec
+from mimo_launch.spec.model import LanguageModel, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
     """Attention heads are shared out evenly over tp."""
-    heads = spec.modules[name].model.heads
-    if heads is None or not _attends(spec, name):
+    heads = kind_of(spec.modules[name].model).num_heads
+    if heads is None:
         return
     yield from _over_tp(
         spec, name, "heads", heads, code="heads-over-tp", why="each tp rank computes whole heads"
     )
 
 
-def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
+def kv_heads_over_tp(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
-    model, tp = spec.modules[name].model, spec.modules[name].grid.tp
-    if not isinstance(model, LanguageModel) or model.kv_heads is None or not model.attends:
+    kv, tp = model.kv_heads, spec.modules[name].grid.tp
+    if kv is None or not model.attends:
         return
-    kv = model.kv_heads
     if kv % tp == 0 or tp % kv == 0:
         return
     fits = [size for size in divisors(model.heads) if size % tp == 0 or tp % size == 0]
@@ -41,12 +41,9 @@ def kv_heads_over_tp(spec: Spec, name: str) -> Findings:
     )
 
 
-def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
+def heads_over_kv_heads(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Each key/value head serves equally many query heads."""
-    model = spec.modules[name].model
-    if not isinstance(model, LanguageModel) or not model.attends:
-        return
-    if model.heads % model.num_kv_heads == 0:
+    if not model.attends or model.heads % model.num_kv_heads == 0:
         return
     yield Diagnostic(
         code="heads-over-kv-heads",
@@ -61,12 +58,8 @@ def heads_over_kv_heads(spec: Spec, name: str) -> Findings:
 def hidden_over_heads(spec: Spec, name: str) -> Findings:
     """The width is a whole number of heads, unless `head_dim` is given."""
     model = spec.modules[name].model
-    if isinstance(model, LanguageModel) and model.head_dim is not None:
-        return
-    # How wide the heads of a user's own encoder are is its own affair.
-    if isinstance(model, CustomModel) or model.hidden % model.heads == 0:
-        return
-    if not _attends(spec, name):
+    kind = kind_of(model)
+    if not kind.has_heads_of_hidden or model.heads is None or model.hidden % model.heads == 0:
         return
     fits = next_multiple(model.hidden, model.heads)
     yield Diagnostic(
@@ -74,7 +67,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
         headline=f"`{name}`: hidden {model.hidden} does not split into {model.heads} heads",
         path=("modules", name, "model", "hidden"),
         why="a head is hidden / heads wide"
-        + (", unless `head_dim` says otherwise" if isinstance(model, LanguageModel) else ""),
+        + (", unless `head_dim` says otherwise" if kind.computes_loss else ""),
         help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )
@@ -82,11 +75,11 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
 
 def mlp_over_tp(spec: Spec, name: str) -> Findings:
     """The MLP's inner width is cut evenly over tp."""
-    model = spec.modules[name].model
-    if isinstance(model, CustomModel) or (isinstance(model, LanguageModel) and not model.has_mlps):
+    width = kind_of(spec.modules[name].model).mlp_width
+    if width is None:
         return
     why = "each tp rank holds an equal part of the width inside the MLP"
-    yield from _over_tp(spec, name, "mlp", model.mlp_width, code="mlp-over-tp", why=why)
+    yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
 
 
 def vocab_over_tp(spec: Spec, name: str) -> Findings:
@@ -113,7 +106,7 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
     if layers >= stages:
         return
     key, remedy = "layers", f"`layers: {stages}`"
-    if isinstance(module.model, HybridModel):
+    if "pattern" in type(module.model).model_fields:
         key, remedy = "pattern", f"a pattern of {stages} letters"
     product = f"pp {module.grid.pp}" + (f" * {virtual} virtual stages" if virtual > 1 else "")
     yield Diagnostic(
@@ -124,12 +117,6 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
         help=f"write {remedy}, or a smaller pp",
         related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
     )
-
-
-def _attends(spec: Spec, name: str) -> bool:
-    """Return whether attention heads are computed: a language model may have layers without."""
-    model = spec.modules[name].model
-    return not isinstance(model, LanguageModel) or model.attends
 
 
 def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str) -> Findings:

@@ -187,7 +187,7 @@ class _Activations:
         """Return the bytes of some tensors of one block."""
         tp = self.tp
         # With fewer key heads than tp ranks, each rank holds one of them; so with Mamba's groups.
-        head = size.query // size.heads if size.mamba is None else size.mamba.state
+        head = size.head_size if size.mamba is None else size.mamba.state
         key = max(size.key // tp, head)
         total = 0
         for each in tensors:

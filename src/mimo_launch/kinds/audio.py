@@ -21,9 +21,9 @@ class AudioKind(TransformerEncoderKind):
     model: AudioModel
 
     @property
-    def attention_biases(self) -> int:
-        """Keys have no bias."""
-        return 2
+    def has_key_bias(self) -> bool:
+        """Keys have none."""
+        return False
 
     @property
     def patch_work(self) -> PatchWork:

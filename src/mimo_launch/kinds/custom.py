@@ -23,6 +23,16 @@ class CustomKind(ModelKind):
     model: CustomModel
 
     @property
+    def is_custom(self) -> bool:
+        """A class of the user's own builds it."""
+        return True
+
+    @property
+    def num_heads(self) -> int | None:
+        """Heads, if the spec gives any; how wide they are is the affair of the class."""
+        return self.model.heads
+
+    @property
     def patches_per_row(self) -> int:
         """Tokens that become one row of language."""
         return self.model.patches_per_row

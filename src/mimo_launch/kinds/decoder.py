@@ -52,6 +52,11 @@ class DecoderKind(LanguageKind):
 
     model: DecoderModel
 
+    @property
+    def has_standard_blocks(self) -> bool:
+        """Every layer is attention and an MLP or experts."""
+        return True
+
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""
         model, inner = self.model, self._dense_width(number)

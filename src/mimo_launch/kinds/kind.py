@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
@@ -30,6 +31,51 @@ class ModelKind(ABC):
     model: EncoderModel | LanguageModel
 
     # What other rooms ask about.
+
+    @property
+    def computes_loss(self) -> bool:
+        """Whether it can be `language`: it reads tokens; every other kind feeds it rows."""
+        return False
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether a class of the user's own builds it."""
+        return False
+
+    @property
+    def vocab(self) -> int | Literal["digits"]:
+        """Number of its tokens, or the data set that has them."""
+        return "digits"
+
+    @property
+    def vocab_multiple(self) -> int:
+        """What the vocabulary is padded to a multiple of."""
+        return 1
+
+    @property
+    def num_heads(self) -> int | None:
+        """Query heads that tp cuts, if it has any."""
+        return None
+
+    @property
+    def has_heads_of_hidden(self) -> bool:
+        """Whether a head is hidden / heads wide."""
+        return False
+
+    @property
+    def mlp_width(self) -> int | None:
+        """Width inside the MLPs that tp cuts, if it has any."""
+        return None
+
+    @property
+    def has_standard_blocks(self) -> bool:
+        """Whether every layer is attention and an MLP or experts, which libraries offer."""
+        return False
+
+    @property
+    def has_key_bias(self) -> bool:
+        """Whether keys have a bias if queries and values have."""
+        return True
 
     @property
     def moe(self) -> Moe | None:

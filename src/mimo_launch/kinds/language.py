@@ -7,6 +7,7 @@ Leaves: the layers to `decoder` and `hybrid`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Weight, Widths, Workload
@@ -20,6 +21,36 @@ class LanguageKind(ModelKind):
     """A model that reads tokens and computes the loss."""
 
     model: LanguageModel
+
+    @property
+    def computes_loss(self) -> bool:
+        """It reads tokens and computes the loss."""
+        return True
+
+    @property
+    def vocab(self) -> int | Literal["digits"]:
+        """Number of its tokens, or the data set that has them."""
+        return self.model.vocab
+
+    @property
+    def vocab_multiple(self) -> int:
+        """What the vocabulary is padded to a multiple of."""
+        return self.model.vocab_multiple
+
+    @property
+    def num_heads(self) -> int | None:
+        """Query heads, if any layer attends."""
+        return self.model.heads if self.model.attends else None
+
+    @property
+    def has_heads_of_hidden(self) -> bool:
+        """Whether a head is hidden / heads wide."""
+        return self.model.head_dim is None and self.model.attends
+
+    @property
+    def mlp_width(self) -> int | None:
+        """Width inside the MLPs that are no experts, if there are any."""
+        return self.model.mlp_width if self.model.has_mlps else None
 
     @property
     def moe(self) -> Moe | None:

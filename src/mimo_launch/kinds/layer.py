@@ -132,6 +132,11 @@ class Widths:
     experts: Moe | None = None
 
     @property
+    def head_size(self) -> int:
+        """Width of one query head."""
+        return self.query // self.heads
+
+    @property
     def kind(self) -> LayerKind:
         """What the layer is to a device."""
         if self.mamba is not None:

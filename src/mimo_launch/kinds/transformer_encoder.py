@@ -58,14 +58,29 @@ class TransformerEncoderKind(ModelKind):
     def patch_work(self) -> PatchWork:
         """What makes one token of a patch costs."""
 
-    @property
-    @abstractmethod
-    def attention_biases(self) -> int:
-        """Biases among those of queries, keys and values."""
-
     @abstractmethod
     def embedding_weights(self) -> Iterator[Weight]:
         """Yield the weights in front of the first block."""
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads."""
+        return self.model.heads
+
+    @property
+    def has_heads_of_hidden(self) -> bool:
+        """A head is hidden / heads wide."""
+        return True
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLPs."""
+        return self.model.mlp_width
+
+    @property
+    def has_standard_blocks(self) -> bool:
+        """Every layer is attention and an MLP."""
+        return True
 
     @property
     def has_final_norm(self) -> bool:
@@ -83,7 +98,7 @@ class TransformerEncoderKind(ModelKind):
         part, inner = share.of(width), share.of(self.model.mlp_width)
         yield from (Weight((width,)),) * 4  # Two norms.
         yield Weight((3 * part, width), in_product=True)
-        yield Weight((self.attention_biases * part,))
+        yield Weight(((2 + self.has_key_bias) * part,))
         yield from (Weight((width, part), in_product=True), Weight((width,)))
         yield from (Weight((inner, width), in_product=True), Weight((inner,)))
         yield from (Weight((width, inner), in_product=True), Weight((width,)))

@@ -34,11 +34,6 @@ class VisionKind(TransformerEncoderKind):
         return self.model.final_norm
 
     @property
-    def attention_biases(self) -> int:
-        """Queries, keys and values have biases."""
-        return 3
-
-    @property
     def patch_work(self) -> PatchWork:
         """One linear map."""
         size = self.model.patch_numbers

@@ -5,7 +5,8 @@ Relies on: the spec's types only.
 Leaves: making samples to `data`.
 """
 
-from mimo_launch.spec.model import LanguageModel, Spec
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.model import Spec
 
 PAD, BOS, EOS, ASK = 0, 1, 2, 3
 FIRST_DIGIT = 4
@@ -17,15 +18,13 @@ IGNORE_LABEL = -100
 
 def vocab_size(spec: Spec) -> int:
     """Number of real tokens, placeholders included and padding excluded."""
-    model = spec.language.model
-    vocab = model.vocab if isinstance(model, LanguageModel) else "digits"
+    vocab = kind_of(spec.language.model).vocab
     return DIGITS_BASE_VOCAB + len(spec.encoders) if vocab == "digits" else vocab
 
 
 def padded_vocab_size(spec: Spec) -> int:
     """Rows of the embedding and the head: the vocabulary rounded up to `vocab_multiple`."""
-    model = spec.language.model
-    multiple = model.vocab_multiple if isinstance(model, LanguageModel) else 1
+    multiple = kind_of(spec.language.model).vocab_multiple
     return -(-vocab_size(spec) // multiple) * multiple
 
 
