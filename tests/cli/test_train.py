@@ -39,6 +39,34 @@ def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+# Notes which process makes the programs of a plan, and which proves them.
+NOTED = """
+import os
+from mimo_launch.cli.app import main
+from mimo_launch.plan import plan as plans
+
+def noted(name):
+    made = getattr(plans, name)
+    def note(*args):
+        with open(name, "a") as file:
+            file.write(f"{os.getpid()} ")
+        return made(*args)
+    setattr(plans, name, note)
+
+noted("generate"), noted("proven")
+main()
+"""
+
+
+def test_workers_inherit_the_plan_that_their_launcher_has_made_and_proved(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", NOTED, "train", str(SPEC), "--steps", "1"]
+    launcher = start(tmp_path, "--nproc", "2", "--set", "eval=null", program=program)
+    code, _, err = finish(launcher)
+    assert (code, err) == (0, "")
+    for name in ("generate", "proven"):
+        assert set((tmp_path / name).read_text().split()) == {str(launcher.pid)}
+
+
 def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
     code, out, err = finish(start(tmp_path, "--nproc", "2"))
     assert (code, err) == (0, "")

@@ -10,19 +10,19 @@ from mimo_launch.cli.launch.failure import resume_command, show_failure
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.launcher.failure_report import headline, report_lines
 from mimo_launch.launcher.rank_tasks import Job, Training
-from mimo_launch.launcher.verdict import Host, RankState, RunFailed, diagnose
+from mimo_launch.launcher.verdict import Circumstances, Host, RankState, RunFailed, diagnose
 from mimo_launch.launcher.worker_processes import Exit, Frame
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
-from mimo_launch.spec.model import Spec
 
 ROOT = Path(__file__).parents[2]
 WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
 
 
-def quickstart() -> Spec:
+def quickstart() -> Plan:
     spec = load_and_check(ROOT / "topologies" / "quickstart.yaml").spec
     assert spec is not None
-    return spec
+    return Plan.of(spec)
 
 
 def ranks(count: int = 8) -> list[RankState]:
@@ -44,8 +44,8 @@ def test_a_rank_that_lacks_what_the_host_limits_is_told_the_remedy(tmp_path: Pat
     states = ranks()
     said = "RuntimeError: epoll_create: Too many open files"
     states[5] = replace(states[5], failed=9.0, cause=Cause.OWN, message=said, frames=())
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts(), absent=(), oom_killed=False)
-    text = "\n".join(report_lines(failure, quickstart(), tmp_path, command="train"))
+    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts(), absent=())
+    text = "\n".join(report_lines(failure, tmp_path, command="train"))
     assert "= help:    Too many open files: this process may have" in text
     assert "`ulimit -n" in text
 
@@ -67,7 +67,7 @@ def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
     (folder / "stderr.log").write_text("text")
     failure = diagnose(quickstart(), states, attempt=2, hosts=hosts()[:1])
     lines = report_lines(
-        failure, quickstart(), tmp_path, command="mimo-launch train x.yaml", checkpoint="step 10"
+        failure, tmp_path, command="mimo-launch train x.yaml", checkpoint="step 10"
     )
     assert lines == [
         "error: rank 5 failed first (language tp 1 cp 0 dp 0 pp 0)",
@@ -88,7 +88,7 @@ def test_a_task_without_checkpoints_starts_again(tmp_path: Path) -> None:
     states = ranks()
     states[5] = replace(states[5], failed=9.0, cause=Cause.OWN, message="ValueError", frames=())
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, quickstart(), tmp_path, command="c", resumable=False)
+    lines = report_lines(failure, tmp_path, command="c", resumable=False)
     assert lines[-1] == "   = again:   c"
 
 
@@ -98,8 +98,8 @@ def test_many_different_ranks_still_fit_on_a_screen(tmp_path: Path) -> None:
     states += [replace(states[0], rank=rank, step=30 + rank) for rank in (8, 9, 10, 11)]
     spec = load_and_check(ROOT / "topologies" / "quickstart.yaml", ["idle_ranks=8-11"]).spec
     assert spec is not None
-    failure = diagnose(spec, states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, spec, tmp_path, command="c", checkpoint=None)
+    failure = diagnose(Plan.of(spec), states, attempt=0, hosts=hosts()[:1])
+    lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert len(lines) < 20
     assert any("and 3 more groups of ranks" in line for line in lines)
 
@@ -108,12 +108,12 @@ def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:
     states = ranks()
     states[6] = replace(states[6], end=Exit(11, "SIGSEGV", 0), ended=5.0, process="")
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts())
-    assert headline(failure, quickstart()).endswith("pp 0) on gpu1 (node 1)")
+    assert headline(failure).endswith("pp 0) on gpu1 (node 1)")
 
 
 def test_a_host_that_does_not_answer_is_named_with_its_ranks(tmp_path: Path) -> None:
     failure = diagnose(quickstart(), ranks(4), attempt=0, hosts=hosts(), absent=hosts()[1:])
-    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+    lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert lines[0] == "error: gpu1 (node 1, ranks 4-7) does not answer"
     assert not failure.restartable
 
@@ -122,8 +122,14 @@ def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(tmp_path: Path)
     states = ranks()
     states[2] = replace(states[2], end=Exit(9, "SIGKILL", 0), ended=5.0, process="")
     for seen, words in ((True, "out-of-memory killer ended"), (False, "or by the out-of-memory")):
-        failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1], oom_killed=seen)
-        lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+        failure = diagnose(
+            quickstart(),
+            states,
+            attempt=0,
+            hosts=hosts()[:1],
+            around=Circumstances(oom_killed=seen),
+        )
+        lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
         assert words in lines[1]
 
 
@@ -131,7 +137,7 @@ def test_long_lines_are_cut_and_the_whole_is_in_a_file(tmp_path: Path) -> None:
     states = ranks()
     states[2] = replace(states[2], failed=9.0, cause=Cause.OWN, message="ValueError: " + "x" * 9000)
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+    lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert len(lines[1]) < 600
     assert lines[1].endswith("x ... (the rest is in stderr.log)")
 
@@ -142,7 +148,7 @@ def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
         replace(s, failed=9.0, cause=Cause.FINAL, message="NonFiniteRun: enough") for s in ranks()
     ]
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint="step 10")
+    lines = report_lines(failure, tmp_path, command="c", checkpoint="step 10")
     assert not any("others:" in line for line in lines)
     assert lines[-3:] == [
         "   = resume:  the same command would end in the same way; first change what is said above",
@@ -158,7 +164,7 @@ def test_a_rank_that_does_not_leave_is_named(tmp_path: Path) -> None:
     ]
     states[3] = replace(states[3], end=None, process="S", frames=WAITING)
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, quickstart(), tmp_path, command="c", checkpoint=None)
+    lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert lines[0].startswith("error: rank 3 has finished but does not leave (")
 
 
@@ -170,7 +176,7 @@ def test_names_that_are_no_text_are_reported(
     states[1] = replace(states[1], failed=9.0, cause=Cause.OWN, message="OSError: odd\udcff.jpg")
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
     show_failure(
-        RunFailed(failure), Job(spec=quickstart(), run=tmp_path, task=Training()), Console()
+        RunFailed(failure), Job(plan=quickstart(), run=tmp_path, task=Training()), Console()
     )
     assert "odd\\udcff.jpg" in capfd.readouterr().err
     assert "odd\\udcff.jpg" in (tmp_path / "failure.txt").read_text()

@@ -21,6 +21,8 @@ from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, watchdog_words
 from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
 from mimo_launch.launcher.worker_processes import Exit, Frame
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
 
 LATE = (
@@ -88,8 +90,8 @@ from mimo_launch.cli.launch.request import Start
 from mimo_launch.launcher import gpus
 
 gpus._look = lambda: gpus.Gpus(2 * ("torch._dynamo" in sys.modules))
-spec = SimpleNamespace(modules={})
-start = partial(Start, spec=spec, task=None, file=None, runs=Path(), say=None, show=None)
+plan = SimpleNamespace(spec=SimpleNamespace(modules={}))
+start = partial(Start, plan=plan, task=None, file=None, runs=Path(), say=None, show=None)
 assert start(device="cpu").on_host_of(2).device == "cpu"
 assert "torch" not in sys.modules, "no GPU to look for"
 assert start().on_host_of(2).device == "cuda"
@@ -159,7 +161,7 @@ def test_a_full_gpu_says_whose_it_is_and_what_needs_less(monkeypatch: pytest.Mon
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
     )
     made = spec({"vision": box(0), "language": box(1)})
-    error = OutOfGpuMemory.on(made, 1, full)
+    error = OutOfGpuMemory.on(build_layout(made), 1, full)
     assert str(error).splitlines() == [
         "the GPU of rank 1 (language) is full: 70.0 GiB in tensors, 75.0 GiB reserved of 79.0 GiB",
         "less is needed by smaller microbatches (schedule.microbatches), and under "
@@ -246,8 +248,8 @@ def test_a_host_that_waits_for_its_gpu_is_not_stuck(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for rank in range(2):
         (folder / f"rank_{rank}").write_bytes(b"dump")
-    failure = diagnose(made, [usual, replace(usual, rank=1)], attempt=0, hosts=(host,))
-    lines = report_lines(failure, made, tmp_path, command="again", checkpoint=None)
+    failure = diagnose(Plan.of(made), [usual, replace(usual, rank=1)], attempt=0, hosts=(host,))
+    lines = report_lines(failure, tmp_path, command="again", checkpoint=None)
     assert lines[0].startswith("error: rank 0 is the furthest behind")
     text = "\n".join(lines)
     assert "every rank is waiting for its GPU, which waits for others" in text

@@ -21,9 +21,8 @@ from mimo_launch.launcher.worker_logs import (
     rank_folder,
     recorded_ranks,
 )
-from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.runtime.progress import Cause, Phase
-from mimo_launch.spec.model import Spec
 
 MAX_GROUPS = 8
 MAX_FRAMES = 3
@@ -36,7 +35,7 @@ _FIRST = "   = "
 _MORE = " " * 14
 
 
-def headline(failure: Failure, spec: Spec) -> str:
+def headline(failure: Failure) -> str:
     """Return who is to blame, with its place, in one line."""
     rank, kind = failure.verdict.rank, failure.verdict.kind
     if kind is Kind.ABSENT:
@@ -45,9 +44,9 @@ def headline(failure: Failure, spec: Spec) -> str:
             for host in failure.absent
         )
     if kind is Kind.NO_FOLDER:
-        return f"error: the run folder is no longer that of this run: {failure.folder_lost}"
+        return f"error: the run folder is no longer that of this run: {failure.around.folder_lost}"
     if kind is Kind.FROZEN:
-        return f"error: the whole job stood still for {failure.frozen_s:.0f} s"
+        return f"error: the whole job stood still for {failure.around.frozen_s:.0f} s"
     if failure.verdict.final:
         return "error: the run ended itself"
     words = {
@@ -59,7 +58,7 @@ def headline(failure: Failure, spec: Spec) -> str:
         Kind.LOST: "lost its connection",
         Kind.LINGERS: "has finished but does not leave",
     }[kind]
-    return f"error: rank {rank} {words} ({place(build_layout(spec), rank)}){_host(failure, rank)}"
+    return f"error: rank {rank} {words} ({place(failure.plan.layout, rank)}){_host(failure, rank)}"
 
 
 def place(layout: Layout, rank: int) -> str:
@@ -73,7 +72,6 @@ def place(layout: Layout, rank: int) -> str:
 
 def report_lines(
     failure: Failure,
-    spec: Spec,
     run: Path,
     *,
     command: str,
@@ -87,7 +85,7 @@ def report_lines(
     frozen = failure.verdict.kind is Kind.FROZEN
     rank = -1 if frozen else failure.verdict.rank
     state = failure.of(rank)
-    lines = [headline(failure, spec)]
+    lines = [headline(failure)]
     if failure.verdict.kind is Kind.NO_FOLDER:
         lines += _row("folder", [f"{run}: nothing more can be kept, so the run was ended"])
         return [*lines, *_row("again", [command])]
@@ -140,14 +138,15 @@ def _said(failure: Failure, state: RankState) -> list[str]:
         case Kind.STOPPED:
             return ["its process is stopped (SIGSTOP, or a debugger)"]
         case Kind.STUCK | Kind.BEHIND | Kind.LINGERS:
-            still = f"nothing for {failure.timeout} s or longer"
+            timeout = failure.plan.spec.train.timeout
+            still = f"nothing for {timeout} s or longer"
             if failure.verdict.kind is Kind.BEHIND:
                 gpu = "its GPU, which waits for " if state.gpu else ""
                 still += f"; every rank is waiting for {gpu}others"
             elif state.deaf:
                 still += "; a call outside of Python keeps the interpreter (the GIL)"
             elif state.beats:
-                still = f"it works, but its step has not ended for {failure.timeout} s or longer"
+                still = f"it works, but its step has not ended for {timeout} s or longer"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
             return [still, *(at or said or ["its stack could not be read"])]
@@ -165,7 +164,7 @@ def _death(failure: Failure, state: RankState) -> str:
     if end is None:
         return "its process is gone"
     if end.killed_by == "SIGKILL":
-        if failure.oom_killed:
+        if failure.around.oom_killed:
             return "killed by SIGKILL: the kernel's out-of-memory killer ended a process meanwhile"
         return "killed by SIGKILL (by hand, or by the out-of-memory killer of the machine)"
     if end.killed_by:

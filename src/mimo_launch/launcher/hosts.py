@@ -17,11 +17,17 @@ from mimo_launch.launcher.network import Meeting, worker_store
 from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
-from mimo_launch.launcher.verdict import Host, RankState, RunFailed, diagnose, from_json, to_json
+from mimo_launch.launcher.verdict import (
+    Circumstances,
+    Host,
+    RankState,
+    RunFailed,
+    diagnose,
+    from_json,
+    to_json,
+)
 from mimo_launch.launcher.worker_logs import next_attempt
-from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
 
 Examine = Callable[[], list[RankState]]
 REPORT_SECONDS = 5.0
@@ -51,7 +57,7 @@ class Hosts(Protocol):
         """Say that this host ends at once."""
 
     def diagnose(
-        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
+        self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return the account of a failure, from what all hosts know."""
 
@@ -87,19 +93,21 @@ class OneHost:
         """Tell nobody."""
 
     def diagnose(
-        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
+        self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Judge the workers of this host."""
         host = Host(node=0, name="localhost", ranks=tuple(self.ranks))
         return RunFailed(
             diagnose(
-                spec,
+                plan,
                 examine(),
                 attempt=self._attempt,
                 hosts=(host,),
-                oom_killed=oom_killed(),
-                frozen_s=frozen_s,
-                folder_lost="" if self.lock is None else self.lock.lost,
+                around=Circumstances(
+                    oom_killed=oom_killed(),
+                    frozen_s=frozen_s,
+                    folder_lost="" if self.lock is None else self.lock.lost,
+                ),
             )
         )
 
@@ -111,18 +119,19 @@ class ManyHosts:
     """All hosts of a job, as the launcher of one of them sees them."""
 
     def __init__(
-        self, place: NodePlace, spec: Spec, device: str, run: Path, stop: StopRequest
+        self, place: NodePlace, plan: Plan, device: str, run: Path, stop: StopRequest
     ) -> None:
         """Meet the launchers of all other hosts. Raises: HostsError, Interrupted."""
-        self.node, self.world_size = place.node, world_size(spec)
+        self.node, self.world_size = place.node, plan.layout.world_size
         per_host = self.world_size // place.num_nodes
         self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
         self.lock: RunLock | None = None
         self._run = run
         self._attempt = 0
         self._absent: list[int] = []
-        plan = f"{Plan.of(spec).identity} on {device}"
-        self._all = Gathering(place, self.ranks, plan, stop, timeout=spec.train.timeout)
+        same = f"{plan.identity} on {device}"
+        timeout = plan.spec.train.timeout
+        self._all = Gathering(place, self.ranks, same, stop, timeout=timeout)
 
     def meet(self) -> Meeting:
         """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
@@ -156,7 +165,7 @@ class ManyHosts:
         self._all.link.say(dismissed=code)
 
     def diagnose(
-        self, spec: Spec, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
+        self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return what node 0 makes of all reports; without it, what this host makes of its own."""
         self._all.say("alarm", True)
@@ -175,18 +184,20 @@ class ManyHosts:
             oom = oom or any(report[1] for report in reports)
             frozen_s = max([frozen_s, *(report[2] for report in reports)])
         failure = diagnose(
-            spec,
+            plan,
             states,
             attempt=self._attempt,
             hosts=tuple(everyone.host(node) for node in range(everyone.num_nodes)),
             absent=tuple(everyone.host(node) for node in absent),
-            oom_killed=oom,
-            frozen_s=frozen_s,
-            folder_lost="" if self.lock is None else self.lock.lost,
+            around=Circumstances(
+                oom_killed=oom,
+                frozen_s=frozen_s,
+                folder_lost="" if self.lock is None else self.lock.lost,
+            ),
         )
         self._absent = absent
         if self.node == 0:
-            everyone.say("verdict", [headline(failure, spec), failure.restartable])
+            everyone.say("verdict", [headline(failure), failure.restartable])
             everyone.link.flush(1.0)
         return RunFailed(failure, *(verdict or ()))
 

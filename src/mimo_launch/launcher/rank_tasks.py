@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from mimo_launch.spec.model import Spec
+from mimo_launch.plan.plan import Plan
 
 if TYPE_CHECKING:
     from mimo_launch.bench.result import BenchOptions
     from mimo_launch.comm.world import DeviceKind
+    from mimo_launch.spec.model import Spec
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners import Closable
     from mimo_launch.train.session import RankSession
@@ -153,9 +154,9 @@ def _not_written(file: Path, error: OSError) -> NotWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run: a spec, what for, where, its folder, and the ranks whose output is shown."""
+    """What to run: a plan, what for, where, its folder, and the ranks whose output is shown."""
 
-    spec: Spec
+    plan: Plan
     run: Path
     task: RankTask
     device: "DeviceKind" = "cpu"

@@ -90,7 +90,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
             # A run whose folder went away in its last moments is not done.
             if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
                 raise hosts.diagnose(
-                    job.spec,
+                    job.plan,
                     watch.examine,
                     oom_killed=lambda: oom_kills() > killed_before,
                     frozen_s=watch.frozen_s,
@@ -159,7 +159,7 @@ def _workers(
             for local_rank, rank in enumerate(hosts.ranks)
         )
         with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
-            timeout = job.spec.train.timeout
+            timeout = job.plan.spec.train.timeout
             yield Watch(board, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
     finally:
         # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.

@@ -16,7 +16,6 @@ from typing import Any
 from mimo_launch.launcher.worker_processes import Exit, Frame
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
-from mimo_launch.spec.model import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,25 +162,34 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why an attempt ended.
+class Circumstances:
+    """What else is known of a failure, besides what each rank was doing.
 
-    `absent` are hosts that did not answer, `actions` what each rank's program had at its position,
     `oom_killed` says that the kernel ended processes for want of memory meanwhile, `frozen_s` for
     how many seconds the whole job stood still, `folder_lost` what became of the run folder if it is
     no longer this run's.
     """
 
+    oom_killed: bool = False
+    frozen_s: float = 0.0
+    folder_lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt at a plan ended.
+
+    `absent` are hosts that did not answer, `actions` what each rank's program had at its position.
+    """
+
+    plan: Plan
     verdict: Verdict
     states: tuple[RankState, ...]
     attempt: int
-    timeout: int
     hosts: tuple[Host, ...]
     absent: tuple[Host, ...]
     actions: dict[int, str]
-    oom_killed: bool
-    frozen_s: float = 0.0
-    folder_lost: str = ""
+    around: Circumstances
 
     @property
     def restartable(self) -> bool:
@@ -208,18 +216,16 @@ class RunFailed(Exception):
 
 
 def diagnose(
-    spec: Spec,
+    plan: Plan,
     states: Iterable[RankState],
     *,
     attempt: int,
     hosts: tuple[Host, ...],
     absent: tuple[Host, ...] = (),
-    oom_killed: bool = False,
-    frozen_s: float = 0.0,
-    folder_lost: str = "",
+    around: Circumstances | None = None,
 ) -> Failure:
     """Judge the ranks of all hosts that answered, unless they have lost their folder."""
-    programs = Plan.of(spec).training
+    programs, around = plan.training, around or Circumstances()
     known = tuple(
         replace(state, size=len(programs[state.rank]))
         for state in sorted(states, key=lambda state: state.rank)
@@ -230,18 +236,16 @@ def diagnose(
         if state.phase is Phase.PROGRAM and state.position < state.size
     }
     gone = [rank for host in absent for rank in host.ranks]
-    verdict = judge(known, gone, frozen=bool(frozen_s))
+    verdict = judge(known, gone, frozen=bool(around.frozen_s))
     return Failure(
-        verdict=Verdict(0, Kind.NO_FOLDER, final=True) if folder_lost else verdict,
+        plan=plan,
+        verdict=Verdict(0, Kind.NO_FOLDER, final=True) if around.folder_lost else verdict,
         states=known,
         attempt=attempt,
-        timeout=spec.train.timeout,
         hosts=hosts,
         absent=absent,
         actions=actions,
-        oom_killed=oom_killed,
-        frozen_s=frozen_s,
-        folder_lost=folder_lost,
+        around=around,
     )
 
 

@@ -30,7 +30,6 @@ from mimo_launch.launcher.worker_logs import STACK, make_folder
 from mimo_launch.launcher.worker_processes import write_stacks_on_signal
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase, Whereabouts
-from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners import Closable
 from mimo_launch.train.session import RankSession
@@ -75,7 +74,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     status = 0
     try:
         run_worker(
-            job.spec,
+            job.plan,
             job.run,
             listeners,
             task=job.task,
@@ -127,7 +126,7 @@ class Links:
 
 
 def run_worker(
-    spec: Spec,
+    plan: Plan,
     run_dir: Path,
     listeners: Sequence[Listener] = (),
     *,
@@ -153,16 +152,16 @@ def run_worker(
         links.where.enter(Phase.CONNECTING)
         place = device_for(device, int(os.environ.get("LOCAL_RANK", "0")))
         torch.set_num_threads(_num_threads(place))
-        join_world(place, timeout=group_timeout(spec.train.timeout, place), **links.group)
+        join_world(place, timeout=group_timeout(plan.spec.train.timeout, place), **links.group)
         if place.type == "cuda":
             make_folder()
         if dist.get_rank() == 0:
-            records = task.records(spec, run_dir, emit)
+            records = task.records(plan.spec, run_dir, emit)
             sinks += [*records, *listeners]
-        session = RankSession(Plan.of(spec), device=place, where=links.where)
+        session = RankSession(plan, device=place, where=links.where)
         ended_by = task.run(session, run_dir, emit, links.stop)
     except torch.OutOfMemoryError as error:
-        full = OutOfGpuMemory.on(spec, int(os.environ["RANK"]), error)
+        full = OutOfGpuMemory.on(plan.layout, int(os.environ["RANK"]), error)
         links.failed(full)
         raise full from error
     except BaseException as error:

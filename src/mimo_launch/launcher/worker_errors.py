@@ -12,9 +12,8 @@ import time
 import traceback
 from pathlib import Path
 
-from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.runtime.progress import Cause
-from mimo_launch.spec.model import Spec
 
 # gloo throws plain RuntimeErrors, NCCL one type for everything; these are their words when a peer
 # is late, or gone, and those of NCCL when something is wrong with this rank itself.
@@ -55,14 +54,14 @@ class OutOfGpuMemory(RuntimeError):
     """The memory of a GPU does not suffice; the message says how full it is, what saves some."""
 
     @classmethod
-    def on(cls, spec: Spec, rank: int, error: BaseException) -> "OutOfGpuMemory":
+    def on(cls, layout: Layout, rank: int, error: BaseException) -> "OutOfGpuMemory":
         """Return the error of a rank whose allocation failed with `error`."""
         import torch
 
         gib = 2**30
         allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         total = torch.cuda.mem_get_info()[1]
-        holds = [m.name for m in build_layout(spec).modules_of(rank)]
+        holds = [m.name for m in layout.modules_of(rank)]
         return cls(
             f"the GPU of rank {rank} ({', '.join(holds) or 'no module'}) is full: "
             f"{allocated / gib:.1f} GiB in tensors, {reserved / gib:.1f} GiB reserved of "

@@ -91,6 +91,7 @@ def bench(
     from mimo_launch.cli.shared.shards import ready_shards
     from mimo_launch.estimate.calibration import Calibration
     from mimo_launch.launcher.rank_tasks import Benching, Calibrating
+    from mimo_launch.plan.plan import Plan
 
     console = console_of(ctx)
     console.needs_no_reader = True
@@ -111,7 +112,7 @@ def bench(
     )
     ready_shards(spec, console, speaks=origin.speaks)
     request = Start(
-        spec=spec,
+        plan=Plan.of(spec),
         task=Benching(options) if calibrate is None else Calibrating(options, calibrate),
         file=file,
         runs=runs,

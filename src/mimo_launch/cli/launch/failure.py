@@ -30,14 +30,13 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
     failure = failed.failure
     lines = report_lines(
         failure,
-        job.spec,
         run,
         command=resume_command(sys.argv[1:]),
         checkpoint=_newest(run),
         resumable=job.task.resumable,
     )
     remark = ""
-    if failure.folder_lost:  # What is in its place is not ours to write to.
+    if failure.around.folder_lost:  # What is in its place is not ours to write to.
         console.note("\n".join(lines))
         return
     try:

@@ -63,7 +63,7 @@ def join(
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
         ended_by = run_worker(
-            job.spec, job.run, listeners, task=job.task, device=job.device, links=links
+            job.plan, job.run, listeners, task=job.task, device=job.device, links=links
         )
     except Exception:
         console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")

@@ -89,13 +89,11 @@ def _planned(request: "Start", console: Console) -> "Report | int":
     from mimo_launch.cli.shared.deadlock import show_deadlock
     from mimo_launch.drawing.report import build_report
     from mimo_launch.launcher.host_resources import host_memory
-    from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.proof import DeadlockError
 
-    plan = Plan.of(request.spec)
     try:
-        plan.prove()
-        report = build_report(plan)
+        request.plan.prove()
+        report = build_report(request.plan)
     except DeadlockError as error:
         show_deadlock(error, request.file, console)
         return 2

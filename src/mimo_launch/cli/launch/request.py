@@ -16,6 +16,7 @@ from mimo_launch.cli.shared.options import device_here
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
     from mimo_launch.launcher.rank_tasks import Job, RankTask
+    from mimo_launch.plan.plan import Plan
     from mimo_launch.spec.model import Spec
     from mimo_launch.train.events import Listener
 
@@ -32,7 +33,7 @@ class Start:
     whether lines must do.
     """
 
-    spec: "Spec"
+    plan: "Plan"
     task: "RankTask"
     file: Path
     runs: Path
@@ -45,6 +46,11 @@ class Start:
     num_workers: int = 0
 
     @property
+    def spec(self) -> "Spec":
+        """What the plan is of."""
+        return self.plan.spec
+
+    @property
     def run(self) -> Path:
         """The run folder."""
         return self.runs / self.spec.name
@@ -55,7 +61,7 @@ class Start:
         from mimo_launch.launcher.rank_tasks import Job
 
         return Job(
-            spec=self.spec, task=self.task, run=self.run, shown=self.shown, device=self.device
+            plan=self.plan, task=self.task, run=self.run, shown=self.shown, device=self.device
         )
 
     def on_host_of(self, num_workers: int) -> "Start":

@@ -124,7 +124,7 @@ def _on_many_hosts(
     request = request.on_host_of(world_size(request.spec) // place.num_nodes)
     console.note(f"node {place.node} of {place.num_nodes} meets the others at {place.endpoint}")
     try:
-        hosts = ManyHosts(place, request.spec, request.device, request.run, stop)
+        hosts = ManyHosts(place, request.plan, request.device, request.run, stop)
         folder: RunFolder | int | None = 2
         try:
             folder = own_classes_fail(request.spec, console)

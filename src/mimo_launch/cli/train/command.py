@@ -95,6 +95,7 @@ def train(
     from mimo_launch.cli.launch.start import start
     from mimo_launch.cli.shared.shards import ready_shards
     from mimo_launch.launcher.rank_tasks import Training
+    from mimo_launch.plan.plan import Plan
 
     console = console_of(ctx)
     console.needs_no_reader = True
@@ -105,7 +106,7 @@ def train(
     spec, origin = checked_spec(file, settings, origin, nproc, console, device=device)
     ready_shards(spec, console, speaks=origin.speaks)
     request = Start(
-        spec=spec,
+        plan=Plan.of(spec),
         task=Training(profile),
         file=file,
         runs=runs,
