@@ -14,7 +14,6 @@ import pytest
 from mimo_launch.cli.app import run
 from mimo_launch.drawing import layer_row_types, rows
 from mimo_launch.estimate import rows as estimate_rows
-from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.generate import generate
@@ -48,7 +47,7 @@ def test_json_has_the_program_of_every_rank(capsys: pytest.CaptureFixture[str]) 
         assert plan["version"] == 1
         made = load_spec(file).spec
         assert made is not None
-        programs = generate(build_layout(made))
+        programs = Plan.of(made).training
         for row in plan["schedule"]["programs"]:
             for rank in row["ranks"]:
                 texts = ["+".join(str(action) for action in slot) for slot in programs[rank]]

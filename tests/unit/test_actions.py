@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mimo_launch.schedule.actions import (
+    ONCE,
     Action,
     Kind,
     format_program,
@@ -18,9 +19,9 @@ ACTIONS = st.builds(
     Action,
     MODULES,
     st.none() | st.integers(0, 99),
-    st.sampled_from(Kind),
+    st.sampled_from([kind for kind in Kind if kind not in ONCE]),
     st.integers(0, 9999),
-)
+) | st.builds(Action, MODULES, st.none(), st.sampled_from(ONCE), st.just(0))
 PROGRAMS = st.lists(st.lists(ACTIONS, min_size=1, max_size=4).map(tuple), max_size=6).map(tuple)
 
 
@@ -32,6 +33,9 @@ PROGRAMS = st.lists(st.lists(ACTIONS, min_size=1, max_size=4).map(tuple), max_si
         ("language.1SEND_B3", Action("language", 1, Kind.SEND_B, 3)),
         ("language.0RECV_B3", Action("language", 0, Kind.RECV_B, 3)),
         ("vision>SEND_F2", Action("vision", None, Kind.SEND_F, 2)),
+        ("language.2REDUCE3", Action("language", 2, Kind.REDUCE, 3)),
+        ("language:SUM_TIED", Action("language", None, Kind.SUM_TIED, 0)),
+        ("step:NORM", Action("step", None, Kind.NORM, 0)),
         ("vision_2>EXCHANGE_F0", Action("vision_2", None, Kind.EXCHANGE_F, 0)),
     ],
 )

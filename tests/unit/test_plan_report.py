@@ -49,10 +49,25 @@ def program_of(report: Report, rank: int) -> str:
 @example(DEEP)
 @given(layout_specs())
 def test_program_of_each_rank_is_the_one_that_runs(made: Spec) -> None:
-    layout, report = build_layout(made), build_report(Plan.of(made))
-    for rank, program in enumerate(generate(layout)):
+    plan = Plan.of(made)
+    report = build_report(plan)
+    for rank, program in enumerate(plan.training):
         assert program_of(report, rank) == format_program(program)
-        assert build_rank_report(Plan.of(made), rank).program == format_program(program)
+        assert build_rank_report(plan, rank).program == format_program(program)
+
+
+def test_programs_of_evaluations_are_there_where_there_are_evaluations() -> None:
+    modules = {"vision": box(0), "language": box(1, pp=2)}
+    none = build_report(Plan.of(spec(modules))).schedule
+    assert (none.evaluation, none.decoding) == ((), ())
+    plan = Plan.of(spec(modules, eval={"every": 1, "samples": 1}))
+    schedule, rank = build_report(plan).schedule, build_rank_report(plan, 2)
+    assert [row.program for row in schedule.evaluation] == list(
+        map(format_program, plan.evaluation)
+    )
+    assert [row.ranks for row in schedule.decoding] == [(0,), (1,), (2,)]
+    assert rank.evaluation == "language.1RECV_F0 language.1F0"
+    assert rank.decoding == "language.1RECV_F0 language.1F0 language:SHARE"
 
 
 def test_groups_along_the_same_axes_are_shown_once() -> None:
@@ -163,9 +178,9 @@ def test_header_and_modules_of_a_mixed_job() -> None:
     assert bridges["audio"].components == ()
     live = {row.module: row.peak_live for row in report.stages}
     assert live == {"vision": 2, "audio": 0, "depth": 2, "language": 1}
-    # Rank 5 is idle: a row without modules, no program, not counted in the bubble.
+    # Rank 5 is idle: a row without modules, not counted in the bubble; it agrees on the norms.
     assert report.ranks[5].modules == ()
-    assert program_of(report, 5) == ""
+    assert program_of(report, 5) == "step:NORM step:UPDATE"
 
 
 def test_1f1b_matches_its_closed_form() -> None:

@@ -96,9 +96,9 @@ class GridSet:
         """Return this rank's group of `module` along `axes`, e.g. `group("language", "tp")`."""
         return self._named[f"{module}.{'_'.join(axes)}"]
 
-    def tied(self) -> Group | None:
+    def tied(self) -> Group:
         """Return the two ranks that hold the same part of a tied embedding, on one of them."""
-        return self._named.get(f"{self.layout.language.name}.tied")
+        return self._named[f"{self.layout.language.name}.tied"]
 
     def bridge(self, encoder: str) -> Group:
         """Return this rank's component of a bridge."""

@@ -63,6 +63,8 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
             bubble=sum(n * bubble for n, bubble in busy) / max(1, sum(n for n, _ in busy)),
             timeline=timeline,
             programs=program_rows(layout, plan.training),
+            evaluation=program_rows(layout, plan.evaluation) if spec.eval else (),
+            decoding=program_rows(layout, plan.decoding) if spec.eval else (),
         ),
         estimates=Estimator.of(plan, calibration).estimates(),
     )
@@ -87,6 +89,8 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
         makespan=plan.course.makespan,
         timeline=timeline_row(layout, plan.course, rank),
         program=format_program(mine.training),
+        evaluation=format_program(mine.evaluation) if spec.eval else "",
+        decoding=format_program(mine.decoding) if spec.eval else "",
         estimates=Estimator.of(plan, calibration).estimates(rank),
     )
 

@@ -160,7 +160,8 @@ class ProgramRow:
 class Schedule:
     """The step in model time: one unit is a forward or a backward of one microbatch.
 
-    No order of the same work ends before `lower_bound`.
+    No order of the same work ends before `lower_bound`. `programs` are those of a training step;
+    those of an evaluation, and of decoding in it, are empty where there is none.
     """
 
     makespan: float
@@ -168,6 +169,8 @@ class Schedule:
     bubble: float
     timeline: tuple[TimelineRow, ...]
     programs: tuple[ProgramRow, ...]
+    evaluation: tuple[ProgramRow, ...]
+    decoding: tuple[ProgramRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,4 +220,6 @@ class RankReport:
     makespan: float
     timeline: TimelineRow
     program: str
+    evaluation: str
+    decoding: str
     estimates: Estimates

@@ -6,7 +6,7 @@ Leaves: pictures to `svg`, Perfetto to `trace`.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -113,7 +113,7 @@ def planned(plan: Plan) -> Timeline:
         Span(rank, action, event.start, event.stop, _peers(plan.layout, rank, action))
         for rank, events in enumerate(plan.course.events)
         for event in events
-        for action in event.slot
+        for action in _drawn(event.slot)
     )
     return Timeline(Unit.MODEL, plan.layout.world_size, tuple(spans))
 
@@ -128,9 +128,16 @@ def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float
         Span(rank, action, start - begin, stop - begin, _peers(layout, rank, action))
         for rank, times in enumerate(by_rank)
         for slot, start, stop in times
-        for action in slot
+        for action in _drawn(slot)
     )
     return Timeline(Unit.SECONDS, len(by_rank), tuple(spans))
+
+
+def _drawn(slot: Slot) -> Iterator[Action]:
+    """Yield what a drawing shows: sums of gradients are part of their backwards."""
+    for action in slot:
+        if action.kind.is_compute or action.kind.is_transfer or action.kind.is_collective:
+            yield action
 
 
 def _peers(layout: Layout, rank: int, action: Action) -> Ranks:

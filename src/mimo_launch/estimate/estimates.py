@@ -60,8 +60,8 @@ class Estimator:
 
     @property
     def programs(self) -> Programs:
-        """The program of each rank."""
-        return self.plan.training
+        """The computes and transfers of each rank; what follows them is added by hand."""
+        return self.plan.work
 
     @cached_property
     def sample(self) -> SampleData:

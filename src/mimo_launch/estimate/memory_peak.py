@@ -72,6 +72,8 @@ class _Walk:
             self._forward((action.module, action.stage or 0))
         elif action.kind is Kind.BACKWARD:
             self._backward(action, (action.module, action.stage or 0))
+        elif not (action.kind.is_transfer or action.kind.is_collective):
+            return  # Sums and the update are part of the last backwards.
         elif action.stage is not None:
             # Input gradients stay in their send buffers until the step ends.
             if action.kind is Kind.SEND_B:

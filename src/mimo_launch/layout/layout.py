@@ -37,7 +37,8 @@ class ModuleLayout:
     `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
     language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
     one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
-    the first stage with anything to train, past which no gradient flows back. Of an encoder,
+    the first stage with anything to train, past which no gradient flows back; with
+    `full_sharding` gradients are summed at every backward, not only the last. Of an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may have a `class_token`
     besides, and samples move among replicas as
     `balance` says (see `sample_owners`). `experts` is where those of a mixture stand, if it has
@@ -52,6 +53,7 @@ class ModuleLayout:
     in_phases: bool
     group_size: int
     tied: bool = False
+    full_sharding: bool = False
     first_trained: int = 0
     patches_per_row: int = 1
     class_token: bool = False
@@ -159,13 +161,19 @@ class Layout:
 
     def _tied_groups(self) -> Iterator[RankGroup]:
         """Yield the ranks of first and last stage that hold the same part of a tied embedding."""
-        module = self.language
+        for ranks in dict.fromkeys(self.tied_ranks.values()):
+            yield RankGroup(f"{self.language.name}.tied", ranks)
+
+    @cached_property
+    def tied_ranks(self) -> dict[int, tuple[int, int]]:
+        """The two ranks that hold the same part of a tied embedding, by each of them."""
+        module, found = self.language, dict[int, tuple[int, int]]()
         last = module.pp_index(len(module.stages) - 1)
         if module.tied and last != 0:
-            for ranks in module.grid.groups("pp"):
-                by_stage = {module.grid.index("pp", rank): rank for rank in ranks}
-                pair = sorted((by_stage[0], by_stage[last]))
-                yield RankGroup(f"{module.name}.tied", tuple(pair))
+            apart = last * module.grid.strides["pp"]
+            for rank in module.grid.slice(pp=0):
+                found[rank] = found[rank + apart] = rank, rank + apart
+        return found
 
 
 # tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
@@ -213,6 +221,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         frozen=module.frozen is True,
         in_phases=is_encoder and runs_in_phases(spec, name),
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
+        full_sharding=module.sharding == "full",
         tied=isinstance(module.model, LanguageModel) and module.model.tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=module.model.patches_per_row

@@ -6,16 +6,17 @@ Leaves: carrying it out to `runtime`, showing it to `drawing.report`.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
 from mimo_launch import __version__
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.schedule.actions import Program, format_program
+from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, format_program
 from mimo_launch.schedule.channels import Channel, channels_of
 from mimo_launch.schedule.generate import Programs, generate, generate_forward
 from mimo_launch.schedule.proof import proven
+from mimo_launch.schedule.reductions import completed, decoding
 from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.model import Spec
 
@@ -27,7 +28,19 @@ class RankPlan:
     rank: int
     training: Program
     evaluation: Program
+    decoding: Program
     channels: tuple[Channel, ...]
+
+    @property
+    def stage_slots(self) -> Program:
+        """The computes and transfers of a training step, without what ends it."""
+        return tuple(slot for slot in self.training if slot[0].kind not in ONCE)
+
+    @property
+    def sums(self) -> tuple[Action, ...]:
+        """The sums of gradients that follow the last backward, over tp and of a tied embedding."""
+        ends = (slot[0] for slot in self.training)
+        return tuple(each for each in ends if each.kind in (Kind.SUM_TP, Kind.SUM_TIED))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +56,24 @@ class Plan:
         return cls(spec, build_layout(spec))
 
     @cached_property
-    def training(self) -> Programs:
-        """The program of each rank for a training step."""
+    def work(self) -> Programs:
+        """The computes and transfers of each rank in a training step."""
         return generate(self.layout)
+
+    @cached_property
+    def training(self) -> Programs:
+        """The program of each rank for a training step: its work, and what finishes gradients."""
+        return completed(self.layout, self.work)
 
     @cached_property
     def evaluation(self) -> Programs:
         """The program of each rank for a step without gradients."""
         return generate_forward(self.layout)
+
+    @cached_property
+    def decoding(self) -> Programs:
+        """The program of each rank that finds the next token of all samples."""
+        return decoding(self.layout, self.evaluation)
 
     @cached_property
     def course(self) -> Simulation:
@@ -74,6 +97,8 @@ class Plan:
         _ = self.course
         if self.spec.eval is not None:
             proven(self.layout, self.evaluation)
+            # The rows are there: nobody waits for encoders.
+            proven(replace(self.layout, modules=(self.layout.language,)), self.decoding)
 
     @cached_property
     def identity(self) -> str:
@@ -82,7 +107,10 @@ class Plan:
         Ranks with equal ones will do the same things. A setting that is as by default does not
         count, so that new settings change no plan.
         """
-        different = {id(program): program for program in self.training}
+        every = [self.training]
+        if self.spec.eval is not None:
+            every += [self.evaluation, self.decoding]
+        different = {id(program): program for programs in every for program in programs}
         programs = {format_program(program) for program in different.values()}
         settings = self.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         content = [__version__, settings, sorted(programs)]
@@ -97,4 +125,4 @@ class Plan:
             raise ValueError(f"rank {rank} is not in 0-{self.layout.world_size - 1}")
         program = self.training[rank]
         channels = channels_of(self.layout, rank, program)
-        return RankPlan(rank, program, self.evaluation[rank], channels)
+        return RankPlan(rank, program, self.evaluation[rank], self.decoding[rank], channels)

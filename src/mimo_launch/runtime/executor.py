@@ -26,6 +26,7 @@ from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Whereabouts
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
+from mimo_launch.schedule.reductions import last_index
 from mimo_launch.spec.model import Spec
 
 
@@ -72,14 +73,14 @@ class Executor:
         self.stages = Stages(spec, layout, grids, modules, self.bridges, self.edges)
 
     def run(self, program: Program, inputs: StepInputs) -> StepState:
-        """Run one training step; gradients are left in the parameters, summed over dp x cp.
+        """Run the computes and transfers of a training step.
+
+        Gradients are left in the parameters, summed over dp x cp; what comes after in a program is
+        of whole modules and of the step (see `train.session`).
 
         Ranks: collective, as the program says.
         """
         step = self._begin(inputs)
-        last = {
-            (a.module, a.stage): i for i, (a, *_) in enumerate(program) if a.kind is Kind.BACKWARD
-        }
         for module in self.modules.values():
             module.terms.clear()
             if module.context.meter is not None:
@@ -89,13 +90,22 @@ class Executor:
                 _set_gradient_sync(module, stage, sync=False)
         for position, slot in enumerate(program):
             self.where.at(position)
-            action = slot[0]
-            if last.get((action.module, action.stage)) == position:
-                _set_gradient_sync(self.modules[action.module], action.stage or 0, sync=True)
+            for action in slot:
+                if action.kind is Kind.REDUCE:
+                    self._let_reduce(action)
             with self.clock.span(slot):
                 self._run_slot(slot, step)
         self._end()
         return step
+
+    def _let_reduce(self, action: Action) -> None:
+        """Have the last backward of a stage sum gradients over dp x cp and let weights go.
+
+        Fully sharded stages sum at every backward, which they do by themselves.
+        """
+        module = self.modules[action.module]
+        if action.index == last_index(self.layout, module.layout):
+            _set_gradient_sync(module, action.stage or 0, sync=True)
 
     def run_forward(self, program: Program, inputs: StepInputs) -> StepState:
         """Run a program without gradients; the received rows stay for `choose`."""
@@ -112,20 +122,20 @@ class Executor:
     ) -> dict[int, Tensor]:
         """Return the greedy next tokens of each microbatch, for given tokens [B, S] each.
 
-        `step` is that of the last `run_forward` of the same program, whose rows are used again.
+        `step` is that of the last `run_forward`, whose rows are used again.
         Ranks: collective over each language replica; ranks without language return nothing.
         """
-        if LANGUAGE not in self.modules:
-            return {}
         self.where.beat()
         step.tokens, step.choices = tokens, {}
+        shared: dict[int, Tensor] = {}
         with torch.no_grad():
             for slot in program:
-                language = tuple(a for a in slot if a.module == LANGUAGE)
-                if language:
-                    self._run_slot(language, step)
+                if slot[0].kind is Kind.SHARE:
+                    shared = {microbatch: self._share(step, microbatch) for microbatch in tokens}
+                else:
+                    self._run_slot(slot, step)
         self._end()
-        return {microbatch: self._share(step, microbatch) for microbatch in tokens}
+        return shared
 
     def _share(self, step: StepState, microbatch: int) -> Tensor:
         """Bring the choices of all positions from the last stage to every rank of a replica."""

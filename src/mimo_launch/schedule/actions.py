@@ -7,7 +7,9 @@ Leaves: their order to `generate`, their meaning in time to `simulate`, their wo
 Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `language.1SEND_B3` sends
 the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge
 from `vision` to `language`, `vision>EXCHANGE_F0` moves a whole group as one collective. Actions
-joined by `+` are posted together and waited for together.
+joined by `+` are posted together and waited for together. `language.0B3+language.0REDUCE3` is a
+backward after which gradients are summed over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
+finish the gradients of a module, `step:NORM` and `step:UPDATE` end the step.
 """
 
 import re
@@ -26,6 +28,17 @@ class Kind(StrEnum):
     RECV_B = "RECV_B"
     EXCHANGE_F = "EXCHANGE_F"
     EXCHANGE_B = "EXCHANGE_B"
+    REDUCE = "REDUCE"
+    SUM_TP = "SUM_TP"
+    SUM_TIED = "SUM_TIED"
+    NORM = "NORM"
+    UPDATE = "UPDATE"
+    SHARE = "SHARE"
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether the action sends to single ranks or receives from them."""
+        return self in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
     @property
     def is_compute(self) -> bool:
@@ -38,12 +51,18 @@ class Kind(StrEnum):
         return self in (Kind.EXCHANGE_F, Kind.EXCHANGE_B)
 
 
+# Done once in a program, without an index.
+ONCE = (Kind.SUM_TP, Kind.SUM_TIED, Kind.NORM, Kind.UPDATE, Kind.SHARE)
+STEP = "step"
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One thing a rank does.
 
-    `stage` is None on a bridge, whose `module` is the encoder it starts from. `index` counts
-    microbatches for language, groups of microbatches for an encoder and its bridge.
+    `stage` is None on a bridge, whose `module` is the encoder it starts from, and for what is done
+    once per module, or once per step: then `module` is `step`. `index` counts microbatches for
+    language, groups of microbatches for an encoder and its bridge.
     """
 
     module: str
@@ -52,6 +71,8 @@ class Action:
     index: int
 
     def __str__(self) -> str:
+        if self.kind in ONCE:
+            return f"{self.module}:{self.kind.value}"
         place = ">" if self.stage is None else f".{self.stage}"
         return f"{self.module}{place}{self.kind.value}{self.index}"
 
@@ -59,8 +80,9 @@ class Action:
 Slot = tuple[Action, ...]
 Program = tuple[Slot, ...]
 
-_KINDS = "|".join(kind.value for kind in Kind)
-_ACTION = re.compile(rf"([a-z][a-z0-9_]*)(?:\.(\d+)|>)({_KINDS})(\d+)")
+_OFTEN = "|".join(kind.value for kind in Kind if kind not in ONCE)
+_ONCE = "|".join(kind.value for kind in ONCE)
+_ACTION = re.compile(rf"([a-z][a-z0-9_]*)(?:(?:\.(\d+)|>)({_OFTEN})(\d+)|:({_ONCE}))")
 
 
 def parse_action(text: str) -> Action:
@@ -71,7 +93,9 @@ def parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an action such as `vision.0F2` or `vision>SEND_F2`")
-    module, stage, kind, index = match.groups()
+    module, stage, kind, index, once = match.groups()
+    if once:
+        return Action(module, None, Kind(once), 0)
     return Action(module, None if stage is None else int(stage), Kind(kind), int(index))
 
 

@@ -88,7 +88,7 @@ def channels_of(layout: Layout, rank: int, program: Program) -> tuple[Channel, .
         channel
         for slot in program
         for action in slot
-        if not action.kind.is_compute and not action.kind.is_collective
+        if action.kind.is_transfer
         for channel in channels(layout, rank, action)
         if channel.src != channel.dst
     }
@@ -147,14 +147,22 @@ class Meetings:
         return component_of(self.layout, rank, encoder)
 
     def team(self, rank: int, action: Action) -> Sequence[int]:
-        """Return the ranks that compute an action together.
+        """Return the ranks that run an action together.
 
         tp and cp ranks do always. Replicas meet where gradients and weights are reduced and
         gathered: to be safe everywhere, as full sharding does. An encoder in the bubbles of a
         pipeline has its replicas at different places of it; they meet at its first forward and its
         last backward only.
         """
+        if action.kind is Kind.NORM:
+            return self.ranks
         module = self.layout[action.module]
+        if action.kind is Kind.SUM_TP:
+            return self.replica(module, rank)
+        if action.kind is Kind.SUM_TIED:
+            return self.tied(rank)
+        if action.kind is Kind.SHARE:
+            return self.whole_replica(module, rank)
         num_groups = self.layout.samples.microbatches // module.group_size
         edge = 0 if action.kind is Kind.FORWARD else num_groups - 1
         if fills_bubbles(self.layout, module) and action.index != edge:
@@ -164,6 +172,14 @@ class Meetings:
     def replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the ranks that hold the same stages of the same replica of a module as `rank`."""
         return _replica(self.layout, module.name, rank)
+
+    def tied(self, rank: int) -> Sequence[int]:
+        """Return the two ranks that hold the same part of a tied embedding."""
+        return self.layout.tied_ranks[rank]
+
+    def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return the ranks that hold any stage of the same replica of a module as `rank`."""
+        return module.grid.slice(dp=module.grid.index("dp", rank))
 
     def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
         """Return the ranks that hold a stage."""

@@ -7,8 +7,8 @@ Leaves: time and waiting to `simulate`.
 """
 
 from mimo_launch.layout.layout import Layout, Role
-from mimo_launch.schedule.actions import Action, Kind, Program, format_slot
-from mimo_launch.schedule.roles import exchanges, is_bridge_end, microbatches_of
+from mimo_launch.schedule.actions import ONCE, STEP, Action, Kind, Program, format_slot
+from mimo_launch.schedule.roles import exchanges, is_bridge_end, microbatches_of, needs_backward
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
@@ -16,7 +16,8 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 def needs(layout: Layout, role: Role, action: Action) -> list[Action]:
     """Return the actions that a rank must have ended before it starts `action`."""
     if action.stage is None:
-        return _of_bridge(layout, role, action)
+        of_stages = _of_end if action.kind in ONCE else _of_bridge
+        return of_stages(layout, role, action)
     if action.kind is Kind.FORWARD:
         return _of_forward(layout, action)
     if action.kind is Kind.BACKWARD:
@@ -38,6 +39,19 @@ def first_fault(layout: Layout, role: Role, program: Program) -> tuple[int, str]
                 return position, f"comes to {action} before {format_slot(tuple(missing))}"
         done.update(slot)
     return None
+
+
+def _of_end(layout: Layout, role: Role, action: Action) -> list[Action]:
+    """Return the last backwards, of one module or of all, whose gradients are to be finished."""
+    if action.kind is Kind.UPDATE:
+        return [Action(STEP, None, Kind.NORM, 0)]
+    if action.kind is Kind.SHARE:
+        return []  # Of the forwards of an evaluation, which has no backward.
+    return [
+        Action(name, stage, B, layout.samples.microbatches // layout[name].group_size - 1)
+        for name, stage in role
+        if action.module in (name, STEP) and needs_backward(layout, layout[name], stage)
+    ]
 
 
 def _with(action: Action, kind: Kind) -> Action:

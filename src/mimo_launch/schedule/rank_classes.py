@@ -94,6 +94,14 @@ class ClassMeetings(Meetings):
             self._replicas[module.name, rank] = self._first_of(super().replica(module, rank))
         return self._replicas[module.name, rank]
 
+    def tied(self, rank: int) -> Sequence[int]:
+        """Return the classes of the two ranks that hold the same part of a tied embedding."""
+        return self._first_of(super().tied(rank))
+
+    def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return the classes of the ranks of the same replica."""
+        return self._first_of(super().whole_replica(module, rank))
+
     def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
         """Return the classes of the ranks that hold a stage."""
         if (module.name, stage) not in self._stages:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mimo_launch.layout.layout import Layout, Role
-from mimo_launch.schedule.actions import Action, Program, format_slot
+from mimo_launch.schedule.actions import Action, Kind, Program, format_slot
 from mimo_launch.schedule.channels import Channel, Meetings, is_sender, message
 from mimo_launch.schedule.dependencies import first_fault
 from mimo_launch.schedule.simulation_result import Costs, Event, Simulation
@@ -122,7 +122,12 @@ class _Simulator:
             return self._meet(rank, slot[0], self.meetings.team(rank, slot[0]))
         if slot[0].kind.is_collective:
             return self._meet(rank, slot[0], self.meetings.component(rank, slot[0].module))
-        return self._post(rank)
+        if slot[0].kind is Kind.UPDATE:
+            self._finish(rank, self.clock[rank], self.clock[rank])
+            return True
+        if slot[0].kind.is_transfer:
+            return self._post(rank)
+        return self._meet(rank, slot[0], self.meetings.team(rank, slot[0]))
 
     def _finish(self, rank: int, start: float, stop: float) -> None:
         slot = self.programs[rank][self.at[rank]]

@@ -74,7 +74,7 @@ def _decode(
     if session.rank not in language.grid:
         # FSDP gathers and tp collectives run inside the language ranks only.
         return
-    program = session.mine.evaluation
+    program = session.mine.decoding
     replica = language.grid.index("dp", session.rank)
     starts: dict[int, Tensor] = {}
     tokens: dict[int, Tensor] = {}

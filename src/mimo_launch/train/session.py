@@ -29,6 +29,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Phase, Whereabouts
+from mimo_launch.schedule.actions import Kind
 
 
 class RankSession:
@@ -110,7 +111,7 @@ class RankSession:
             zero = torch.zeros((), device=self.device)
             return reduce_totals(self.layout, {}, zero, flags, count_zeros=count_zeros)
         self.where.enter(Phase.PROGRAM)
-        result = self.executor.run(self.mine.training, inputs)
+        result = self.executor.run(self.mine.stage_slots, inputs)
         self.losses = result.seen_losses
         self.where.enter(Phase.REDUCING)
         clock, loss = self.executor.clock, result.loss
@@ -121,13 +122,14 @@ class RankSession:
 
     def _sum_partial(self) -> None:
         """Sum the gradients that ranks hold terms of: over tp, and those of a tied embedding."""
-        for name, module in self.modules.items():
+        for module in self.modules.values():
             show_own_gradients(module)
-            sum_partial_gradients(self.declared(name), module.context.tp, module.terms)
-        tied = self.grids.tied()
-        if tied is not None and not self.layout.language.frozen:
-            language = self.modules[self.layout.language.name]
-            sum_tied_gradients(self.declared(language.name), tied, language.terms)
+        for action in self.mine.sums:
+            module, declared = self.modules[action.module], self.declared(action.module)
+            if action.kind is Kind.SUM_TP:
+                sum_partial_gradients(declared, module.context.tp, module.terms)
+            else:
+                sum_tied_gradients(declared, self.grids.tied(), module.terms)
 
     def update(self, step: int, totals: PendingTotals) -> None:
         """Clip and apply the gradients of `gradients`; bad ones move nothing."""

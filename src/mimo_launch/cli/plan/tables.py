@@ -90,7 +90,10 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     yield from _plain(
         grid_lines((report.timeline,), _encoders(report.header), report.makespan, width)
     )
-    yield from _part("Program", report.program or "nothing: the rank is idle")
+    yield from _part("Program", report.program)
+    for title, program in (("an evaluation", report.evaluation), ("decoding", report.decoding)):
+        if program:
+            yield from _part(f"Program of {title}", program)
     yield from _part(headline(report.estimates))
     for row in report.estimates.ranks:
         yield from (stage_table(row), "", *estimate_tables(report.estimates))
