@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.histories import step, write
 
-from mimo_launch.cli.report.table import COLUMNS, row
+from mimo_launch.cli.report.page import COLUMNS, row
 from mimo_launch.train.metrics_file import read_history
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.checks.load_and_check import load_and_check
-from mimo_launch.cli.launch.failure import resume_command, show_failure
+from mimo_launch.cli.launch.attempts import resume_command, show_failure
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.launcher.failure_report import headline, report_lines
 from mimo_launch.launcher.rank_tasks import Job, Training

@@ -86,7 +86,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from mimo_launch.cli.launch.request import Start
+from mimo_launch.cli.launch.prepare import Start
 from mimo_launch.launcher import gpus
 
 gpus._look = lambda: gpus.Gpus(2 * ("torch._dynamo" in sys.modules))

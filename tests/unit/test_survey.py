@@ -11,8 +11,7 @@ from tests.support.damage import damaged
 from tests.support.shards import planted, sample, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.cli.data.page import page, png
-from mimo_launch.cli.data.text import record_text
+from mimo_launch.cli.data.answer import page, png, record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.custom import own_classes_fail
+from mimo_launch.cli.shared.findings import own_classes_fail
 from mimo_launch.cli.shared.options import Device, Overrides, Where, device_here
 
 if TYPE_CHECKING:

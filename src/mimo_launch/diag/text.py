@@ -17,8 +17,6 @@ _UNSEEN = ("Cc", "Zl", "Zp")
 # Marks that turn the direction of what follows.
 _TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
-
-
 # Nobody reads more at once, nor a longer line.
 MOST_SHOWN, MAX_LINE = 100, 160
 _KEPT_BEFORE = 60

@@ -18,12 +18,8 @@ from pydantic.fields import FieldInfo
 from mimo_launch.spec.wording import listing
 
 AXES = ("tp", "cp", "dp", "pp")
-
-
 # More than any machine has; far more than this could not be planned, either.
 MAX_RANKS, MAX_LAYERS = 2**18, 4096
-
-
 _RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 
 
@@ -73,11 +69,7 @@ _RANKS_SCHEMA = {
 
 
 Ranks = Annotated[str, BeforeValidator(_rank_range), WithJsonSchema(_RANKS_SCHEMA)]
-
-
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30, "TB": 10**12, "TiB": 2**40}
-
-
 _SIZE = re.compile(r"^\s*(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]+)\s*$")
 
 
@@ -101,36 +93,18 @@ _SIZE_SCHEMA = {
 
 
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
-
-
 Float = Annotated[float, Field(allow_inf_nan=False)]
-
-
 # Whatever is walked through one by one has the lower bounds; all other counts fit into 32 bits.
 MAX_COUNT, MAX_INTEGER = 2**31 - 1, 2**63 - 1
-
-
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-
-
 CountFrom0 = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 Places = Annotated[int, Field(ge=1, le=MAX_RANKS)]
-
-
 Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-
-
 Samples = Annotated[int, Field(ge=1, le=2**20)]
-
-
 Microbatches = Annotated[int, Field(ge=1, le=2**14)]
-
-
 Tokens = Annotated[int, Field(ge=1, le=2**27)]
-
-
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -148,8 +122,6 @@ def _path(value: Any) -> Any:
 
 # As Linux has them; beyond, the file system raises an error.
 _MAX_PATH, _MAX_NAME = 4095, 255
-
-
 LocalPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
 
 

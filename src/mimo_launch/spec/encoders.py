@@ -13,8 +13,6 @@ from mimo_launch.spec.base import Count, Layers, Places, Strict
 
 # The second convolution of Whisper has stride 2.
 FRAMES_PER_TOKEN = 2
-
-
 # The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 

@@ -97,15 +97,9 @@ def parse_value(text: str) -> tuple[Any, str]:
 
 
 _MERGE = "tag:yaml.org,2002:merge"
-
-
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-
-
 # Stands for a value with a fault of its own, so that no second fault is reported for it.
 UNREADABLE = object()
-
-
 _MAX_KEY = 256
 
 

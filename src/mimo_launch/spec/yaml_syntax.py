@@ -30,11 +30,7 @@ _CORE = (
 
 # A prompt may be long, a number not; integers beyond 64 bits are no setting.
 _MAX_CHARACTERS, _MAX_DIGITS = 65_536, 400
-
-
 _MAX_INTEGER = 2**63 - 1
-
-
 # No honest spec comes near these; aliases and merges count as what they stand for.
 MAX_VALUES, MAX_DEPTH = 20_000, 48
 

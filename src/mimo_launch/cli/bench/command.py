@@ -33,8 +33,8 @@ from mimo_launch.cli.shared.options import (
 )
 
 if TYPE_CHECKING:
-    from mimo_launch.cli.bench.compare import Earlier
     from mimo_launch.cli.bench.screen import BenchScreen
+    from mimo_launch.cli.bench.tables import Earlier
 
 HELP = """
 \b
@@ -86,7 +86,7 @@ def bench(
     """Time steps of a spec and say where the time goes."""
     from mimo_launch.bench.result import BenchOptions
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
-    from mimo_launch.cli.launch.request import Start
+    from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
     from mimo_launch.cli.shared.shards import ready_shards
     from mimo_launch.estimate.calibration import Calibration
@@ -155,7 +155,7 @@ def _screen(
 
 def _old_result(path: Path) -> "Earlier":
     """Return what is compared of an earlier result. Raises: typer.BadParameter."""
-    from mimo_launch.cli.bench.compare import NotAResult, load_earlier
+    from mimo_launch.cli.bench.tables import NotAResult, load_earlier
 
     try:
         return load_earlier(path)

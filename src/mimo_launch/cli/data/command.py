@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.custom import own_classes_fail
+from mimo_launch.cli.shared.findings import own_classes_fail
 from mimo_launch.cli.shared.options import Overrides
 from mimo_launch.cli.shared.shards import ready_shards
 
@@ -71,8 +71,7 @@ def data(
         raise typer.Exit(2)
     spec = checked.spec
     dataset = _open(spec, console)
-    from mimo_launch.cli.data.page import page
-    from mimo_launch.cli.data.text import as_json_text, as_text
+    from mimo_launch.cli.data.answer import as_json_text, as_text, page
     from mimo_launch.survey.survey import survey
 
     found = survey(spec, dataset, records=records, steps=steps, show=show)

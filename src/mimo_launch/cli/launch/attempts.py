@@ -1,17 +1,20 @@
-"""Runs attempts of a job until one ends well, or no more are allowed.
+"""Runs attempts of a job until one ends well, or no more are allowed, and reports failures.
 
-Decides: when to start again; the exit code of `train`.
-Relies on: `launcher.start_workers` for one attempt.
-Leaves: the text of a report to `failure`.
+Decides: when to start again; the exit code of `train`; where a report goes: to stderr and to the
+run folder.
+Relies on: `launcher.start_workers` for one attempt, `launcher.failure_report` for the words.
+Leaves: what failed to `launcher.verdict`.
 """
 
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.launch.failure import show_failure, show_way_on
-from mimo_launch.cli.shared.console import Console
+from mimo_launch.cli.shared.console import Console, escape_controls
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.hosts import Hosts
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.launcher.start_workers import Audience
     from mimo_launch.launcher.verdict import RunFailed
+
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 POLL_SECONDS = 0.05
@@ -126,3 +130,56 @@ def _asked_to_stop(stop: "StopRequest", console: Console) -> bool:
     if stop.signal:
         console.note(f"not started again: {signal.Signals(stop.signal).name} asked it to stop")
     return bool(stop.signal)
+
+
+def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
+    """Write the report to stderr, and add it to `failure.txt`; node 0 does so for all hosts."""
+    from mimo_launch.launcher.failure_report import report_lines
+    from mimo_launch.launcher.run_folder import FAILURE
+
+    run = job.run
+    if failed.told is not None:
+        console.note(f"{failed.told}\n   = report:  shown by node 0, and in {run / FAILURE}")
+        return
+    failure = failed.failure
+    lines = report_lines(
+        failure,
+        run,
+        command=resume_command(sys.argv[1:]),
+        checkpoint=_newest(run),
+        resumable=job.task.resumable,
+    )
+    remark = ""
+    if failure.around.folder_lost:  # What is in its place is not ours to write to.
+        console.note("\n".join(lines))
+        return
+    try:
+        with (run / FAILURE).open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} attempt {failure.attempt}\n")
+            file.write(escape_controls("\n".join(lines)) + "\n\n")
+    except OSError as error:
+        remark = f"\nwarning: the report could not be written to {run / FAILURE}: {error}"
+    console.note("\n".join(lines) + remark)
+
+
+def show_way_on(job: "Job", console: Console) -> None:
+    """Say how to go on with a run that a signal has ended, and from which step."""
+    from mimo_launch.launcher.failure_report import again_lines
+
+    command = resume_command(sys.argv[1:])
+    lines = again_lines(command, _newest(job.run), resumable=job.task.resumable)
+    console.note("\n".join(lines))
+
+
+def _newest(run: Path) -> str | None:
+    """Return the newest complete checkpoint in words, if there is one."""
+    from mimo_launch.launcher.run_folder import newest_checkpoint
+
+    saved = newest_checkpoint(run)
+    return None if saved is None else f"step {saved.step} ({saved.path})"
+
+
+def resume_command(arguments: list[str]) -> str:
+    """Return the command that goes on with a run that `arguments` started."""
+    kept = [argument for argument in arguments if argument != "--no-resume"]
+    return shlex.join(["mimo-launch", *kept])

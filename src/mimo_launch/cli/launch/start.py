@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.launch.attempts import host_lacks, interrupted_by, run_attempts
 from mimo_launch.cli.launch.prepare import prepare
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.cli.shared.custom import own_classes_fail
+from mimo_launch.cli.shared.findings import own_classes_fail
 
 if TYPE_CHECKING:
     from mimo_launch.cli.launch.origin import Origin
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
     from mimo_launch.train.events import Event, Listener
-from mimo_launch.cli.launch.request import Start
+from mimo_launch.cli.launch.prepare import Start
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:

@@ -64,8 +64,7 @@ def plan(
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
-    from mimo_launch.cli.shared.deadlock import show_deadlock
-    from mimo_launch.cli.shared.findings import show_findings
+    from mimo_launch.cli.shared.findings import show_deadlock, show_findings
     from mimo_launch.drawing.report import build_rank_report, build_report
     from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.proof import DeadlockError

@@ -11,8 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mimo_launch.cli.plan.estimate_tables import estimate_tables, headline, plain_table, stage_table
-from mimo_launch.cli.plan.layer_tables import layer_parts
+from mimo_launch.cli.plan.estimate_tables import (
+    estimate_tables,
+    headline,
+    layer_parts,
+    plain_table,
+    stage_table,
+)
 from mimo_launch.diag.quantities import (
     coords_text,
     percent,

@@ -99,8 +99,7 @@ def _named(histories: "Sequence[History]") -> "list[History]":
 
 def _drawn(runs: "Sequence[History]", smooth: int, suffix: str) -> bytes:
     from mimo_launch.cli.report.figure import draw_png, draw_svg
-    from mimo_launch.cli.report.page import page
-    from mimo_launch.cli.report.table import row
+    from mimo_launch.cli.report.page import page, row
 
     if suffix == ".png":
         return draw_png(runs, smooth)

@@ -1,19 +1,55 @@
-"""Findings about a spec, shown the same way by every command.
+"""What several commands say of a spec that they cannot run.
 
-Decides: they go to stderr.
-Relies on: `diag.text` for their form.
-Leaves: what to do about them to the command.
+Decides: that it goes to stderr, and the words.
+Relies on: `diag.text` for findings; `launcher.forking`, which imports users' own classes in
+a process apart; the simulator's list of stuck ranks.
+Leaves: what to do about it to the commands.
 """
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mimo_launch.checks.load_and_check import Checked
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.diag.text import render
+
+if TYPE_CHECKING:
+    from mimo_launch.checks.load_and_check import Checked
+    from mimo_launch.schedule.proof import DeadlockError
+    from mimo_launch.spec.model import Spec
 
 
-def show_findings(checked: Checked, console: Console) -> None:
+def show_findings(checked: "Checked", console: Console) -> None:
     """Write errors and warnings of a spec to stderr; write nothing when there are none."""
+    from mimo_launch.diag.text import render
+
     if checked.diagnostics:
         color = console.colors(sys.stderr)
         console.note(render(checked.diagnostics, checked.source, color=color))
+
+
+def own_classes_fail(spec: "Spec", console: Console) -> int | None:
+    """Return the exit code if a class that the spec names cannot be used, and say why."""
+    from mimo_launch.launcher.forking import fault_of_own_classes
+
+    fault = fault_of_own_classes(spec)
+    if not fault:
+        return None
+    console.note(f"error: {fault}")
+    return 2
+
+
+SHOWN = 8
+
+
+def show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
+    """Write which ranks are stuck, and in what, to stderr."""
+    stuck = error.stuck
+    console.note(f"error: the schedule of {file} does not end: {len(stuck)} ranks wait for others")
+    for number, line in enumerate(stuck[:SHOWN]):
+        console.note(f"   {'= said:' if number == 0 else '       '} {line}")
+    if len(stuck) > SHOWN:
+        console.note(f"           and {len(stuck) - SHOWN} more")
+    console.note("   = why:  the simulator ran every rank's actions; training would hang there")
+    console.note(
+        "   = help: this is a fault of mimo-launch, not of your spec; please open an issue"
+    )

@@ -91,7 +91,7 @@ def train(
 ) -> None:
     """Train a spec, one worker per rank."""
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
-    from mimo_launch.cli.launch.request import Start
+    from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
     from mimo_launch.cli.shared.shards import ready_shards
     from mimo_launch.launcher.rank_tasks import Training
