@@ -6,15 +6,12 @@ import pytest
 from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
 from tests.support.specs import box, spec
 
-from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.kinds.vocabulary import padded_vocab_size
-from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.model import Spec
 
 
@@ -31,10 +28,7 @@ def test_head_keeps_one_tensor_of_logits_and_needs_a_second() -> None:
 
 
 def row(made: Spec, rank: int, **constants: float) -> MemoryRow:
-    layout, sample = build_layout(made), nominal_step_data(made).samples[0]
-    estimator = Estimator(
-        made, layout, generate(layout), sample, replace(Calibration(), **constants)
-    )
+    estimator = Estimator.of(Plan.of(made), replace(Calibration(), **constants))
     (alike,) = [each for each in estimator.classes if rank in each.ranks]
     return estimator.memory(alike)
 
