@@ -145,9 +145,9 @@ def test_hosts_that_are_asked_for_win_over_the_rank_of_a_pod(
     spec = load_and_check(SPEC).spec
     assert spec is not None
     place = node_place(hosts, hosts - 1, "host0:29500", "run")
-    found = origin_of(Origin(place=place, launches=True), spec, None)
+    found = origin_of(Origin(place=place, launches=True), spec)
     assert found == Origin(place=place, world_size=2)
-    assert origin_of(Origin(), spec, None).joined == Joined(3, 4)
+    assert origin_of(Origin(), spec).joined == Joined(3, 4)
 
 
 def test_ranks_to_show_are_ranges() -> None:

@@ -88,7 +88,6 @@ def bench(
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
-    from mimo_launch.cli.shared.shards import ready_shards
     from mimo_launch.estimate.calibration import Calibration
     from mimo_launch.launcher.rank_tasks import Benching, Calibrating
     from mimo_launch.plan.plan import Plan
@@ -106,11 +105,10 @@ def bench(
         command=shlex.join(["mimo-launch", *sys.argv[1:]]),
     )
     place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
-    origin = Origin(place=place, launches=nnodes is not None)
+    origin = Origin(place=place, launches=nnodes is not None, nproc=nproc)
     spec, origin = checked_spec(
-        file, overrides or (), origin, nproc, console, device=device, constants=constants
+        file, overrides or (), origin, console, device=device, constants=constants
     )
-    ready_shards(spec, console, speaks=origin.speaks)
     request = Start(
         plan=Plan.of(spec),
         task=Benching(options) if calibrate is None else Calibrating(options, calibrate),

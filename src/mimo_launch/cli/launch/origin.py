@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 class Origin:
     """A rank if `joined`, the launcher of one of several hosts if `place`, else of this host alone.
 
-    `launches` says that the options settle this, whatever the environment says. `world_size` is the
-    number of ranks that are asked for, if anything says so.
+    `launches` says that the options settle this, whatever the environment says. `nproc` is the
+    number of workers per host that the options ask for, `world_size` that of all ranks, if anything
+    says so.
     """
 
     joined: "Joined | None" = None
     place: "NodePlace | None" = None
     launches: bool = False
+    nproc: int | None = None
     world_size: int | None = None
 
     @property
@@ -68,7 +70,7 @@ def node_place(
     return NodePlace(node_rank, nnodes, endpoint, run_id)
 
 
-def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
+def origin_of(options: Origin, spec: "Spec") -> Origin:
     """Return what this process is, for a job of the ranks of `spec`. Raises: typer.BadParameter."""
     from mimo_launch.launcher.torchrun_slurm import Joined, WrongEnvironment, torchrun_rank
     from mimo_launch.layout.layout import world_size
@@ -79,7 +81,7 @@ def origin_of(options: Origin, spec: "Spec", nproc: int | None) -> Origin:
         raise typer.BadParameter(str(error), param_hint="torchrun") from error
     if joined is not None:
         return Origin(joined=joined, world_size=joined.world_size)
-    world, place = world_size(spec), options.place
+    world, place, nproc = world_size(spec), options.place, options.nproc
     if not options.launches:
         found = _slurm(world)
         if isinstance(found, Joined):
@@ -98,7 +100,6 @@ def checked_spec(
     file: Path,
     settings: Sequence[str],
     options: Origin,
-    nproc: int | None,
     console: Console,
     *,
     device: Device,
@@ -106,23 +107,27 @@ def checked_spec(
 ) -> tuple["Spec", Origin]:
     """Return a spec that fits the ranks there will be, and what this process is among them.
 
-    Shows what was found; the memory of GPUs, estimated with `constants`, counts unless `device` is
-    the processor. Raises: typer.Exit for a spec with mistakes; typer.BadParameter.
+    Shows what was found, and makes the index of its shards; the memory of GPUs, estimated with
+    `constants`, counts unless `device` is the processor.
+
+    Raises: typer.Exit for a spec with mistakes, or data that cannot be used; typer.BadParameter.
     """
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
+    from mimo_launch.cli.shared.shards import ready_shards
 
     check = partial(
         load_and_check, file, settings, on_gpus=device is not Device.CPU, constants=constants
     )
     origin, checked = options, check()
     if checked.spec is not None:
-        origin = origin_of(options, checked.spec, nproc)
+        origin = origin_of(options, checked.spec)
         checked = check(origin.world_size, runs_here=True)
     if origin.speaks:
         show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
+    ready_shards(checked.spec, console, speaks=origin.speaks)
     return checked.spec, origin
 
 

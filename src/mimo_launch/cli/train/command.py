@@ -93,7 +93,6 @@ def train(
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
-    from mimo_launch.cli.shared.shards import ready_shards
     from mimo_launch.launcher.rank_tasks import Training
     from mimo_launch.plan.plan import Plan
 
@@ -102,9 +101,8 @@ def train(
     shown = shown_ranks(console_ranks)
     settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
     place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
-    origin = Origin(place=place, launches=nnodes is not None)
-    spec, origin = checked_spec(file, settings, origin, nproc, console, device=device)
-    ready_shards(spec, console, speaks=origin.speaks)
+    origin = Origin(place=place, launches=nnodes is not None, nproc=nproc)
+    spec, origin = checked_spec(file, settings, origin, console, device=device)
     request = Start(
         plan=Plan.of(spec),
         task=Training(profile),
