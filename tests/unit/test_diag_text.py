@@ -1,21 +1,28 @@
 """How findings are drawn and turned into rows."""
 
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.diag.places import Mark, Place, Source, Span
+from mimo_launch.diag.diagnostic import (
+    Diagnostic,
+    Mark,
+    Related,
+    Severity,
+    SourcePlace,
+    SourceSpan,
+    SpecSource,
+)
 from mimo_launch.diag.text import count, has_errors, location, render, to_json
 
 TEXT = "modules:\n  a: {x: 1, y: 22}\n  \tz: 日本 5\n" + "\n" * 96 + "last: 7\n"
-SOURCE = Source(
+SOURCE = SpecSource(
     name="f.yaml",
     text=TEXT,
     marks={
-        (): Mark(None, Span(1, 1, 1)),
-        ("modules",): Mark(Span(1, 1, 7), Span(2, 3, 1)),
-        ("modules", "a"): Mark(Span(2, 3, 1), Span(2, 6, 15)),
-        ("modules", "a", "x"): Mark(Span(2, 7, 1), Span(2, 10, 1)),
-        ("modules", "a", "y"): Mark(Span(2, 13, 1), Span(2, 16, 2)),
-        ("z",): Mark(Span(3, 4, 1), Span(3, 10, 1)),
-        ("last",): Mark(Span(100, 1, 4), Span(100, 7, 1)),
+        (): Mark(None, SourceSpan(1, 1, 1)),
+        ("modules",): Mark(SourceSpan(1, 1, 7), SourceSpan(2, 3, 1)),
+        ("modules", "a"): Mark(SourceSpan(2, 3, 1), SourceSpan(2, 6, 15)),
+        ("modules", "a", "x"): Mark(SourceSpan(2, 7, 1), SourceSpan(2, 10, 1)),
+        ("modules", "a", "y"): Mark(SourceSpan(2, 13, 1), SourceSpan(2, 16, 2)),
+        ("z",): Mark(SourceSpan(3, 4, 1), SourceSpan(3, 10, 1)),
+        ("last",): Mark(SourceSpan(100, 1, 4), SourceSpan(100, 7, 1)),
     },
     overrides={("train", "steps"): "train.steps=0"},
 )
@@ -77,12 +84,12 @@ def test_places_fall_back_to_the_nearest_parent() -> None:
     assert at("modules", "nope") == "f.yaml:1:1"
     assert at("nope") == "f.yaml:1:1"
     assert at("train", "steps", "x") == "--set train.steps=0"
-    assert location(Place(), SOURCE) == "f.yaml"
+    assert location(SourcePlace(), SOURCE) == "f.yaml"
 
 
 def test_given_line_and_column_win() -> None:
     item = diagnostic(line=2, column=5)
-    assert SOURCE.place_of(item) == Place(span=Span(2, 5))
+    assert SOURCE.place_of(item) == SourcePlace(span=SourceSpan(2, 5))
 
 
 def test_a_line_beyond_the_file_is_not_drawn() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.diag.places import Mark, Span
+from mimo_launch.diag.diagnostic import Mark, SourceSpan
 from mimo_launch.spec.yaml_source import Document, parse_value, read_file, read_text
 
 
@@ -76,13 +76,13 @@ def test_nan_is_a_number() -> None:
 def test_every_key_and_value_has_its_place() -> None:
     document = read_text("a:\n  b: [10, x]\n  'c d': {e: 1.5}\n")
     assert document.source.marks == {
-        (): Mark(None, Span(1, 1, 1)),
-        ("a",): Mark(Span(1, 1, 1), Span(2, 3, 1)),
-        ("a", "b"): Mark(Span(2, 3, 1), Span(2, 6, 7)),
-        ("a", "b", 0): Mark(None, Span(2, 7, 2)),
-        ("a", "b", 1): Mark(None, Span(2, 11, 1)),
-        ("a", "c d"): Mark(Span(3, 3, 5), Span(3, 10, 8)),
-        ("a", "c d", "e"): Mark(Span(3, 11, 1), Span(3, 14, 3)),
+        (): Mark(None, SourceSpan(1, 1, 1)),
+        ("a",): Mark(SourceSpan(1, 1, 1), SourceSpan(2, 3, 1)),
+        ("a", "b"): Mark(SourceSpan(2, 3, 1), SourceSpan(2, 6, 7)),
+        ("a", "b", 0): Mark(None, SourceSpan(2, 7, 2)),
+        ("a", "b", 1): Mark(None, SourceSpan(2, 11, 1)),
+        ("a", "c d"): Mark(SourceSpan(3, 3, 5), SourceSpan(3, 10, 8)),
+        ("a", "c d", "e"): Mark(SourceSpan(3, 11, 1), SourceSpan(3, 14, 3)),
     }
 
 
@@ -94,7 +94,10 @@ def test_duplicate_keys_show_both_places_and_keep_the_first() -> None:
         (document.source.place_of(item).span, document.source.place(item.related[0].path).span)
         for item in document.diagnostics
     ]
-    assert places == [(Span(2, 11, 1), Span(2, 5, 1)), (Span(3, 1, 1), Span(1, 1, 1))]
+    assert places == [
+        (SourceSpan(2, 11, 1), SourceSpan(2, 5, 1)),
+        (SourceSpan(3, 1, 1), SourceSpan(1, 1, 1)),
+    ]
 
 
 def test_anchors_and_merges() -> None:
@@ -111,7 +114,7 @@ def test_anchors_and_merges() -> None:
     marks = document.source.marks
     # A merged key stands where it was written; one written here wins, before or after the merge.
     assert marks["b", "tp"].value == marks["base", "tp"].value
-    assert marks["b", "dp"].value == Span(5, 7, 1)
+    assert marks["b", "dp"].value == SourceSpan(5, 7, 1)
 
 
 def test_key_before_a_merge_wins() -> None:
@@ -188,7 +191,7 @@ def test_file_faults(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
     document = read_file(path)
     assert document.data == {"a": 1, "b": 2}
-    assert document.source.marks["b",].key == Span(2, 1, 1)
+    assert document.source.marks["b",].key == SourceSpan(2, 1, 1)
 
 
 def test_a_file_that_is_no_spec_by_its_size_is_refused_unread(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.packages import backends_are_here
-from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.diag.places import Source
+from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.spec.load import Loaded, load_spec, load_text
@@ -26,7 +25,7 @@ class Checked:
 
     spec: Spec | None
     diagnostics: tuple[Diagnostic, ...]
-    source: Source
+    source: SpecSource
 
 
 def load_and_check(

@@ -9,8 +9,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic, Severity, shortened
-from mimo_launch.diag.places import Place, Source, Span
+from mimo_launch.diag.diagnostic import (
+    Diagnostic,
+    Severity,
+    SourcePlace,
+    SourceSpan,
+    SpecSource,
+    shortened,
+)
 
 # Control characters, and ends of lines that are none for Python's `\n`.
 _UNSEEN = ("Cc", "Zl", "Zp")
@@ -22,7 +28,7 @@ MOST_SHOWN, MAX_LINE = 100, 160
 _KEPT_BEFORE = 60
 
 
-def render(diagnostics: Sequence[Diagnostic], source: Source, *, color: bool = False) -> str:
+def render(diagnostics: Sequence[Diagnostic], source: SpecSource, *, color: bool = False) -> str:
     """Return all diagnostics of one file, in order of place, ended by a line that counts them."""
     found = source.sorted(tuple(diagnostics))
     if not found:
@@ -55,12 +61,12 @@ def count(diagnostics: Iterable[Diagnostic]) -> str:
     return ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in parts if n) or "no findings"
 
 
-def to_json(diagnostics: Sequence[Diagnostic], source: Source) -> list[dict[str, Any]]:
+def to_json(diagnostics: Sequence[Diagnostic], source: SpecSource) -> list[dict[str, Any]]:
     """Return one plain row per diagnostic, in order of place."""
     return [_row(item, source) for item in source.sorted(tuple(diagnostics))]
 
 
-def location(place: Place, source: Source) -> str:
+def location(place: SourcePlace, source: SpecSource) -> str:
     """Return `file:line:column`, or the `--set` that is meant."""
     if place.override is not None:
         return f"--set {shortened(place.override, MAX_LINE)}"
@@ -69,7 +75,7 @@ def location(place: Place, source: Source) -> str:
     return f"{source.name}:{place.span.line}:{place.span.column}"
 
 
-def _row(item: Diagnostic, source: Source) -> dict[str, Any]:
+def _row(item: Diagnostic, source: SpecSource) -> dict[str, Any]:
     related = [
         {**_place_fields(source.place(other.path)), "label": other.label} for other in item.related
     ]
@@ -86,7 +92,7 @@ def _row(item: Diagnostic, source: Source) -> dict[str, Any]:
     }
 
 
-def _place_fields(place: Place) -> dict[str, Any]:
+def _place_fields(place: SourcePlace) -> dict[str, Any]:
     span = place.span
     return {
         "line": span.line if span else None,
@@ -96,7 +102,7 @@ def _place_fields(place: Place) -> dict[str, Any]:
     }
 
 
-def _block(item: Diagnostic, source: Source, color: bool) -> str:
+def _block(item: Diagnostic, source: SpecSource, color: bool) -> str:
     place = source.place_of(item)
     related = [(source.place(other.path), other.label) for other in item.related]
     spans = [(other.span, label, "-") for other, label in related if other.span is not None]
@@ -130,7 +136,7 @@ def _note(name: str, text: str) -> list[str]:
 
 
 def _excerpt(
-    spans: Sequence[tuple[Span, str, str]], lines: list[str], severity: str, color: bool
+    spans: Sequence[tuple[SourceSpan, str, str]], lines: list[str], severity: str, color: bool
 ) -> Iterator[str]:
     """Yield source lines in order, each followed by its underlines."""
     shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
@@ -151,7 +157,7 @@ def _excerpt(
             yield f"{' ' * width} | {pad}{underline}"
 
 
-def _column(place: tuple[Span, str, str]) -> int:
+def _column(place: tuple[SourceSpan, str, str]) -> int:
     return place[0].column
 
 

@@ -38,7 +38,7 @@ class Strict(BaseModel):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name):  # noqa: ANN001, ANN204
+        def __getattr__(self, name: str) -> Any:
             if name in type(self).model_fields:
                 raise MissingPartError(name)
             return super().__getattr__(name)

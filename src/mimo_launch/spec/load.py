@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.diag.places import Source
+from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.model import Model, Spec
 from mimo_launch.spec.overrides import apply_overrides
@@ -33,7 +32,7 @@ class Loaded:
     spec: Spec | None
     partial: Spec | None
     diagnostics: tuple[Diagnostic, ...]
-    source: Source
+    source: SpecSource
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
-from mimo_launch.diag.places import SET_ROOT, Source
+from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.wording import did_you_mean
 from mimo_launch.spec.yaml_source import Document, parse_value
 
@@ -44,7 +43,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     return Document(data, document.source, tuple(faults))
 
 
-def _remember(source: Source, path: YamlPath, text: str) -> None:
+def _remember(source: SpecSource, path: YamlPath, text: str) -> None:
     """Let all places at and below `path` be the override, whatever stood there before."""
     places: tuple[dict[YamlPath, Any], ...] = (source.marks, source.overrides)
     for known in places:

@@ -12,8 +12,15 @@ from typing import Any
 
 import yaml
 
-from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath, shortened
-from mimo_launch.diag.places import Mark, Source, Span
+from mimo_launch.diag.diagnostic import (
+    Diagnostic,
+    Mark,
+    Related,
+    SourceSpan,
+    SpecSource,
+    YamlPath,
+    shortened,
+)
 from mimo_launch.spec.files import MEGABYTE, read_small
 from mimo_launch.spec.yaml_syntax import (
     MAX_DEPTH,
@@ -32,7 +39,7 @@ class Document:
     """What a file says: its data (None when unreadable), its places and its faults."""
 
     data: dict[str, Any] | None
-    source: Source
+    source: SpecSource
     diagnostics: tuple[Diagnostic, ...]
 
 
@@ -51,7 +58,7 @@ def read_file(path: str | Path) -> Document:
             why="the spec is read from this file and from nowhere else",
             help="check the path; it is taken from the current folder unless it starts with `/`",
         )
-        return Document(None, Source(name=name), (fault,))
+        return Document(None, SpecSource(name=name), (fault,))
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -64,7 +71,7 @@ def read_file(path: str | Path) -> Document:
             line=before.count(b"\n") + 1,
             column=len(before) - (before.rfind(b"\n") + 1) + 1,
         )
-        return Document(None, Source(name=name), (fault,))
+        return Document(None, SpecSource(name=name), (fault,))
     return read_text(text, name)
 
 
@@ -72,13 +79,13 @@ def read_text(text: str, name: str = "<text>") -> Document:
     """Read YAML text; every fault becomes a diagnostic."""
     nodes, fault = compose(text)
     if fault is not None:
-        return Document(None, Source(name=name, text=text), (fault,))
+        return Document(None, SpecSource(name=name, text=text), (fault,))
     fault = document_fault(nodes)
     if fault is not None:
-        return Document(None, Source(name=name, text=text), (fault,))
+        return Document(None, SpecSource(name=name, text=text), (fault,))
     reader = NodeReader()
     data = reader.read(nodes[0])
-    source = Source(name=name, text=text, marks=reader.marks)
+    source = SpecSource(name=name, text=text, marks=reader.marks)
     return Document(data, source, tuple(reader.diagnostics))
 
 
@@ -114,7 +121,7 @@ class NodeReader:
     _num_duplicates: int = 0
     _is_full: bool = False
 
-    def read(self, node: yaml.Node, path: YamlPath = (), key: Span | None = None) -> Any:
+    def read(self, node: yaml.Node, path: YamlPath = (), key: SourceSpan | None = None) -> Any:
         """Return the data below `node`; parts at fault become UNREADABLE."""
         self.marks[path] = Mark(key, _span(node))
         self._num_nodes += 1
@@ -256,8 +263,8 @@ class NodeReader:
 DUPLICATES = "<duplicate>"
 
 
-def _span(node: yaml.Node) -> Span:
+def _span(node: yaml.Node) -> SourceSpan:
     """Return where a node stands; one that spans lines is marked by its first character."""
     start, end = node.start_mark, node.end_mark
     length = end.column - start.column if end.line == start.line else 1
-    return Span(start.line + 1, start.column + 1, max(1, length))
+    return SourceSpan(start.line + 1, start.column + 1, max(1, length))

@@ -38,8 +38,6 @@ MAX_VALUES, MAX_DEPTH = 20_000, 48
 class CoreLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2, and bounds; used for nodes only."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._num_nodes = self._depth = 0
@@ -62,6 +60,7 @@ class TooLarge(yaml.MarkedYAMLError):
     """A file has more than any spec would have."""
 
 
+CoreLoader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in _CORE:
     CoreLoader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
 
