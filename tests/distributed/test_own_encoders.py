@@ -9,7 +9,7 @@ from tests.support.specs import Box, box, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.shrink import shrink
 
@@ -109,7 +109,7 @@ def test_one_replica_of_the_one_sided_spec_has_images() -> None:
     rows = [
         sum(
             data.samples[sample].rows("vision")
-            for sample in encoder_samples(layout, data, layout["vision"], replica, 0)
+            for sample in StepViews(layout, data).encoder("vision", replica, 0).samples
         )
         for replica in range(2)
     ]

@@ -23,8 +23,8 @@ from tests.support.proof import failures, training_verdicts, verdicts
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.sample_owners import imbalance
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec
 from mimo_launch.verify.proof import verify_spec
 from mimo_launch.verify.shrink import shrink
@@ -71,7 +71,7 @@ def test_samples_of_the_skewed_spec_move() -> None:
     """Else the bug "rows received by the even cut" would be none."""
     small = shrink(skewed())
     layout = build_layout(small)
-    found = imbalance(layout, _first_step(small), layout["vision"])
+    found = StepViews(layout, _first_step(small)).imbalance(layout["vision"])
     assert found.before > found.after
 
 

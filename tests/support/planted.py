@@ -20,7 +20,6 @@ from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.layers import attention_masks, linear
 from mimo_launch.models import fsdp
 from mimo_launch.runtime import compute, executor
-from mimo_launch.runtime import model_inputs as inputs
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import session
 
@@ -72,8 +71,13 @@ def local_label_count() -> None:
 
 def swapped_slots() -> None:
     """An encoder replica encodes its samples in another order than the bridge assumes."""
-    correct = inputs.encoder_samples
-    inputs.encoder_samples = lambda *args: correct(*args)[::-1]
+    correct = compute.Stages._encoder_view
+
+    def swapped(*args: Any) -> Any:
+        view = correct(*args)
+        return replace(view, samples=view.samples[::-1])
+
+    compute.Stages._encoder_view = swapped
 
 
 def dropped_last_microbatch() -> None:
@@ -289,8 +293,9 @@ def rows_sequence_major() -> None:
 
     correct = bridges.placement
 
-    def sorted_by_position(layout: Any, *rest: Any) -> Any:
-        placed, received = correct(layout, *rest)
+    def sorted_by_position(view: Any, *rest: Any) -> Any:
+        placed, received = correct(view, *rest)
+        layout = view.layout
         seq = layout.seq // layout.language.grid.size("cp")
         order = sorted(placed.places.tolist(), key=lambda place: (place % seq, place // seq))
         return changed(placed, places=torch.tensor(order, dtype=torch.long)), received
@@ -328,13 +333,16 @@ def labels_shifted_over_the_pack() -> None:
 
 def slot_of_the_whole_group() -> None:
     """An encoder takes its share of a group microbatch by microbatch over all replicas."""
-    correct = inputs.encoder_samples
+    correct = compute.Stages._encoder_view
 
-    def by_microbatch(layout: Any, *rest: Any) -> Any:
-        samples = layout.samples
-        return tuple(sorted(correct(layout, *rest), key=lambda s: (*samples.locate(s)[1::-1], s)))
+    def by_microbatch(self: Any, *rest: Any) -> Any:
+        view, locate = correct(self, *rest), self.layout.samples.locate
+        return replace(
+            view,
+            samples=tuple(sorted(view.samples, key=lambda s: (*locate(s)[1::-1], s))),
+        )
 
-    inputs.encoder_samples = by_microbatch
+    compute.Stages._encoder_view = by_microbatch
 
 
 def skewed(**settings: Any) -> Spec:

@@ -74,8 +74,8 @@ def padding_counted() -> None:
     """Padding counts as tokens of its sample."""
     correct = compute.token_shares
 
-    def all_positions(layout: Any, *rest: Any) -> torch.Tensor:
-        return torch.full_like(correct(layout, *rest), 1 / layout.seq)
+    def all_positions(view: Any, *rest: Any) -> torch.Tensor:
+        return torch.full_like(correct(view, *rest), 1 / view.layout.seq)
 
     compute.token_shares = all_positions
 

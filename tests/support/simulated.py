@@ -13,6 +13,7 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import partners
 from mimo_launch.schedule.generate import Programs, generate, generate_forward
@@ -38,7 +39,8 @@ def broken_rules(made: Spec) -> list[str]:
     if errors:
         return [f"not a valid spec: {item.code}: {item.headline}" for item in errors]
     layout = build_layout(made)
-    return [*_of_programs(layout), *_of_routes(layout, _thinned(nominal_step_data(made)))]
+    views = StepViews(layout, _thinned(nominal_step_data(made)))
+    return [*_of_programs(layout), *_of_routes(views)]
 
 
 def _of_programs(layout: Layout) -> Iterator[str]:
@@ -112,14 +114,15 @@ def _sources(layout: Layout, action: Action) -> Iterator[Action]:
             yield Action(encoder.name, len(encoder.stages) - 1, F, group)
 
 
-def _of_routes(layout: Layout, data: StepData) -> Iterator[str]:
+def _of_routes(views: StepViews) -> Iterator[str]:
     """Each row leaves one rank and arrives once, between ranks that the schedule lets meet."""
+    layout, data = views.layout, views.data
     for module in layout.encoders:
         parts = components(layout, module.name)
         part_of = {rank: number for number, part in enumerate(parts) for rank in part}
         meets = _meetings(layout, module)
         for group in _groups(layout, module):
-            transfers = route(layout, data, module.name, group)
+            transfers = route(views, module.name, group)
             samples = [
                 sample
                 for replica in range(layout.language.grid.size("dp"))

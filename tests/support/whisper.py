@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.loader import step_inputs
@@ -122,10 +122,11 @@ def deviations(model: Any, made: Spec, parts: list[list[Seen]]) -> list[float]:
     """Return, per group and replica with a clip, the largest difference by the largest output."""
     layout, dataset = build_layout(made), build_dataset(made)
     module, inputs = layout["audio"], step_inputs(dataset, "train", ids_of(made), 0)
+    views = StepViews(layout, inputs.data)
     shards = sorted((seen for part in parts for seen in part), key=lambda seen: seen.shard)
     found = []
     for key in sorted({(seen.replica, seen.group) for seen in shards}):
-        samples = encoder_samples(layout, inputs.data, module, *key)
+        samples = views.encoder("audio", *key).samples
         clips = [clip for sample in samples for clip in inputs.images(sample, "audio")]
         mine = [seen for seen in shards if (seen.replica, seen.group) == key]
         if not module.sequence_parallel:

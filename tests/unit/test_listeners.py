@@ -12,7 +12,7 @@ from tests.support.tensorboard_files import curves
 from tests.support.wandb_files import history
 
 from mimo_launch.checks.load_and_check import load_and_check
-from mimo_launch.layout.sample_owners import Imbalance
+from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import (
     CheckpointSaved,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.layout.sample_owners import Imbalance
+from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,

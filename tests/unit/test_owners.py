@@ -11,14 +11,13 @@ from tests.support.specs import box, layout_specs, spec
 from mimo_launch.layout.balance import balanced
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.layout.sample_owners import (
-    encoder_samples,
-    imbalance,
     replica_links,
     replica_sources,
     replicas_that_share,
 )
 from mimo_launch.layout.sample_readers import reads_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
+from mimo_launch.layout.step_views import StepViews
 
 
 def step_of(rows: list[int], encoder: str = "vision") -> StepData:
@@ -35,10 +34,11 @@ def skewed(number: int, seed: int) -> list[int]:
 
 def owners(layout: Layout, data: StepData, module: ModuleLayout) -> list[list[tuple[int, ...]]]:
     """Samples by group and replica."""
+    views = StepViews(layout, data)
     groups = layout.samples.microbatches // module.group_size
     replicas = range(module.grid.size("dp"))
     return [
-        [encoder_samples(layout, data, module, replica, group) for replica in replicas]
+        [views.encoder(module.name, replica, group).samples for replica in replicas]
         for group in range(groups)
     ]
 
@@ -120,9 +120,9 @@ def test_the_largest_replica_of_a_skewed_step_is_near_the_mean(made, seed):
     largest = max(rows)
     assert largest < mean * 1.5
     assert max(found) <= max(1.10 * mean, largest)
-    seen = imbalance(layout, data, layout["vision"])
+    seen = StepViews(layout, data).imbalance(layout["vision"])
     assert seen.after == max(found) / mean
-    even = owners(layout, data, build_layout(_set(made, "none"))["vision"])
+    even = owners(uneven := build_layout(_set(made, "none")), data, uneven["vision"])
     assert seen.before == max(loads(data, even)) / mean
     assert seen.before > 1.10
 
@@ -168,7 +168,10 @@ def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(
         for rank in module.stage_ranks(0):
             replica = module.grid.index("dp", rank)
             mine = sorted(sample for row in table for sample in row[replica])
-            assert list(reads_of(layout, data, rank, decode=False).images[module.name]) == mine
+            assert (
+                list(reads_of(StepViews(layout, data), rank, decode=False).images[module.name])
+                == mine
+            )
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,6 +16,7 @@ from mimo_launch.drawing.rows import Report
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
@@ -110,7 +111,7 @@ def test_links_are_the_routes_of_all_groups(made: Spec) -> None:
     for bridge in report.bridges:
         want: Counter[tuple[int, int]] = Counter()
         for group in range(bridge.groups):
-            for transfer in route(layout, data, bridge.encoder, group):
+            for transfer in route(StepViews(layout, data), bridge.encoder, group):
                 want[transfer.src, transfer.dst] += transfer.num_rows
         assert {(link.src, link.dst): link.rows for link in bridge.links} == want
         assert bridge.rows == sum(s.rows(bridge.encoder) for s in data.samples)

@@ -14,6 +14,7 @@ from mimo_launch.data.build import build_dataset  # noqa: E402
 from mimo_launch.kinds.vocabulary import placeholder_id  # noqa: E402
 from mimo_launch.layout.layout import build_layout  # noqa: E402
 from mimo_launch.layout.step_data import ImageSpan  # noqa: E402
+from mimo_launch.layout.step_views import StepViews  # noqa: E402
 from mimo_launch.runtime.model_inputs import axis_positions, read_positions  # noqa: E402
 from mimo_launch.spec.model import Spec  # noqa: E402
 from mimo_launch.train.loader import DatasetInputs, step_inputs  # noqa: E402
@@ -84,7 +85,8 @@ def test_position_ids_are_those_of_transformers() -> None:
     made = several_images()
     layout = build_layout(made)
     inputs = step_inputs(build_dataset(made), "train", tuple(range(SAMPLES)), 0)
-    ours = read_positions(layout, inputs, 0, 0, ["vision"], torch.device("cpu"))
+    microbatch = StepViews(layout, inputs.data).language(0, 0)
+    ours = read_positions(microbatch, inputs, ["vision"], torch.device("cpu"))
     assert ours.shape == (3, SAMPLES, SEQ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,6 +102,7 @@ def test_position_ids_are_those_of_transformers() -> None:
 def test_rows_of_other_encoders_count_as_text() -> None:
     made = several_images()
     inputs = step_inputs(build_dataset(made), "train", tuple(range(SAMPLES)), 0)
-    ours = read_positions(build_layout(made), inputs, 0, 0, [], torch.device("cpu"))
+    microbatch = StepViews(build_layout(made), inputs.data).language(0, 0)
+    ours = read_positions(microbatch, inputs, [], torch.device("cpu"))
     assert (ours[0] == ours[2]).all()
     assert (ours[1] == ours[2]).all()

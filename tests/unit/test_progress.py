@@ -8,7 +8,7 @@ from rich.console import Console as RichConsole
 
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.train.screen import LiveProgress, PlainProgress, progress_for
-from mimo_launch.layout.sample_owners import Imbalance
+from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.train.events import (
     BadSamples,
     CheckpointFailed,

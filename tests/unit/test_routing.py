@@ -17,9 +17,9 @@ from tests.support.specs import box, brief, layout_specs, spec
 
 from mimo_launch.layout.bridge_routing import Transfer, components, route
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.row_owners import cut_runs, row_cut, token_runs
-from mimo_launch.layout.sample_owners import encoder_samples
+from mimo_launch.layout.row_owners import row_cut
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=100, deadline=None)
@@ -107,13 +107,13 @@ def sent_from(
 
     Which samples a replica encodes is tested in `test_owners`.
     """
-    module = made.modules[encoder]
+    module, views = made.modules[encoder], StepViews(layout, data)
     found = {}
     for group in range(made.schedule.microbatches // layout[encoder].group_size):
         for replica in range(module.grid.dp):
             rows = [
                 (sample, row)
-                for sample in encoder_samples(layout, data, layout[encoder], replica, group)
+                for sample in views.encoder(encoder, replica, group).samples
                 for row in range(data.samples[sample].rows(encoder))
             ]
             for number, key in enumerate(rows):
@@ -240,7 +240,7 @@ def groups_of(layout: Layout) -> Iterator[tuple[str, int, range]]:
 )
 def test_transfers_are_those_of_the_table(made, images, transfers):
     layout = build_layout(made)
-    assert list(route(layout, step_data(made, images), "vision", 0)) == transfers
+    assert list(route(StepViews(layout, step_data(made, images)), "vision", 0)) == transfers
 
 
 @CASES
@@ -248,19 +248,18 @@ def test_transfers_are_those_of_the_table(made, images, transfers):
 def test_every_row_goes_once_from_its_owner_to_the_rank_of_its_token(case):
     """Oracle: every row of every sample placed by hand, on both sides."""
     made, layout, data = case
+    views = StepViews(layout, data)
     for encoder in layout.encoders:
         sent = sent_from(made, layout, data, encoder.name)
         due = due_at(made, data, encoder.name)
         assert sent.keys() == due.keys()
         num_groups = layout.samples.microbatches // encoder.group_size
         moved = [
-            row
-            for group in range(num_groups)
-            for row in rows_of(route(layout, data, encoder.name, group))
+            row for group in range(num_groups) for row in rows_of(route(views, encoder.name, group))
         ]
         assert sorted(moved) == sorted(Row(*sent[key], *due[key]) for key in sent)
         for group in range(num_groups):
-            microbatches = {t.microbatch for t in route(layout, data, encoder.name, group)}
+            microbatches = {t.microbatch for t in route(views, encoder.name, group)}
             assert {m // encoder.group_size for m in microbatches} <= {group}
 
 
@@ -268,16 +267,16 @@ def test_every_row_goes_once_from_its_owner_to_the_rank_of_its_token(case):
 @given(cases())
 def test_every_owned_row_leaves_once_and_every_due_row_arrives_once(case):
     _, layout, data = case
+    views = StepViews(layout, data)
     language = layout.language.grid
     for name, group, microbatches in groups_of(layout):
         module = layout[name]
-        rows = rows_of(route(layout, data, name, group))
+        rows = rows_of(route(views, name, group))
         leaving = Counter((row.src, row.src_place) for row in rows)
         owned = set()
         for rank in module.stage_ranks(len(module.stages) - 1):
             at = module.grid.coords_of(rank)
-            samples = encoder_samples(layout, data, module, at["dp"], group)
-            total = sum(data.samples[sample].rows(name) for sample in samples)
+            total = views.encoder(name, at["dp"], group).num_rows
             cut = row_cut(module, total, at["cp"], at["tp"])
             owned |= {(rank, place) for place in range(len(cut))}
         assert leaving == Counter(owned)
@@ -286,8 +285,8 @@ def test_every_owned_row_leaves_once_and_every_due_row_arrives_once(case):
         for rank in layout.language.stage_ranks(0):
             at = language.coords_of(rank)
             for microbatch in microbatches:
-                runs = token_runs(layout, data, name, at["dp"], microbatch, at["cp"])
-                size = sum(run.num_rows for run in cut_runs(layout, runs, at["tp"]))
+                cut = views.language(at["dp"], microbatch).cuts(name, at["cp"])[at["tp"]]
+                size = sum(run.num_rows for run in cut)
                 due |= {(rank, microbatch, place) for place in range(size)}
         assert arriving == Counter(due)
 
@@ -297,9 +296,10 @@ def test_every_owned_row_leaves_once_and_every_due_row_arrives_once(case):
 def test_the_route_of_one_rank_is_the_whole_filtered(case):
     """Also: sender and receiver pack the rows between them in one order."""
     _, layout, data = case
+    views = StepViews(layout, data)
     for name, group, _ in groups_of(layout):
-        whole = route(layout, data, name, group)
-        mine = {r: route(layout, data, name, group, rank=r) for r in range(layout.world_size)}
+        whole = route(views, name, group)
+        mine = {r: route(views, name, group, rank=r) for r in range(layout.world_size)}
         for rank, transfers in mine.items():
             assert transfers == tuple(t for t in whole if rank in (t.src, t.dst))
         for src, dst in {(t.src, t.dst) for t in whole}:
@@ -315,15 +315,17 @@ def test_the_route_of_one_rank_is_the_whole_filtered(case):
 def test_places_of_the_tp_ranks_together_are_the_token_list(case):
     """What the tp ranks own, one after another, is every placeholder of the list in order."""
     _, layout, data = case
+    views = StepViews(layout, data)
     language, mbs = layout.language.grid, layout.samples.microbatch_size
     for name, _, microbatches in groups_of(layout):
         for replica in range(language.size("dp")):
             for microbatch in microbatches:
                 for cp in range(language.size("cp")):
-                    runs = token_runs(layout, data, name, replica, microbatch, cp)
+                    view = views.language(replica, microbatch)
+                    runs = view.runs(name, cp)
                     places = [run.place + i for run in runs for i in range(run.num_rows)]
                     assert places == sorted(set(places))
-                    cuts = [cut_runs(layout, runs, tp) for tp in range(language.size("tp"))]
+                    cuts = view.cuts(name, cp)
                     width = mbs * layout.seq // language.size("cp") // language.size("tp")
                     shift = width if layout.language.sequence_parallel else 0
                     assert places == [
@@ -356,12 +358,13 @@ def replicas(layout: Layout, name: str) -> list[tuple[int, ...]]:
 @given(cases(all_have_rows=True))
 def test_components_are_what_the_rows_of_all_samples_connect(case):
     _, layout, data = case
+    views = StepViews(layout, data)
     for encoder in layout.encoders:
         edges = [
             (t.src, t.dst)
             for name, group, _ in groups_of(layout)
             if name == encoder.name
-            for t in route(layout, data, name, group)
+            for t in route(views, name, group)
         ]
         # With one row a sample the even cut stays, but it need not.
         ends = replicas(layout, encoder.name)
@@ -374,12 +377,13 @@ def test_components_are_what_the_rows_of_all_samples_connect(case):
 @given(cases())
 def test_no_row_leaves_its_component(case):
     _, layout, data = case
+    views = StepViews(layout, data)
     for name, group, _ in groups_of(layout):
         parts = components(layout, name)
         ranks = [rank for part in parts for rank in part]
         assert sorted(ranks) == sorted({r for ends in replicas(layout, name) for r in ends})
         home = {rank: part for part in parts for rank in part}
-        assert all(home[t.src] is home[t.dst] for t in route(layout, data, name, group))
+        assert all(home[t.src] is home[t.dst] for t in route(views, name, group))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.sample_owners import imbalance
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec
 from mimo_launch.survey.facts import find_facts, first_steps
 from mimo_launch.survey.reading_speed import read_steps
@@ -90,7 +90,7 @@ def test_evenness_is_that_of_the_first_steps() -> None:
     layout, dataset = build_layout(made), build_dataset(made)
     found = find_facts(made, layout, dataset, most=40).evenness["vision"]
     samples = [data for _, _, data in first_steps(made, dataset, 5, 200)]
-    seen = [imbalance(layout, data, layout["vision"]) for data in samples]
+    seen = [StepViews(layout, data).imbalance(layout["vision"]) for data in samples]
     assert found.steps == 5
     assert found.worst.before == max(each.before for each in seen)
     assert found.mean.after == pytest.approx(sum(each.after for each in seen) / 5)

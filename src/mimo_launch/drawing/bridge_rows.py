@@ -16,6 +16,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.sample_owners import replicas_that_share
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
@@ -63,11 +64,11 @@ def _nominal_rows(
     groups = samples.microbatches // module.group_size
     one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
     layout = replace(whole, samples=one)
-    step = StepData(0, nominal.samples[: one.global_batch])
+    views = StepViews(layout, StepData(0, nominal.samples[: one.global_batch]))
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
     parts = gcd(num_src, num_dst)
     first: Counter[tuple[int, int]] = Counter()
-    for transfer in route(layout, step, module.name, 0, senders=range(num_src // parts)):
+    for transfer in route(views, module.name, 0, senders=range(num_src // parts)):
         first[transfer.src, transfer.dst] += groups * transfer.num_rows
     src_apart = num_src // parts * module.grid.strides["dp"]
     dst_apart = num_dst // parts * layout.language.grid.strides["dp"]
@@ -87,12 +88,12 @@ def fan(num_src: int, num_dst: int) -> str:
     return "fan-out" if num_dst % num_src == 0 else "uneven"
 
 
-def peer_rows(layout: Layout, data: StepData, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
+def peer_rows(views: StepViews, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
     """Yield whom a rank exchanges rows with over one bridge, in the forward direction."""
-    groups = layout.samples.microbatches // module.group_size
+    groups = views.layout.samples.microbatches // module.group_size
     counts: dict[tuple[str, int], list[int]] = {}
     for group in range(groups):
-        for transfer in route(layout, data, module.name, group, rank=rank):
+        for transfer in route(views, module.name, group, rank=rank):
             if transfer.src == transfer.dst:
                 key = "copy", rank
             elif transfer.src == rank:

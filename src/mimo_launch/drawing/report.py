@@ -29,8 +29,8 @@ from mimo_launch.drawing.timeline import peak_live, program_rows, timeline_row, 
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import EXPERT_GROUPS, MODULE_GROUPS, Layout, ModuleLayout
-from mimo_launch.layout.sample_owners import encoder_samples
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.lower_bound import lower_bound
@@ -79,13 +79,14 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
     """
     spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
     step = nominal_step_data(spec)
+    views = StepViews(layout, step)
     per_node = spec.nodes.gpus if spec.nodes else None
     return RankReport(
         header=_header(plan, step),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
-        samples=tuple(_sample_rows(layout, step, rank)),
-        peers=tuple(row for each in layout.encoders for row in peer_rows(layout, step, each, rank)),
+        samples=tuple(_sample_rows(views, rank)),
+        peers=tuple(row for each in layout.encoders for row in peer_rows(views, each, rank)),
         makespan=plan.course.makespan,
         timeline=timeline_row(layout, plan.course, rank),
         program=format_program(mine.training),
@@ -217,13 +218,14 @@ def _stage_rows(layout: Layout, simulation: Simulation) -> Iterator[StageRow]:
             )
 
 
-def _sample_rows(layout: Layout, data: StepData, rank: int) -> Iterator[SampleRow]:
+def _sample_rows(views: StepViews, rank: int) -> Iterator[SampleRow]:
+    layout = views.layout
     for module in layout.modules_of(rank):
         replica = module.grid.index("dp", rank)
         for index in range(num_groups(layout, module)):
             samples = (
                 tuple(layout.samples.language(replica, index))
                 if module.is_language
-                else encoder_samples(layout, data, module, replica, index)
+                else views.encoder(module.name, replica, index).samples
             )
             yield SampleRow(module=module.name, index=index, ranges=as_ranges(samples))

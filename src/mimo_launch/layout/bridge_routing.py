@@ -1,8 +1,7 @@
 """A bridge as a permutation of rows: which rank sends which of its rows to which rank.
 
 Decides: the transfers of one encoder group, forward and (read backwards) backward.
-Relies on: `sample_owners` for ownership of samples, `row_owners` for ownership of rows inside a
-replica.
+Relies on: `step_views` for the rows of a replica and their owners.
 Leaves: buffers and the actual sends to `comm.bridge_transfers`.
 
 Each row leaves exactly one rank and arrives at exactly one rank; what several ranks need (a
@@ -13,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.row_owners import Piece, encoder_pieces, language_pieces
+from mimo_launch.layout.row_owners import Piece
 from mimo_launch.layout.sample_owners import replica_links, replica_sources
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,7 @@ class Transfer:
 
 
 def route(
-    layout: Layout,
-    data: StepData,
+    views: StepViews,
     encoder: str,
     group: int,
     *,
@@ -48,15 +46,16 @@ def route(
     With `rank`, only the transfers that this rank takes part in, with `senders` those from these
     replicas of the encoder: the same as filtering the whole.
     """
-    module, receivers = layout[encoder], None
+    layout, receivers = views.layout, None
+    module = layout[encoder]
     if senders is None:
         senders, receivers = _replicas_of(layout, module, rank)
-    transfers = list(_between(layout, data, module, group, senders, None))
+    transfers = list(_between(views, module, group, senders, None))
     if receivers is not None and rank is not None:
         # Replicas already covered as senders contribute their transfers once.
         sources = replica_sources(layout, encoder)
         linked = sorted({e for receiver in receivers for e in sources[receiver]} - set(senders))
-        transfers += _between(layout, data, module, group, linked, receivers)
+        transfers += _between(views, module, group, linked, receivers)
     if rank is not None:
         transfers = [t for t in transfers if rank in (t.src, t.dst)]
     return tuple(sorted(transfers, key=lambda t: (t.src, t.dst, t.microbatch, t.dst_start)))
@@ -75,8 +74,7 @@ def _replicas_of(
 
 
 def _between(
-    layout: Layout,
-    data: StepData,
+    views: StepViews,
     module: ModuleLayout,
     group: int,
     senders: Iterable[int],
@@ -85,13 +83,13 @@ def _between(
     """Yield the transfers from some encoder replicas to some (None: all) language replicas."""
     wanted: dict[tuple[int, int], dict[int, list[Piece]]] = {}
     for sender in senders:
-        for sample, pieces in encoder_pieces(layout, data, module, group, sender).items():
-            replica, microbatch, _ = layout.samples.locate(sample)
+        for sample, pieces in views.encoder(module.name, sender, group).pieces.items():
+            replica, microbatch, _ = views.layout.samples.locate(sample)
             if receivers is not None and replica not in receivers:
                 continue
             key = (replica, microbatch)
             if key not in wanted:
-                wanted[key] = language_pieces(layout, data, module.name, replica, microbatch)
+                wanted[key] = views.language(replica, microbatch).pieces(module.name)
             yield from _intersect(pieces, wanted[key].get(sample, []), microbatch)
 
 

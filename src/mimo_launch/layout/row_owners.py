@@ -1,16 +1,15 @@
 """Which rank of a replica owns which rows, at the two ends of a bridge.
 
 Decides: how rows are cut over cp and tp, and where they stand in the language input.
-Relies on: `sample_owners` for the samples of a replica, the StepData for rows and positions.
-Leaves: pairing the two ends to `bridge_routing`.
+Relies on: the grids of `layout`.
+Leaves: which rows a replica has to `step_views`, pairing the two ends to `bridge_routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
 Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
 a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut as
 the rows that they become, so no cut splits the square of patches of a row (pixel shuffle).
 
-Language end: the token list of a microbatch is the samples one after another. Context parallelism
-gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
+Language end: see `step_views.LanguageView`.
 """
 
 import math
@@ -19,8 +18,6 @@ from dataclasses import dataclass
 
 from mimo_launch.kinds.share import even_cut
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.sample_owners import encoder_samples
-from mimo_launch.layout.step_data import StepData
 
 # Products in 8 bits take tokens, and features, in steps of so many (cuBLASLt: 16 bytes).
 FP8_STEP = 16
@@ -90,57 +87,7 @@ def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
     return range(min(total, start), min(total, start + share))
 
 
-def encoder_pieces(
-    layout: Layout, data: StepData, module: ModuleLayout, group: int, replica: int
-) -> dict[int, list[Piece]]:
-    """Return, per sample of one encoder replica, who owns which of its rows."""
-    samples = encoder_samples(layout, data, module, replica, group)
-    counts = [data.samples[sample].rows(module.name) for sample in samples]
-    total = sum(counts)
-    last_stage = module.pp_index(len(module.stages) - 1)
-    owners = [
-        (
-            module.grid.rank_at({"cp": cp, "tp": tp, "dp": replica, "pp": last_stage}),
-            row_cut(module, total, cp, tp),
-        )
-        for cp in range(module.grid.size("cp"))
-        for tp in range(module.grid.size("tp"))
-    ]
-    pieces: dict[int, list[Piece]] = {}
-    offset = 0
-    for sample, count in zip(samples, counts, strict=True):
-        pieces[sample] = [
-            Piece(rank, sample, first - offset, last - first, first - owned.start)
-            for rank, owned in owners
-            if (first := max(offset, owned.start)) < (last := min(offset + count, owned.stop))
-        ]
-        offset += count
-    return pieces
-
-
-def token_runs(
-    layout: Layout, data: StepData, encoder: str, replica: int, microbatch: int, cp: int
-) -> list[Run]:
-    """Return where the rows of one microbatch stand in the token list of cp rank `cp`.
-
-    The list has `microbatch_size * seq / cp` tokens; runs are in increasing order of place.
-    """
-    cp_size = layout.language.grid.size("cp")
-    local_seq = layout.seq // cp_size
-    runs = []
-    for item, sample in enumerate(layout.samples.language(replica, microbatch)):
-        first_row = 0
-        for span in data.samples[sample].spans.get(encoder, ()):
-            for position, length, place in _chunks(
-                span.position, span.rows, layout.seq, cp, cp_size
-            ):
-                row = first_row + position - span.position
-                runs.append(Run(sample, row, length, item * local_seq + place))
-            first_row += span.rows
-    return sorted(runs, key=lambda run: run.place)
-
-
-def _chunks(
+def zigzag_parts(
     position: int, length: int, seq: int, cp: int, cp_size: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (position, length, local place) of the part of a span that cp rank `cp` holds.
@@ -187,24 +134,3 @@ def _clip(runs: list[Run], starts: list[int], window: range, shift: int) -> Iter
         if first < last:
             skip = first - start
             yield Run(run.sample, run.first_row + skip, last - first, run.place + skip - shift)
-
-
-def language_pieces(
-    layout: Layout, data: StepData, encoder: str, replica: int, microbatch: int
-) -> dict[int, list[Piece]]:
-    """Return, per sample of one language microbatch, who owns which of its rows."""
-    grid = layout.language.grid
-    pieces: dict[int, list[Piece]] = {}
-    for cp in range(grid.size("cp")):
-        runs = token_runs(layout, data, encoder, replica, microbatch, cp)
-        if not runs:
-            continue
-        for tp in range(grid.size("tp")):
-            rank = grid.rank_at({"tp": tp, "cp": cp, "dp": replica})
-            start = 0
-            for run in cut_runs(layout, runs, tp):
-                pieces.setdefault(run.sample, []).append(
-                    Piece(rank, run.sample, run.first_row, run.num_rows, start)
-                )
-                start += run.num_rows
-    return pieces

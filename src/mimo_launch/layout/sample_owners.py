@@ -2,7 +2,7 @@
 
 Decides: islands of replicas, and inside each which replica takes which sample.
 Relies on: `samples` for the even cut, `balance` for shares; the StepData for the cost of a sample.
-Leaves: rows to `row_owners`, their transfers to `bridge_routing`.
+Leaves: asking for a replica's samples to `step_views`, rows to `row_owners`.
 
 The samples of a group stand in one line, which language and an encoder both cut evenly over their
 replicas: D and E of them. The cuts fall together at gcd(D, E) places, so there are that many
@@ -19,8 +19,7 @@ SigLIP so400m, where it would matter if large images met small ones in one islan
 # samples that turn out to be unreadable move no other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import gcd
 
@@ -74,60 +73,24 @@ def replica_sources(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]
     return tuple(map(tuple, found))
 
 
-def encoder_samples(
-    layout: Layout, data: StepData, module: ModuleLayout, replica: int, group: int
-) -> tuple[int, ...]:
-    """Return the samples of one encoder replica for one group, in the order it encodes them."""
-    inside = replicas_that_share(layout, module)
-    if inside == 1:
-        return _even(layout, module, replica, group)
-    island, place = divmod(replica, inside)
-    return _shared_out(layout, data, module.name, island)[group][place]
-
-
-@dataclass(frozen=True, slots=True)
-class Imbalance:
-    """Patches of the encoder replica that has the most in a step, over the mean of all replicas:
-    as dealt out by number, and as balanced; 1.0 for a step without images."""  # noqa: D205, D209
-
-    before: float
-    after: float
-
-
-def imbalance(layout: Layout, data: StepData, module: ModuleLayout) -> Imbalance:
-    """Return how even an encoder's share of a whole step is, as the index has it."""
-    replicas = range(module.grid.size("dp"))
-    groups = range(layout.samples.microbatches // module.group_size)
-    costs = [sample.rows(module.name) for sample in data.indexed]
-    mean = sum(costs) / len(replicas)
-
-    def most(owners: Callable[[int, int], tuple[int, ...]]) -> int:
-        return max(sum(costs[s] for g in groups for s in owners(r, g)) for r in replicas)
-
-    if not mean:
-        return Imbalance(1.0, 1.0)
-    before = most(lambda replica, group: _even(layout, module, replica, group))
-    after = most(lambda replica, group: encoder_samples(layout, data, module, replica, group))
-    return Imbalance(before / mean, after / mean)
-
-
-def _even(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
+def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
+    """Return the samples of one encoder replica for one group, dealt out by number."""
     return layout.samples.encoder(replica, module.grid.size("dp"), group, module.group_size)
 
 
-# A step is read while the one before runs, each by every rank of several islands at most.
-@lru_cache(maxsize=32)
-def _shared_out(layout: Layout, data: StepData, encoder: str, island: int) -> tuple[Shares, ...]:
+def shared_out(
+    layout: Layout, data: StepData, module: ModuleLayout, island: int
+) -> tuple[Shares, ...]:
     """Return the samples of an island by group and by replica inside of it."""
-    module = layout[encoder]
     inside = replicas_that_share(layout, module)
     replicas = range(island * inside, (island + 1) * inside)
     groups = range(layout.samples.microbatches // module.group_size)
     evens = [
-        tuple(_even(layout, module, replica, group) for replica in replicas) for group in groups
+        tuple(even_share(layout, module, replica, group) for replica in replicas)
+        for group in groups
     ]
     members = [sample for even in evens for part in even for sample in part]
-    costs = {sample: data.indexed[sample].rows(encoder) for sample in members}
+    costs = {sample: data.indexed[sample].rows(module.name) for sample in members}
     # Groups with a large sample first: the others make up for it.
     largest = [max(costs[sample] for part in even for sample in part) for even in evens]
     loads, found = [0] * inside, dict[int, Shares]()

@@ -1,7 +1,7 @@
 """Which rank reads what of a step's samples.
 
 Decides: who needs texts, documents, answers and pixels.
-Relies on: ownership of samples by `samples` and `sample_owners`; stages by `layout`.
+Relies on: `step_views` for the samples of a replica; stages by `layout`.
 Leaves: reading to `train.prefetch`.
 
 Pixels are read on the first stage of an encoder only; later stages know the sizes of images from
@@ -11,9 +11,8 @@ every cp rank reads its replica's.
 
 from dataclasses import dataclass
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.sample_owners import encoder_samples
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.layout.step_views import StepViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +25,20 @@ class Reads:
     images: dict[str, tuple[int, ...]]
 
 
-def reads_of(layout: Layout, data: StepData, rank: int, *, decode: bool) -> Reads:
+def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     """Return what `rank` reads of a step; with `decode`, also what judging greedy answers takes."""
+    layout = views.layout
     texts: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
     images = {
-        module.name: samples_of(layout, data, module, rank)
+        module.name: views.samples_of(module, rank)
         for module in layout.encoders
         if rank in module.grid and module.grid.index("pp", rank) == 0
     }
     language = layout.language
     if rank in language.grid:
-        documents = samples_of(layout, data, language, rank)
+        documents = views.samples_of(language, rank)
         # Tokens go into the first stage, labels into the last.
         if decode or any(stage.is_first or stage.is_last for stage in language.stages_of(rank)):
             texts = documents
@@ -50,14 +50,3 @@ def reads_of(layout: Layout, data: StepData, rank: int, *, decode: bool) -> Read
 def is_scorer(language: ModuleLayout, rank: int) -> bool:
     """Return whether `rank` is the one of its replica that judges the answers."""
     return not any(language.grid.index(axis, rank) for axis in ("tp", "cp", "pp"))
-
-
-def samples_of(layout: Layout, data: StepData, module: ModuleLayout, rank: int) -> tuple[int, ...]:
-    """Return the samples of a rank's replica of a module, in the order of the step."""
-    replica, microbatches = module.grid.index("dp", rank), layout.samples.microbatches
-    if module.is_language:
-        groups = [tuple(layout.samples.language(replica, m)) for m in range(microbatches)]
-    else:
-        num_groups = microbatches // module.group_size
-        groups = [encoder_samples(layout, data, module, replica, g) for g in range(num_groups)]
-    return tuple(sorted(position for group in groups for position in group))

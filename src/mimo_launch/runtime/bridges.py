@@ -29,10 +29,10 @@ from mimo_launch.comm.bridge_transfers import (
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.language_model import Placement
-from mimo_launch.runtime.model_inputs import num_rows, owned_rows, placement
+from mimo_launch.runtime.model_inputs import placement
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel, is_sender
 
@@ -75,9 +75,9 @@ class Bridge:
         self.placements: dict[int, Placement] = {}
         self.sent: list[PostedTransfers] = []
 
-    def begin(self, data: StepData) -> None:
-        """Forget the last step and take the StepData of the next one."""
-        self.data = data
+    def begin(self, views: StepViews) -> None:
+        """Forget the last step and take the data of the next one."""
+        self.views = views
         self.finish()
         self.groups.clear()
         self.leaves.clear()
@@ -95,24 +95,19 @@ class Bridge:
         return self.groups[index]
 
     def _open(self, index: int) -> GroupState:
-        transfers = route(self.layout, self.data, self.encoder.name, index, rank=self.rank)
+        transfers = route(self.views, self.encoder.name, index, rank=self.rank)
         sender = receiver = None
         offsets: dict[int, int] = {}
         if self.is_source:
-            total = num_rows(self.layout, self.data, self.encoder, self.rank, index)
-            sizes = owned_rows(self.encoder, total, self.rank)
-            mine = sizes[self.encoder.grid.index("tp", self.rank)]
+            at = self.encoder.grid.coords_of(self.rank)
+            mine = self.views.encoder(self.encoder.name, at["dp"], index).owned(at["cp"])[at["tp"]]
             sender = encoder_end(transfers, self.rank, mine, self.like.device)
         if self.language is not None:
-            offset = 0
+            offset, replica = 0, self.layout.language.grid.index("dp", self.rank)
             for microbatch in self._microbatches(index):
+                view = self.views.language(replica, microbatch)
                 self.placements[microbatch], received = placement(
-                    self.layout,
-                    self.data,
-                    self.encoder.name,
-                    microbatch,
-                    self.rank,
-                    self.language.context,
+                    view, self.encoder.name, self.language.context
                 )
                 offsets[microbatch] = offset
                 offset += received

@@ -19,8 +19,8 @@ from mimo_launch.layers.attention_masks import ImageMask, image_mask, zigzag_pos
 from mimo_launch.layers.class_tokens import class_token_mask
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.row_owners import held_patches, local_class_tokens
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
 from mimo_launch.models.language_model import LanguageInput
@@ -28,12 +28,7 @@ from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.model_inputs import (
     StepInputs,
-    group_images,
-    image_lengths,
     image_places,
-    image_sizes,
-    num_rows,
-    owned_rows,
     read_documents,
     read_positions,
     read_text,
@@ -49,6 +44,7 @@ class StepState:
     """What one step needs and leaves behind on this rank."""
 
     inputs: StepInputs
+    views: StepViews
     loss: Tensor
     losses: dict[int, Tensor] = field(default_factory=dict)
     # The same without their graphs, kept until somebody asks which microbatch went wrong.
@@ -128,84 +124,82 @@ class Stages:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size("cp")
             return tokens // shards, width
-        rows = num_rows(self.layout, step.data, module, self.rank, action.index)
-        patches = len(held_patches(module, rows, module.grid.index("cp", self.rank)))
-        replica = module.grid.index("dp", self.rank)
-        images = len(image_lengths(self.layout, step.data, module, replica, action.index))
-        return patches // shards + local_class_tokens(module, images), width
+        view = self._encoder_view(self.modules[action.module], action.index, step)
+        patches = len(view.held(module.grid.index("cp", self.rank)))
+        return patches // shards + view.class_tokens, width
+
+    def _encoder_view(self, module: RankModule, group: int, step: StepState) -> EncoderView:
+        """Return what this rank's replica of an encoder encodes for a group."""
+        replica = module.layout.grid.index("dp", self.rank)
+        return step.views.encoder(module.name, replica, group)
+
+    def _language_view(self, microbatch: int, step: StepState) -> LanguageView:
+        replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)
+        return step.views.language(replica, microbatch)
 
     def _encoder_input(
         self, module: RankModule, stage: int, group: int, step: StepState
     ) -> EncoderInput:
         """Return the packed images of a group; later stages need their sizes and places only."""
-        layout = module.layout
-        replica = layout.grid.index("dp", self.rank)
-        total = num_rows(self.layout, step.data, layout, self.rank, group)
-        held, patches = held_patches(layout, total, module.context.cp.index), None
-        if layout.stages[stage].is_first:
-            images = group_images(self.layout, step.inputs, layout, replica, group)
-            how = reader(self.spec.modules[module.name].model)
-            patches = pack(images, how, module.context, held)
-        lengths = image_lengths(self.layout, step.data, layout, replica, group)
-        class_tokens = local_class_tokens(layout, len(lengths))
-        mask = self._image_mask(module, lengths, held, class_tokens)
+        model, view = self.spec.modules[module.name].model, self._encoder_view(module, group, step)
+        held, patches = view.held(module.context.cp.index), None
+        if module.layout.stages[stage].is_first:
+            images = [
+                image
+                for sample in view.samples
+                for image in step.inputs.images(sample, module.name)
+            ]
+            patches = pack(images, reader(model), module.context, held)
         places = None
-        if turns_by_place(self.spec.modules[module.name].model):
-            found = image_places(self.layout, step.data, layout, replica, group, held)
-            places = to_device(found, module.context.device)
+        if turns_by_place(model):
+            places = to_device(image_places(view, held), module.context.device)
         return EncoderInput(
-            mask,
-            owned_rows(layout, total, self.rank),
+            self._image_mask(module, view, held),
+            view.owned(module.context.cp.index),
             patches,
             places,
-            class_tokens,
-            image_sizes(self.layout, step.data, layout, replica, group),
+            view.class_tokens,
+            view.sizes,
         )
 
-    def _image_mask(
-        self, module: RankModule, lengths: list[int], held: range, class_tokens: int
-    ) -> ImageMask:
+    def _image_mask(self, module: RankModule, view: EncoderView, held: range) -> ImageMask:
         cp, device = module.context.cp, module.context.device
         if not module.layout.class_token:
-            return image_mask(lengths, held, device, alone=cp.size == 1)
+            return image_mask(view.lengths, held, device, alone=cp.size == 1)
         shards = module.context.tp.size if module.context.sequence_parallel else 1
         mine = range(cp.index * shards, (cp.index + 1) * shards)
-        return class_token_mask(lengths, len(held) // shards, class_tokens, mine, device)
+        return class_token_mask(view.lengths, len(held) // shards, view.class_tokens, mine, device)
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
         module = self.modules[LANGUAGE]
         cp, here = module.context.cp, module.layout.stages[stage]
-        replica = module.layout.grid.index("dp", self.rank)
+        view = self._language_view(microbatch, step)
         tokens = labels = None
         if step.tokens is not None:
             tokens = step.tokens[microbatch]
         elif here.is_first or here.is_last:
-            text = read_text(self.layout, step.inputs, replica, microbatch, self.grids.device)
+            text = read_text(view, step.inputs, self.grids.device)
             tokens, labels = text.tokens, text.labels
         held = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
         bridges = self.bridges.items() if here.is_first else ()
         return LanguageInput(
             num_sequences=self.layout.samples.microbatch_size,
             tokens=None if tokens is None else tokens[:, held],
-            positions=self._positions(microbatch, step, held),
-            documents=read_documents(
-                self.layout, step.inputs, replica, microbatch, self.grids.device
-            ),
+            positions=self._positions(view, step, held),
+            documents=read_documents(view, step.inputs, self.grids.device),
             labels=None if labels is None else labels[:, held],
             rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},
-            shares=self._shares(microbatch, step, held),
+            shares=self._shares(view, held),
         )
 
-    def _shares(self, microbatch: int, step: StepState, held: Tensor) -> Tensor | None:
+    def _shares(self, view: LanguageView, held: Tensor) -> Tensor | None:
         """Return what experts need to know of the tokens held of each sequence, [B, S]."""
-        layout = self.modules[LANGUAGE].layout
-        if layout.experts is None:
+        if self.modules[LANGUAGE].layout.experts is None:
             return None
-        replica, device = layout.grid.index("dp", self.rank), self.grids.device
-        return token_shares(self.layout, step.data, replica, microbatch, device)[:, held]
+        return token_shares(view, self.grids.device)[:, held]
 
-    def _positions(self, microbatch: int, step: StepState, held: Tensor) -> Tensor:
+    def _positions(self, view: LanguageView, step: StepState, held: Tensor) -> Tensor:
         """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].
 
         Every stage makes its own: they follow from the data of the step.
@@ -213,9 +207,5 @@ class Stages:
         model = self.spec.language.model
         if not isinstance(model, DecoderModel) or model.mrope is None:
             return held
-        replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)
-        images = [n for n, each in self.spec.encoders.items() if image_input(each.model)]
-        ids = read_positions(
-            self.layout, step.inputs, replica, microbatch, images, self.grids.device
-        )
-        return ids[:, :, held]
+        images = [name for name, each in self.spec.encoders.items() if image_input(each.model)]
+        return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]

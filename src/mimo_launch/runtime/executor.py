@@ -18,6 +18,7 @@ from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.layers.attention_masks import zigzag_positions
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.runtime.bridges import Bridge
@@ -153,10 +154,11 @@ class Executor:
         return broadcast(full, last, self.grids.group(LANGUAGE, "pp"))
 
     def _begin(self, inputs: StepInputs) -> StepState:
+        views = StepViews(self.layout, inputs.data)
         for bridge in self.bridges.values():
-            bridge.begin(inputs.data)
+            bridge.begin(views)
         zero = torch.zeros((), dtype=torch.float64, device=self.grids.device)
-        return StepState(inputs, zero)
+        return StepState(inputs, views, zero)
 
     def _end(self) -> None:
         for bridge in self.bridges.values():

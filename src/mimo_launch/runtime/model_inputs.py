@@ -1,7 +1,7 @@
 """What the runtime asks of a loader, and the tensors it makes of the answers.
 
-Decides: which samples go into which action.
-Relies on: the sample map and the StepData.
+Decides: the form in which text, documents and places reach a model.
+Relies on: `layout.step_views` for the samples of a replica.
 Leaves: reading and decoding to `train`, which asks `layout.sample_readers` who reads what.
 """
 
@@ -17,11 +17,9 @@ from torch import Tensor
 from mimo_launch.comm.to_device import to_device
 from mimo_launch.layers.attention_masks import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.mrope_positions import NUM_AXES, position_runs
-from mimo_launch.layout.row_owners import cut_runs, row_cut, token_runs
-from mimo_launch.layout.sample_owners import encoder_samples
 from mimo_launch.layout.step_data import ImageSpan, StepData
+from mimo_launch.layout.step_views import EncoderView, LanguageView
 from mimo_launch.models.image_patches import Patches, patch_places
 from mimo_launch.models.language_model import Placement
 
@@ -54,21 +52,18 @@ class Text:
     labels: Tensor
 
 
-def read_text(
-    layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
-) -> Text:
+def read_text(view: LanguageView, inputs: StepInputs, device: torch.device) -> Text:
     """Return the text of one microbatch of one language replica."""
-    texts = [inputs.text(s) for s in layout.samples.language(replica, microbatch)]
+    texts = [inputs.text(sample) for sample in view.samples]
     tokens, labels = (to_device(np.stack(part), device) for part in zip(*texts, strict=True))
     return Text(tokens, labels)
 
 
 def read_documents(
-    layout: Layout, inputs: StepInputs, replica: int, microbatch: int, device: torch.device
+    view: LanguageView, inputs: StepInputs, device: torch.device
 ) -> Documents | None:
     """Return the documents of one microbatch; None if every sample is one document."""
-    samples = layout.samples.language(replica, microbatch)
-    documents = np.stack([inputs.documents(sample) for sample in samples])
+    documents = np.stack([inputs.documents(sample) for sample in view.samples])
     if (documents == documents[:, :1]).all():
         return None
     return Documents(to_device(documents, device), document_lengths(documents))
@@ -81,39 +76,32 @@ def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
 
 
 def read_positions(
-    layout: Layout,
-    inputs: StepInputs,
-    replica: int,
-    microbatch: int,
-    encoders: Collection[str],
-    device: torch.device,
+    view: LanguageView, inputs: StepInputs, encoders: Collection[str], device: torch.device
 ) -> Tensor:
     """Return time, height and width of the tokens of one microbatch, [3, B, S], all positions.
 
     Rows of `encoders` are places in images, all other tokens are text; each document counts from 0.
     """
-    found = []
-    for sample in layout.samples.language(replica, microbatch):
-        spans = inputs.data.samples[sample].spans
+    found, seq = [], view.layout.seq
+    for sample in view.samples:
+        spans = view.data.samples[sample].spans
         images = [image for name in encoders for image in spans.get(name, ())]
-        ids = axis_positions(images, layout.seq)
+        ids = axis_positions(images, seq)
         documents = inputs.documents(sample)
-        starts = np.where(np.diff(documents, prepend=documents[:1]), np.arange(layout.seq), 0)
+        starts = np.where(np.diff(documents, prepend=documents[:1]), np.arange(seq), 0)
         # A document starts with text or with the corner of an image: its axes agree there.
         found.append(ids - ids[0, np.maximum.accumulate(starts)])
     return to_device(np.stack(found, axis=1), device)
 
 
-def token_shares(
-    layout: Layout, data: StepData, replica: int, microbatch: int, device: torch.device
-) -> Tensor:
+def token_shares(view: LanguageView, device: torch.device) -> Tensor:
     """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
 
     Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
     gap, and no token.
     """
-    samples = [data.samples[index] for index in layout.samples.language(replica, microbatch)]
-    shares = np.zeros((len(samples), layout.seq))
+    samples = [view.data.samples[index] for index in view.samples]
+    shares = np.zeros((len(samples), view.layout.seq))
     for row, sample in zip(shares, samples, strict=True):
         for record in sample.records:
             row[record.first : record.first + record.num_tokens] = 1 / max(1, sample.num_tokens)
@@ -134,90 +122,27 @@ def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
     return ids
 
 
-def group_images(
-    layout: Layout, inputs: StepInputs, module: ModuleLayout, replica: int, group: int
-) -> list[Image]:
-    """Return the images that one encoder replica encodes for one group, in row order."""
-    return [
-        image
-        for sample in encoder_samples(layout, inputs.data, module, replica, group)
-        for image in inputs.images(sample, module.name)
-    ]
-
-
-def image_lengths(
-    layout: Layout, data: StepData, module: ModuleLayout, replica: int, group: int
-) -> list[int]:
-    """Return the patches of each image that one encoder replica encodes for a group, in order."""
-    return [
-        span.rows * module.patches_per_row
-        for sample in encoder_samples(layout, data, module, replica, group)
-        for span in data.samples[sample].spans.get(module.name, ())
-    ]
-
-
-def image_places(
-    layout: Layout,
-    data: StepData,
-    module: ModuleLayout,
-    replica: int,
-    group: int,
-    held: range,
-) -> np.ndarray:
-    """Return (y, x) in its image of each patch `held` for a group, int64 [N, 2]; 0 for padding."""
-    side = math.isqrt(module.patches_per_row)
+def image_places(view: EncoderView, held: range) -> np.ndarray:
+    """Return (y, x) in its image of each patch `held`, int64 [N, 2]; 0 for padding."""
+    side = math.isqrt(view.module.patches_per_row)
     places = np.zeros((len(held), 2), dtype=np.int64)
     first = 0
-    for sample in encoder_samples(layout, data, module, replica, group):
-        for span in data.samples[sample].spans.get(module.name, ()):
-            last = first + span.rows * module.patches_per_row
-            start, stop = max(first, held.start), min(last, held.stop)
-            if start < stop:
-                found = patch_places(span.height, span.width, side, pinned=False).numpy()
-                here = slice(start - held.start, stop - held.start)
-                places[here] = found[start - first : stop - first]
-            first = last
+    for image, length in zip(view.images, view.lengths, strict=True):
+        last = first + length
+        start, stop = max(first, held.start), min(last, held.stop)
+        if start < stop:
+            found = patch_places(image.height, image.width, side, pinned=False).numpy()
+            here = slice(start - held.start, stop - held.start)
+            places[here] = found[start - first : stop - first]
+        first = last
     return places
 
 
-def image_sizes(
-    layout: Layout, data: StepData, module: ModuleLayout, replica: int, group: int
-) -> tuple[tuple[int, int], ...]:
-    """Return height and width, in rows, of each image that one encoder replica encodes."""
-    return tuple(
-        (span.height, span.width)
-        for sample in encoder_samples(layout, data, module, replica, group)
-        for span in data.samples[sample].spans.get(module.name, ())
-    )
-
-
-def num_rows(layout: Layout, data: StepData, module: ModuleLayout, rank: int, group: int) -> int:
-    """Return how many rows the encoder replica of `rank` makes of one group."""
-    replica = module.grid.index("dp", rank)
-    samples = encoder_samples(layout, data, module, replica, group)
-    return sum(data.samples[sample].rows(module.name) for sample in samples)
-
-
-def owned_rows(module: ModuleLayout, total: int, rank: int) -> tuple[int, ...]:
-    """Return how many of a replica's rows each tp rank beside `rank` owns."""
-    cp = module.grid.index("cp", rank)
-    return tuple(len(row_cut(module, total, cp, tp)) for tp in range(module.grid.size("tp")))
-
-
-def placement(
-    layout: Layout,
-    data: StepData,
-    encoder: str,
-    microbatch: int,
-    rank: int,
-    context: ParallelContext,
-) -> tuple[Placement, int]:
-    """Return where rows go in a microbatch's tokens, and how many of them `rank` receives."""
-    grid = layout.language.grid
-    replica, cp, tp = (grid.index(axis, rank) for axis in ("dp", "cp", "tp"))
-    runs = token_runs(layout, data, encoder, replica, microbatch, cp)
-    cuts = [cut_runs(layout, runs, index) for index in range(grid.size("tp"))]
+def placement(view: LanguageView, encoder: str, context: ParallelContext) -> tuple[Placement, int]:
+    """Return where rows go in a microbatch's tokens, and how many of them this rank receives."""
+    runs, cuts = view.runs(encoder, context.cp.index), view.cuts(encoder, context.cp.index)
     sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
-    placed = cuts[tp] if context.sequence_parallel else runs
+    placed = cuts[context.tp.index] if context.sequence_parallel else runs
     places = [run.place + i for run in placed for i in range(run.num_rows)]
-    return Placement(sizes, to_device(np.array(places, np.int64), context.device)), sizes[tp]
+    where = Placement(sizes, to_device(np.array(places, np.int64), context.device))
+    return where, sizes[context.tp.index]

@@ -21,8 +21,8 @@ from mimo_launch.data.sample_order import (
     make_step_data,
 )
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.sample_owners import Imbalance, imbalance
 from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.spec.model import Spec
 
 # Steps whose balance is looked at: enough for a mean, few enough for a second.
@@ -151,11 +151,11 @@ def _filling(lengths: Sequence[int], spec: Spec) -> Filling:
 def _evenness(
     spec: Spec, layout: Layout, dataset: Dataset, end: int
 ) -> Iterator[tuple[str, Evenness]]:
-    samples = [sample for _, _, sample in first_steps(spec, dataset, MOST_STEPS, end)]
+    steps = [data for _, _, data in first_steps(spec, dataset, MOST_STEPS, end)]
     for module in layout.encoders:
         if module.grid.size("dp") == 1:
             continue
-        seen = [imbalance(layout, sample, module) for sample in samples]
+        seen = [StepViews(layout, data).imbalance(module) for data in steps]
         mean = Imbalance(*(sum(column) / len(seen) for column in _columns(seen)))
         worst = Imbalance(*(max(column) for column in _columns(seen)))
         yield module.name, Evenness(len(seen), mean, worst)

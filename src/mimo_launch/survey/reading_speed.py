@@ -23,6 +23,7 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_readers import Reads, reads_of
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.survey.facts import first_steps
 from mimo_launch.train.loader import DatasetInputs, read_step
@@ -79,8 +80,9 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
             source = DatasetInputs(dataset, "train", data)
             inputs, reasons = read_step(source, _all(spec, data), spec, _rest, threads=threads)
             bad |= {inputs.record(number).id: why for number, why in reasons.items()}
+            views = StepViews(layout, data)
             for kind in set(kinds.values()) - {()}:
-                reads = _most(layout, data, [rank for rank in kinds if kinds[rank] == kind])
+                reads = _most(views, [rank for rank in kinds if kinds[rank] == kind])
                 begin = time.perf_counter(), time.process_time()
                 read_step(source, reads, spec, _rest, threads=threads)
                 wall[kind] += time.perf_counter() - begin[0]
@@ -118,18 +120,18 @@ def _kind(spec: Spec, layout: Layout, rank: int) -> Kind:
     )
 
 
-def _most(layout: Layout, data: StepData, ranks: list[int]) -> Reads:
+def _most(views: StepViews, ranks: list[int]) -> Reads:
     """Return what the rank reads that has the most rows of a step, then the most texts."""
 
     def size(reads: Reads) -> tuple[int, int]:
         rows = sum(
-            data.samples[position].rows(encoder)
+            views.data.samples[position].rows(encoder)
             for encoder, positions in reads.images.items()
             for position in positions
         )
         return rows, len(reads.texts)
 
-    return max((reads_of(layout, data, rank, decode=False) for rank in ranks), key=size)
+    return max((reads_of(views, rank, decode=False) for rank in ranks), key=size)
 
 
 def _all(spec: Spec, data: StepData) -> Reads:

@@ -79,7 +79,7 @@ def _decode(
     starts: dict[int, Tensor] = {}
     tokens: dict[int, Tensor] = {}
     for microbatch in range(session.layout.samples.microbatches):
-        text = read_text(session.layout, inputs, replica, microbatch, session.device)
+        text = read_text(step.views.language(replica, microbatch), inputs, session.device)
         starts[microbatch] = (text.labels != IGNORE_LABEL).int().argmax(dim=1)
         places = torch.arange(text.tokens.shape[1], device=session.device)
         known = places <= starts[microbatch][:, None]

@@ -1,7 +1,7 @@
 """What happened in a run, as plain values; the loop emits them, others listen.
 
 Decides: the fields of `metrics.jsonl`.
-Relies on: `layout.sample_owners` for what an imbalance is.
+Relies on: `layout.step_views` for what an imbalance is.
 Leaves: writing to `metrics_file`, drawing to `cli.train.screen`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from mimo_launch.layout.sample_owners import Imbalance
+from mimo_launch.layout.step_views import Imbalance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

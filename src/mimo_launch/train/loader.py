@@ -20,9 +20,9 @@ from mimo_launch.data.dataset import BadSample, Dataset
 from mimo_launch.data.packing import joined_documents, joined_texts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, make_step_data
-from mimo_launch.layout.sample_owners import Imbalance
 from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.layout.step_data import SampleData, StepData, without_records
+from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.models.image_patches import Patches

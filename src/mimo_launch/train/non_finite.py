@@ -22,8 +22,8 @@ from mimo_launch.comm.host_objects import gather_objects
 from mimo_launch.comm.pending_numbers import HostCopy
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.sample_readers import samples_of
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.run_state import EndOfRun
 from mimo_launch.train.session import RankSession
@@ -126,7 +126,9 @@ def blame(layout: Layout, data: StepData, ranks: list[Evidence]) -> NonFinite:
     if gradients:
         number, _, rank = min(gradients)
         module = layout[order[number]]
-        return _origin("gradient", rank, module.name, data, samples_of(layout, data, module, rank))
+        return _origin(
+            "gradient", rank, module.name, data, StepViews(layout, data).samples_of(module, rank)
+        )
     # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
     _, rank, name = max(
         (square if math.isfinite(square) else math.inf, -rank, name)

@@ -31,10 +31,8 @@ from mimo_launch.comm.world import group_timeout
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample
-from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.sample_owners import Imbalance, imbalance
 from mimo_launch.layout.sample_readers import reads_of
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading
@@ -163,12 +161,13 @@ class StepReader:
         beat: Callable[[], None] = partial(self._session.where.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
         session, pinned = self._session, self._session.device.type == "cuda"
-        reads = reads_of(session.layout, source.data, session.rank, decode=split in self._decodes)
+        views = StepViews(session.layout, source.data)
+        reads = reads_of(views, session.rank, decode=split in self._decodes)
         inputs, reasons = read_step(
             source, reads, session.spec, beat, pinned=pinned, threads=self._decoders
         )
         if split == "train":
-            inputs = replace(inputs, imbalance=_imbalances(session.layout, source.data))
+            inputs = replace(inputs, imbalance=_imbalances(views))
         seconds = time.perf_counter() - begin
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
 
@@ -195,10 +194,10 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _imbalances(layout: Layout, data: StepData) -> dict[str, Imbalance]:
+def _imbalances(views: StepViews) -> dict[str, Imbalance]:
     """Return how even the encoders' shares of a step are; looks at all samples of it."""
-    shared = (module for module in layout.encoders if module.grid.size("dp") > 1)
-    return {module.name: imbalance(layout, data, module) for module in shared}
+    shared = (module for module in views.layout.encoders if module.grid.size("dp") > 1)
+    return {module.name: views.imbalance(module) for module in shared}
 
 
 def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:

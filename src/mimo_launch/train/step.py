@@ -18,8 +18,8 @@ import torch
 from mimo_launch.comm.pending_numbers import Moment
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Order, Sample
-from mimo_launch.layout.sample_owners import Imbalance
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase

@@ -1,0 +1,233 @@
+"""The data of a step as one replica sees it: what it encodes for a group, what a microbatch holds.
+
+Decides: which facts about its own samples and rows a replica may ask for, each worked out once.
+Relies on: `sample_owners` for who encodes a sample, `row_owners` for how rows are cut over ranks.
+Leaves: pairing the two ends of a bridge to `bridge_routing`, tensors to `runtime`.
+
+Encoder end: the rows of a view are those of its samples, one sample after another.
+Language end: the token list of a microbatch is the samples one after another. Context parallelism
+gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.row_owners import (
+    Piece,
+    Run,
+    cut_runs,
+    held_patches,
+    local_class_tokens,
+    row_cut,
+    zigzag_parts,
+)
+from mimo_launch.layout.sample_owners import (
+    Shares,
+    even_share,
+    replicas_that_share,
+    shared_out,
+)
+from mimo_launch.layout.step_data import ImageSpan, StepData
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderView:
+    """What one replica of an encoder encodes for one group of microbatches.
+
+    `samples` are positions in the step, in the order in which the replica encodes them.
+    """
+
+    module: ModuleLayout
+    data: StepData
+    replica: int
+    samples: tuple[int, ...]
+
+    @cached_property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """All images, in the order of their rows."""
+        spans = (self.data.samples[sample].spans for sample in self.samples)
+        return tuple(image for each in spans for image in each.get(self.module.name, ()))
+
+    @cached_property
+    def num_rows(self) -> int:
+        """How many rows the replica makes."""
+        return sum(image.rows for image in self.images)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Patches of each image."""
+        return [image.rows * self.module.patches_per_row for image in self.images]
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each image, in rows."""
+        return tuple((image.height, image.width) for image in self.images)
+
+    @property
+    def class_tokens(self) -> int:
+        """Class tokens that each shard holds, padding included."""
+        return local_class_tokens(self.module, len(self.images))
+
+    def held(self, cp: int) -> range:
+        """Return the patches that cp rank `cp` holds, padding included."""
+        return held_patches(self.module, self.num_rows, cp)
+
+    def owned(self, cp: int) -> tuple[int, ...]:
+        """Return how many rows each tp rank of cp rank `cp` owns."""
+        tp_ranks = range(self.module.grid.size("tp"))
+        return tuple(len(row_cut(self.module, self.num_rows, cp, tp)) for tp in tp_ranks)
+
+    @cached_property
+    def pieces(self) -> dict[int, list[Piece]]:
+        """Who owns which rows of each sample, on the last stage."""
+        module, last_stage = self.module, self.module.pp_index(len(self.module.stages) - 1)
+        owners = [
+            (
+                module.grid.rank_at({"cp": cp, "tp": tp, "dp": self.replica, "pp": last_stage}),
+                row_cut(module, self.num_rows, cp, tp),
+            )
+            for cp in range(module.grid.size("cp"))
+            for tp in range(module.grid.size("tp"))
+        ]
+        pieces: dict[int, list[Piece]] = {}
+        offset = 0
+        for sample in self.samples:
+            end = offset + self.data.samples[sample].rows(module.name)
+            pieces[sample] = [
+                Piece(rank, sample, first - offset, last - first, first - owned.start)
+                for rank, owned in owners
+                if (first := max(offset, owned.start)) < (last := min(end, owned.stop))
+            ]
+            offset = end
+        return pieces
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageView:
+    """One microbatch of one language replica; `samples` are positions in the step."""
+
+    layout: Layout
+    data: StepData
+    replica: int
+    samples: range
+
+    def runs(self, encoder: str, cp: int) -> list[Run]:
+        """Return where the rows of an encoder stand in the token list of cp rank `cp`.
+
+        The list has `microbatch_size * seq / cp` tokens; runs are in increasing order of place.
+        """
+        cp_size = self.layout.language.grid.size("cp")
+        local_seq = self.layout.seq // cp_size
+        runs = []
+        for item, sample in enumerate(self.samples):
+            first_row = 0
+            for span in self.data.samples[sample].spans.get(encoder, ()):
+                for position, length, place in zigzag_parts(
+                    span.position, span.rows, self.layout.seq, cp, cp_size
+                ):
+                    row = first_row + position - span.position
+                    runs.append(Run(sample, row, length, item * local_seq + place))
+                first_row += span.rows
+        return sorted(runs, key=lambda run: run.place)
+
+    def cuts(self, encoder: str, cp: int) -> list[list[Run]]:
+        """Return the part of these runs that each tp rank of cp rank `cp` owns."""
+        runs = self.runs(encoder, cp)
+        return [
+            cut_runs(self.layout, runs, tp) for tp in range(self.layout.language.grid.size("tp"))
+        ]
+
+    def pieces(self, encoder: str) -> dict[int, list[Piece]]:
+        """Return, per sample, who owns which of its rows on the first stage."""
+        grid = self.layout.language.grid
+        pieces: dict[int, list[Piece]] = {}
+        for cp in range(grid.size("cp")):
+            for tp, cut in enumerate(self.cuts(encoder, cp)):
+                rank = grid.rank_at({"tp": tp, "cp": cp, "dp": self.replica})
+                start = 0
+                for run in cut:
+                    pieces.setdefault(run.sample, []).append(
+                        Piece(rank, run.sample, run.first_row, run.num_rows, start)
+                    )
+                    start += run.num_rows
+        return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """How uneven the patches of encoder replicas are in a step: the most, over the mean of all.
+
+    `before` as dealt out by number, `after` as balanced; 1.0 for a step without images.
+    """
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class StepViews:
+    """The data of one step on a layout: a view for each replica and group, made when asked for.
+
+    # Invariant: a pure function of (Layout, StepData as indexed), so all ranks share out alike.
+    """
+
+    layout: Layout
+    data: StepData
+    _encoders: dict[tuple[str, int, int], EncoderView] = field(default_factory=dict, init=False)
+    _islands: dict[tuple[str, int], tuple[Shares, ...]] = field(default_factory=dict, init=False)
+
+    def encoder(self, name: str, replica: int, group: int) -> EncoderView:
+        """Return what one encoder replica encodes for one group."""
+        key = (name, replica, group)
+        if key not in self._encoders:
+            samples = self._encoder_samples(self.layout[name], replica, group)
+            self._encoders[key] = EncoderView(self.layout[name], self.data, replica, samples)
+        return self._encoders[key]
+
+    def language(self, replica: int, microbatch: int) -> LanguageView:
+        """Return one microbatch of one language replica."""
+        samples = self.layout.samples.language(replica, microbatch)
+        return LanguageView(self.layout, self.data, replica, samples)
+
+    def samples_of(self, module: ModuleLayout, rank: int) -> tuple[int, ...]:
+        """Return the samples of a rank's replica of a module, in the order of the step."""
+        replica, microbatches = module.grid.index("dp", rank), self.layout.samples.microbatches
+        views = (
+            (self.language(replica, microbatch) for microbatch in range(microbatches))
+            if module.is_language
+            else (self.encoder(module.name, replica, group) for group in self._groups(module))
+        )
+        return tuple(sorted(sample for view in views for sample in view.samples))
+
+    def imbalance(self, module: ModuleLayout) -> Imbalance:
+        """Return how even an encoder's share of the whole step is, as the index has it."""
+        replicas = range(module.grid.size("dp"))
+        costs = [sample.rows(module.name) for sample in self.data.indexed]
+        mean = sum(costs) / len(replicas)
+
+        def most(owners: Callable[[int, int], tuple[int, ...]]) -> int:
+            return max(
+                sum(costs[sample] for group in self._groups(module) for sample in owners(r, group))
+                for r in replicas
+            )
+
+        if not mean:
+            return Imbalance(1.0, 1.0)
+        before = most(lambda replica, group: even_share(self.layout, module, replica, group))
+        after = most(lambda replica, group: self.encoder(module.name, replica, group).samples)
+        return Imbalance(before / mean, after / mean)
+
+    def _groups(self, module: ModuleLayout) -> range:
+        return range(self.layout.samples.microbatches // module.group_size)
+
+    def _encoder_samples(self, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
+        inside = replicas_that_share(self.layout, module)
+        if inside == 1:
+            return even_share(self.layout, module, replica, group)
+        island, place = divmod(replica, inside)
+        key = (module.name, island)
+        if key not in self._islands:
+            self._islands[key] = shared_out(self.layout, self.data, module, island)
+        return self._islands[key][group][place]
