@@ -20,6 +20,7 @@ from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.layers import attention_masks, linear
 from mimo_launch.models import fsdp
 from mimo_launch.runtime import compute, executor
+from mimo_launch.runtime.mailbox import Address
 from mimo_launch.spec.model import Spec
 from mimo_launch.train import session
 
@@ -54,17 +55,29 @@ def extra_mean() -> None:
     fsdp.FSDPModule.set_gradient_divide_factor = lambda unit, factor: correct(unit, 2.0 * factor)
 
 
+def is_last_of_language(stages: Any, action: Any) -> bool:
+    """Whether a forward has made a loss."""
+    layout = stages.layout.language
+    return action.module == layout.name and layout.stages[action.stage].is_last
+
+
+def scale_output(stages: Any, action: Any, factor: float) -> None:
+    """Multiply what a stage has made."""
+    outputs, at = stages.mail.outputs, Address.of(action)
+    outputs.put(at, outputs.take(at) * factor)
+
+
 def local_label_count() -> None:
     """Each replica divides by its own microbatch's labels instead of the step's."""
     correct = compute.Stages.forward
 
     def local(self: Any, action: Any, step: Any) -> None:
         correct(self, action, step)
-        if action.index in step.losses and action.module == "language":
+        if is_last_of_language(self, action):
             replica = self.layout.language.grid.index("dp", self.rank)
             samples = self.layout.samples.language(replica, action.index)
             mine = sum(step.data.samples[s].num_labels for s in samples)
-            step.losses[action.index] *= step.data.num_labels / mine / 4
+            scale_output(self, action, step.data.num_labels / mine / 4)
 
     compute.Stages.forward = local
 
@@ -87,8 +100,8 @@ def dropped_last_microbatch() -> None:
     def dropping(self: Any, action: Any, step: Any) -> None:
         correct(self, action, step)
         last = self.layout.samples.microbatches - 1
-        if action.module == "language" and action.index == last and last in step.losses:
-            step.losses[last] = step.losses[last] * 0
+        if is_last_of_language(self, action) and action.index == last:
+            scale_output(self, action, 0.0)
 
     compute.Stages.forward = dropping
 
@@ -167,7 +180,7 @@ def zero_rows_skipped() -> None:
 
     def skipping(self: Any, action: Any, step: Any) -> None:
         bridge = self.bridges.get(action.module)
-        if bridge is None or bridge.group(action.index).rows.shape[0]:
+        if bridge is None or self.mail.outputs.peek(Address.of(action)).shape[0]:
             correct(self, action, step)
 
     compute.Stages.backward = skipping
@@ -207,7 +220,7 @@ def one_backward_too_few() -> None:
     def stale(self: Any, index: int, rows: Any, *, forward: bool) -> None:
         correct(self, index, rows, forward=forward)
         if not forward and index > 0 and rows is not None:
-            self.groups[index].rows_grad = rows * 0
+            self.mail.gradients.peek(self._made(index)).zero_()
 
     Bridge._deliver = stale
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.runtime.mailbox import Address
 from mimo_launch.train.session import RankSession
 
 POISONED_STEP = 1
@@ -38,14 +39,14 @@ def poison_backward(
     correct = stages.backward
 
     def poisoned(action: Any, step: Any) -> None:
-        here = (action.module, action.stage, action.index) == (module, stage, 0)
-        if here and session.rank == rank and step.data.step == at:
-            if not stages.modules[module].layout.stages[stage].is_last:
-                stages.edges[module].gradients[stage, 0].fill_(NAN)
-            elif module == "language":
-                step.losses[0] = step.losses[0] * NAN
+        meant = (action.module, action.stage, action.index) == (module, stage, 0)
+        if meant and session.rank == rank and step.data.step == at:
+            here, mail = Address(module, stage, 0), stages.mail
+            last = stages.modules[module].layout.stages[stage].is_last
+            if module == "language" and last:
+                mail.outputs.put(here, mail.outputs.take(here) * NAN)
             else:
-                stages.bridges[module].group(0).rows_grad.fill_(NAN)
+                mail.gradients.peek(here).fill_(NAN)
         correct(action, step)
 
     stages.backward = poisoned  # type: ignore[method-assign]

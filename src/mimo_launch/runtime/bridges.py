@@ -1,8 +1,8 @@
 """This rank's end of every bridge during one step.
 
-Decides: which buffers hold rows and their gradients between actions.
+Decides: which rows of a group go to which microbatch.
 Relies on: `layout.bridge_routing` for transfers, `comm.bridge_transfers` to move them.
-Leaves: calling it in the order of the program to `executor`.
+Leaves: holding rows to `mailbox`, calling it in the order of the program to `executor`.
 
 The language side is cut from the encoder's graph: received rows are leaves that collect a gradient,
 microbatch by microbatch, which the backward transfer returns.
@@ -32,6 +32,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.language_model import Placement
+from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import placement
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel, is_sender
@@ -44,8 +45,6 @@ class GroupState:
     sender: BridgeEnd | None
     receiver: BridgeEnd | None
     offsets: dict[int, int]
-    rows: Tensor | None = None
-    rows_grad: Tensor | None = None
     outgoing: Tensor | None = None
     incoming: PostedTransfers | None = None
 
@@ -60,10 +59,11 @@ class Bridge:
         encoder: ModuleLayout,
         *,
         modules: dict[str, RankModule],
+        mail: Mailbox,
         dtype: torch.dtype,
         width: int,
     ) -> None:
-        self.layout, self.grids, self.encoder = layout, grids, encoder
+        self.layout, self.grids, self.encoder, self.mail = layout, grids, encoder, mail
         self.rank = grids.rank
         # Rows leave the last stage of the encoder and enter the first stage of language.
         source, target = modules.get(encoder.name), modules.get(layout.language.name)
@@ -71,7 +71,6 @@ class Bridge:
         self.language = target if target is not None and 0 in target.stages else None
         self.like = torch.empty((0, width), dtype=dtype, device=grids.device)
         self.groups: dict[int, GroupState] = {}
-        self.leaves: dict[int, Tensor] = {}
         self.placements: dict[int, Placement] = {}
         self.sent: list[PostedTransfers] = []
 
@@ -80,7 +79,6 @@ class Bridge:
         self.views = views
         self.finish()
         self.groups.clear()
-        self.leaves.clear()
         self.placements.clear()
 
     def finish(self) -> None:
@@ -160,35 +158,38 @@ class Bridge:
         self._deliver(index, got, forward=forward)
 
     def _outgoing(self, index: int, *, forward: bool) -> Tensor | None:
-        rows = self.groups[index].rows if forward else self._gradient(index)
-        return None if rows is None else rows.detach()
+        state = self.groups[index]
+        if forward:
+            return None if state.sender is None else self.mail.output_to_send(self._made(index))
+        if state.receiver is None:
+            return None
+        # Of the received rows, microbatches one after another.
+        return torch.cat([self.mail.take_input_gradient(self._received(m)) for m in state.offsets])
 
     def _deliver(self, index: int, rows: Tensor | None, *, forward: bool) -> None:
         if rows is None:
             return
         state = self.groups[index]
         if not forward:
-            state.rows_grad = rows
+            self.mail.gradients.put(self._made(index), rows)
             return
         for microbatch, offset in state.offsets.items():
             size = self._num_received(microbatch)
             leaf = rows[offset : offset + size].clone()
-            self.leaves[microbatch] = leaf.requires_grad_(not self.encoder.frozen)
+            leaf.requires_grad_(not self.encoder.frozen)
+            self.mail.inputs.put(self._received(microbatch), leaf)
+
+    def _made(self, index: int) -> Address:
+        """Return the address of the rows that this rank's last stage makes of a group."""
+        return Address(self.encoder.name, len(self.encoder.stages) - 1, index)
+
+    def _received(self, microbatch: int) -> Address:
+        return Address(self.encoder.name, None, microbatch)
+
+    def received(self, microbatch: int) -> Tensor:
+        """Return the rows of a microbatch: a leaf, held for its gradient or for greedy answers."""
+        return self.mail.inputs.peek(self._received(microbatch))
 
     def _num_received(self, microbatch: int) -> int:
         sizes = self.placements[microbatch].sizes
         return sizes[self.layout.language.grid.index("tp", self.rank)]
-
-    def _gradient(self, index: int) -> Tensor | None:
-        """Return the gradients of a group's received rows, microbatches one after another."""
-        state = self.groups[index]
-        if state.receiver is None:
-            return None
-        grads = [self.leaves.pop(m).grad for m in state.offsets]
-        missing = [m for m, g in zip(state.offsets, grads, strict=True) if g is None]
-        if missing:
-            raise RuntimeError(
-                f"{self.encoder.name}: microbatches {missing} have not run backward, "
-                "their rows have no gradient to return"
-            )
-        return torch.cat([g for g in grads if g is not None])

@@ -1,7 +1,7 @@
 """Forward and backward of this rank's stages.
 
 Decides: what goes into a stage and what its backward starts from.
-Relies on: `bridges` for rows, `stage_transfers` for activations of other stages.
+Relies on: `mailbox` for what other stages and bridges have left for this one.
 Leaves: the order to `executor`.
 
 # Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward, or
@@ -10,7 +10,6 @@ Leaves: the order to `executor`.
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from mimo_launch.comm.process_groups import GridSet
@@ -26,6 +25,7 @@ from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
 from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import Bridge
+from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import (
     StepInputs,
     image_places,
@@ -34,7 +34,6 @@ from mimo_launch.runtime.model_inputs import (
     read_text,
     token_shares,
 )
-from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action
 from mimo_launch.spec.model import DecoderModel, Spec, image_input
 
@@ -46,9 +45,8 @@ class StepState:
     inputs: StepInputs
     views: StepViews
     loss: Tensor
+    # Of each microbatch, until somebody asks which of them went wrong.
     losses: dict[int, Tensor] = field(default_factory=dict)
-    # The same without their graphs, kept until somebody asks which microbatch went wrong.
-    seen_losses: dict[int, Tensor] = field(default_factory=dict)
     # Where greedy answers are wanted: tokens so far [B, all positions] and the choices made.
     tokens: dict[int, Tensor] | None = None
     choices: dict[int, Tensor] = field(default_factory=dict)
@@ -69,51 +67,39 @@ class Stages:
         grids: GridSet,
         modules: dict[str, RankModule],
         bridges: dict[str, Bridge],
-        edges: dict[str, StageEdges],
+        mail: Mailbox,
     ) -> None:
         self.spec, self.layout, self.grids, self.modules = spec, layout, grids, modules
-        self.bridges, self.edges, self.rank = bridges, edges, grids.rank
+        self.bridges, self.mail, self.rank = bridges, mail, grids.rank
 
     def forward(self, action: Action, step: StepState) -> None:
         """Run one stage on one microbatch or group."""
         module, stage = self.modules[action.module], action.stage or 0
-        edges, key = self.edges[action.module], (stage, action.index)
-        hidden = None if stage == 0 else edges.take_input(key)
+        at = Address.of(action)
+        hidden = None if stage == 0 else self.mail.take_input(at)
         network = module.stages[stage]
         if action.module == LANGUAGE:
             out = network(hidden, self._language_input(stage, action.index, step))
         else:
             out = network(hidden, self._encoder_input(module, stage, action.index, step))
         if not module.layout.stages[stage].is_last:
-            edges.outputs[key] = out
+            self.mail.outputs.put(at, out)
         elif action.module != LANGUAGE:
-            bridge = self.bridges[action.module]
-            bridge.group(action.index).rows = out.to(bridge.like.dtype)
+            self.mail.outputs.put(at, out.to(self.bridges[action.module].like.dtype))
         elif step.tokens is not None:
             step.choices[action.index] = out
         else:
             # Scale at the loss, sum everywhere: N is the whole step's number of labels.
             loss = out / max(1, step.data.num_labels)
-            step.losses[action.index], step.seen_losses[action.index] = loss, loss.detach()
+            self.mail.outputs.put(at, loss)
+            step.losses[action.index] = loss.detach()
             if module.context.tp.index == 0:
                 step.loss += loss.detach()
 
     def backward(self, action: Action, step: StepState) -> None:
         """Run the backward of one stage on one microbatch or group."""
-        module, stage = self.modules[action.module], action.stage or 0
-        key = (stage, action.index)
-        if not module.layout.stages[stage].is_last:
-            edges = self.edges[action.module]
-            out, grad = edges.outputs.pop(key), edges.gradients.pop(key)
-            torch.autograd.backward(out, grad)
-        elif action.module == LANGUAGE:
-            step.losses.pop(action.index).backward()  # type: ignore[no-untyped-call]
-        else:
-            state = self.bridges[action.module].group(action.index)
-            if state.rows is None or state.rows_grad is None:
-                raise RuntimeError(f"{action}: its forward or its gradient has not happened")
-            torch.autograd.backward(state.rows, state.rows_grad)
-            state.rows = state.rows_grad = None
+        last = self.modules[action.module].layout.stages[action.stage or 0].is_last
+        self.mail.backward(Address.of(action), is_loss=last and action.module == LANGUAGE)
 
     def edge_shape(self, action: Action, step: StepState) -> tuple[int, int]:
         """Return the shape [tokens of this rank, width] of what crosses between two stages."""
@@ -188,7 +174,7 @@ class Stages:
             positions=self._positions(view, step, held),
             documents=read_documents(view, step.inputs, self.grids.device),
             labels=None if labels is None else labels[:, held],
-            rows={name: bridge.leaves[microbatch] for name, bridge in bridges},
+            rows={name: bridge.received(microbatch) for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},
             shares=self._shares(view, held),
         )

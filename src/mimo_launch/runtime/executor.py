@@ -23,6 +23,7 @@ from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.compute import Stages, StepState
+from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Whereabouts
 from mimo_launch.runtime.stage_transfers import StageEdges
@@ -48,12 +49,14 @@ class Executor:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
         self.where, self.clock = where, clock
         self.layout, self.grids, self.modules = layout, grids, modules
+        self.mail = Mailbox()
         self.bridges = {
             encoder.name: Bridge(
                 layout,
                 grids,
                 encoder,
                 modules=modules,
+                mail=self.mail,
                 dtype=dtype,
                 width=spec.language.model.hidden,
             )
@@ -65,13 +68,14 @@ class Executor:
                 layout,
                 grids,
                 module.name,
+                self.mail,
                 dtype=dtype,
                 # The first stage that receives an activation whose gradient anyone needs.
                 first_with_grad=_first_with_grad(module, trains_any=trains_any),
             )
             for module in layout.modules
         }
-        self.stages = Stages(spec, layout, grids, modules, self.bridges, self.edges)
+        self.stages = Stages(spec, layout, grids, modules, self.bridges, self.mail)
 
     def run(self, program: Program, inputs: StepInputs) -> StepState:
         """Run the computes and transfers of a training step.
@@ -155,6 +159,7 @@ class Executor:
 
     def _begin(self, inputs: StepInputs) -> StepState:
         views = StepViews(self.layout, inputs.data)
+        self.mail.clear()
         for bridge in self.bridges.values():
             bridge.begin(views)
         zero = torch.zeros((), dtype=torch.float64, device=self.grids.device)

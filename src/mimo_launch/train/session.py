@@ -112,7 +112,7 @@ class RankSession:
             return reduce_totals(self.layout, {}, zero, flags, count_zeros=count_zeros)
         self.where.enter(Phase.PROGRAM)
         result = self.executor.run(self.mine.stage_slots, inputs)
-        self.losses = result.seen_losses
+        self.losses = result.losses
         self.where.enter(Phase.REDUCING)
         clock, loss = self.executor.clock, result.loss
         with clock.span(Section.PARTIAL_SUMS):

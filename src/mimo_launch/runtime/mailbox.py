@@ -1,0 +1,98 @@
+"""What waits on this rank between two actions of a step: activations and gradients by address.
+
+Decides: how long a tensor is held.
+Relies on: programs that the simulator has passed, in which nothing is taken before it is put.
+Leaves: making tensors to `compute`, moving them to `stage_transfers` and `bridges`.
+
+An *input* is what a stage received: a leaf that collects a gradient, which goes back. An *output*
+is what a stage made, with its graph, until backward takes it with its *gradient*.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mimo_launch.schedule.actions import Action
+
+
+class Address(NamedTuple):
+    """A stage of a module and a microbatch or group; stage None: rows that language received."""
+
+    module: str
+    stage: int | None
+    number: int
+
+    @classmethod
+    def of(cls, action: Action) -> "Address":
+        """Return the address of what a forward or backward, or a transfer of a stage, is about."""
+        return cls(action.module, action.stage or 0, action.index)
+
+
+class Box:
+    """Tensors of one kind by address; each is put once, and taken once.
+
+    Raises: RuntimeError on a second one, or on none: both are faults of the schedule.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._held = kind, dict[Address, Tensor]()
+
+    def put(self, at: Address, tensor: Tensor) -> None:
+        """Hold a tensor until it is taken."""
+        if at in self._held:
+            raise RuntimeError(f"{at}: a second {self._kind} before the first is taken")
+        self._held[at] = tensor
+
+    def peek(self, at: Address) -> Tensor:
+        """Return a tensor and go on holding it."""
+        if at not in self._held:
+            raise RuntimeError(f"{at}: there is no {self._kind} yet")
+        return self._held[at]
+
+    def take(self, at: Address) -> Tensor:
+        """Return a tensor and let go of it."""
+        found = self.peek(at)
+        del self._held[at]
+        return found
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._held.clear()
+
+
+class Mailbox:
+    """The inputs, outputs and gradients of this rank's stages during one step."""
+
+    def __init__(self) -> None:
+        self.inputs, self.outputs, self.gradients = Box("input"), Box("output"), Box("gradient")
+
+    def clear(self) -> None:
+        """Forget the step."""
+        for box in (self.inputs, self.outputs, self.gradients):
+            box.clear()
+
+    def take_input(self, at: Address) -> Tensor:
+        """Return what a stage received; held on for its gradient, if it will have one."""
+        received = self.inputs.peek(at)
+        return received if received.requires_grad else self.inputs.take(at)
+
+    def take_input_gradient(self, at: Address) -> Tensor:
+        """Return the gradient that an input has collected, and let go of both.
+
+        Raises: RuntimeError if its reader has not run backward.
+        """
+        gradient = self.inputs.take(at).grad
+        if gradient is None:
+            raise RuntimeError(f"{at}: its input has no gradient yet")
+        return gradient
+
+    def output_to_send(self, at: Address) -> Tensor:
+        """Return an output without its graph; held on for its backward, if it has one."""
+        output = self.outputs.peek(at)
+        return output.detach() if output.requires_grad else self.outputs.take(at)
+
+    def backward(self, at: Address, *, is_loss: bool) -> None:
+        """Run backward from an output and its gradient, or from a loss, and let go of both."""
+        gradient = None if is_loss else self.gradients.take(at)
+        torch.autograd.backward(self.outputs.take(at), gradient)
