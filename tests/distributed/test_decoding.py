@@ -1,0 +1,72 @@
+"""The next tokens that a model chooses are the same on any layout, and are choices."""
+
+from typing import Any
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.model_inputs import read_text
+from mimo_launch.spec.model import Spec
+from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.session import RankSession
+
+Choices = dict[int, list[int]]
+DECODER = {
+    "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 32,
+    "vocab": 20, "vocab_multiple": 4,
+}  # fmt: skip
+
+
+def choices_of(made: Spec) -> Choices:
+    """Return the next token at every place of each sample of this rank's language replica."""
+    inputs = step_inputs(build_dataset(made), "train", tuple(range(made.batch.global_)), 0)
+    with RankSession(Plan.of(made), randomise=True) as session:
+        step = session.executor.run_forward(session.mine.evaluation, inputs)
+        language, samples = session.layout.language, session.layout.samples
+        if session.rank not in language.grid:
+            return {}
+        replica = language.grid.index("dp", session.rank)
+        tokens = {
+            microbatch: read_text(
+                session.layout, inputs, replica, microbatch, session.device
+            ).tokens
+            for microbatch in range(samples.microbatches)
+        }
+        found = session.executor.choose(session.mine.decoding, step, tokens)
+        return {
+            sample: row
+            for microbatch, rows in found.items()
+            for sample, row in zip(
+                samples.language(replica, microbatch), rows.tolist(), strict=True
+            )
+        }
+
+
+def made(language: dict[str, Any], mbs: int) -> Spec:
+    ranks = language.pop("first")
+    modules = {"vision": box(0, dp=2), "language": box(ranks, model=DECODER, **language)}
+    return spec(modules, microbatches=2, mbs=mbs, seq=24)
+
+
+@pytest.mark.parametrize(
+    "language",
+    [{"first": 2, "pp": 2}, {"first": 0, "tp": 2}, {"first": 2, "cp": 2}, {"first": 2, "dp": 2}],
+    ids=["pp", "tp", "cp", "dp"],
+)
+def test_every_layout_chooses_the_same_tokens(language: dict[str, Any]) -> None:
+    size = language["first"] + 2
+    replicas = language.get("dp", 1)
+    [right] = run_ranks(choices_of, alone(), world_size=1)
+    assert len({token for row in right.values() for token in row}) > 2
+    found = run_ranks(choices_of, made(dict(language), 4 // replicas), world_size=size)
+    for rank in range(language["first"], size):
+        assert found[rank] == {sample: right[sample] for sample in found[rank]}
+    assert sorted({sample for each in found for sample in each}) == sorted(right)
+
+
+def alone() -> Spec:
+    modules = {"vision": box(0), "language": box(0, model=DECODER)}
+    return spec(modules, microbatches=2, mbs=4, seq=24)
