@@ -15,7 +15,7 @@ from mimo_launch.checkpoint.start_of_run import start_run
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Phase, Whereabouts
+from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.spec.model import EvalSpec, Spec
 from mimo_launch.train import loop
 from mimo_launch.train.events import BadSamples, StepFinished
@@ -132,19 +132,19 @@ def beats(made: Spec) -> list[tuple[int, Phase]]:
     """Return where a rank was when its loader made progress: the step and the phase."""
     seen = []
 
-    class Noting(Whereabouts):
+    class Noting(Progress):
         def beat(self, phase: Phase | None = None) -> None:
             if phase is Phase.READING:
                 seen.append((self._cells[1], Phase(self._cells[0])))
             super().beat(phase)
 
-    with RankSession(Plan.of(made), where=Noting()) as session:
+    with RankSession(Plan.of(made), progress=Noting()) as session:
         train(session, lambda event: None)
     return seen
 
 
 def test_progress_of_the_thread_is_told_as_reading() -> None:
-    """So that it counts only while the main thread waits for it: see `Whereabouts.beat`."""
+    """So that it counts only while the main thread waits for it: see `Progress.beat`."""
     made = spec({"vision": box(0)}, mbs=2, train={"steps": 3, "precision": "fp64"})
     [seen] = run_ranks(beats, made, world_size=1)
     # Texts, documents and images of two samples in each of three steps.

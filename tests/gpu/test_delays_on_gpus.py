@@ -23,7 +23,7 @@ from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks, run_ranks
 from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Whereabouts
+from mimo_launch.runtime.progress import Progress
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.loader import step_inputs
@@ -38,7 +38,7 @@ HOST_SECONDS = 0.004
 GPU_CYCLES = 6_000_000
 
 
-class Late(Whereabouts):
+class Late(Progress):
     """Makes its rank late before slots, when it is told to: each is drawn from a seed."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def largest_change(made: Spec, seeds: tuple[int, ...], kind: RankDevice) -> tupl
     late, rank = Late(), dist.get_rank()
     worst = 0.0
     with RankSession(
-        Plan.of(made), device=device_for(kind, rank), randomise=True, where=late
+        Plan.of(made), device=device_for(kind, rank), randomise=True, progress=late
     ) as session:
         undelayed = [grad.cpu() for grad in sums_of_gradients(session, made)]
         for seed in seeds:

@@ -86,7 +86,7 @@ def beat_for_ever() -> NoReturn:
     """Give signs of work, as a phase that goes through endless data does."""
     struck = sys._getframe(2)
     while True:
-        struck.f_locals["args"][0].where.beat()
+        struck.f_locals["args"][0].progress.beat()
         time.sleep(0.05)
 
 

@@ -137,7 +137,7 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
     monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
     process = subprocess.Popen(["sleep", "30"])
     board = Board(1)
-    where = Seat(board.shared, 0).where
+    progress = Seat(board.shared, 0).progress
     worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
         watch = Watch(board, (worker,), exits, host=0, timeout=3)
@@ -146,16 +146,16 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
             found = False
             for _ in range(seconds):
                 now[0] += 1
-                where.beat()
+                progress.beat()
                 found = watch.alarm()
             return found
 
-        where.enter(Phase.EVALUATING, 5)
+        progress.enter(Phase.EVALUATING, 5)
         assert not alarms(10)
         board.ask_to_stop(signal.SIGTERM)
         assert not alarms(3)
         assert alarms(3)
-        where.enter(Phase.SAVING)
+        progress.enter(Phase.SAVING)
         assert not alarms(10)
         process.kill()
     process.wait()
@@ -189,7 +189,7 @@ def test_a_finished_rank_that_does_not_leave_is_named() -> None:
 def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Path) -> None:
     """Only after the timeout; one that has left is none."""
     board = Board(1)
-    Seat(board.shared, 0).where.finished(0)
+    Seat(board.shared, 0).progress.finished(0)
     process = subprocess.Popen(["sleep", "30"])
     worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
@@ -339,12 +339,12 @@ def test_states_survive_the_way_to_another_host() -> None:
 def test_a_worker_writes_what_its_launcher_reads() -> None:
     board = Board(2)
     seat = Seat(board.shared, 1)
-    seat.where.enter(Phase.PROGRAM, 7)
-    seat.where.at(4)
+    seat.progress.enter(Phase.PROGRAM, 7)
+    seat.progress.at(4)
     seen = board.read(1)
     assert (seen.phase, seen.step, seen.position, seen.failed) == (Phase.PROGRAM, 7, 4, 0)
     assert board.read(0).phase is Phase.STARTING
-    seat.where.failed(Cause.LOST)
+    seat.progress.failed(Cause.LOST)
     assert board.read(1).failed >= seen.changed > 0
     assert board.read(1).cause is Cause.LOST
     assert (board.message(0), board.message(1)) == ("", "")

@@ -77,10 +77,10 @@ def calibrate(
     session.updates.clear()
     if session.device.type == "cuda":
         torch.cuda.empty_cache()
-    session.where.enter(Phase.MEASURING)
+    session.progress.enter(Phase.MEASURING)
     rates = compute_rates(session)
     dist.barrier()
-    session.where.beat()
+    session.progress.beat()
     parts: list[_Parts] = gather_objects(
         _Parts(platform.node(), rates, collectives(session), channels(session))
     )

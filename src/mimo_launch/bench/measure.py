@@ -31,7 +31,7 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Order, Sample, global_order, steps_of
 from mimo_launch.drawing.report import build_report
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.runtime.progress import Phase, Whereabouts
+from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.train.events import Listener
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
@@ -48,18 +48,18 @@ NUM_STEPS = 4
 class Rotation:
     """Answers like a `StepReader`, from memory."""
 
-    def __init__(self, reader: StepReader, order: Order, where: Whereabouts) -> None:
-        """Read the first steps of a run; `where` is told of each that is used.
+    def __init__(self, reader: StepReader, order: Order, progress: Progress) -> None:
+        """Read the first steps of a run; `progress` is told of each that is used.
 
         Ranks: collective over the world.
         """
-        self._where = where
+        self._progress = progress
         first = enumerate(steps_of(order, NUM_STEPS))
         self._steps = [reader.read("train", ids, step) for step, ids in first]
 
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples of a step; its number is the one asked for."""
-        self._where.enter(Phase.READING, step + 1)
+        self._progress.enter(Phase.READING, step + 1)
         return replace(self._steps[step % NUM_STEPS], data=self.data_of(step))
 
     def data_of(self, step: int) -> StepData:
@@ -94,7 +94,7 @@ def measure(
     state, dataset = RunState(), build_dataset(session.spec)
     order = global_order(session.spec, dataset)
     with StepReader(session, dataset, state, emit) as reader:
-        samples = Rotation(reader, order, session.where)
+        samples = Rotation(reader, order, session.progress)
     runner = StepRunner(session, samples, emit, None)
     loop = _Loop(session, runner, state, order, Hooks(stop=stop))
     if ended_by := loop.run(options.warmup):
@@ -107,7 +107,7 @@ def measure(
     noted = session.executor.clock.stop()
     if ended_by:
         return ended_by
-    session.where.enter(Phase.GATHERING)
+    session.progress.enter(Phase.GATHERING)
     measured: list[Measured] = gather_objects(
         Measured(
             host=platform.node(),

@@ -91,7 +91,7 @@ def load_hugging_face(
             )
             + ("" if found.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    error = _read(folder, stored, found.chunks, places, vocab, session.where.beat)
+    error = _read(folder, stored, found.chunks, places, vocab, session.progress.beat)
     for rank, problem in enumerate(gather_objects(error, group)):
         if problem:
             raise CheckpointError(f"`init_from` of `{name}`: rank {rank}: {problem}")

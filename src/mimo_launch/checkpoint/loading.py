@@ -131,7 +131,7 @@ def load_state(
             + differences(missing_there=weights, of_another_shape=found.misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
-    read_chunks(usable.path, found.chunks, group, session.where.beat)
+    read_chunks(usable.path, found.chunks, group, session.progress.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in moments}
     return RunState(**usable.marker.counts), tuple(sorted(fresh))
@@ -157,7 +157,7 @@ def load_weights(
             + differences(missing_there=missing, of_another_shape=misfits)
             + ("" if found.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    read_chunks(usable.path, found.chunks, group, session.where.beat)
+    read_chunks(usable.path, found.chunks, group, session.progress.beat)
     return WeightsLoaded(
         module=name,
         checkpoint=str(usable.path),

@@ -62,7 +62,7 @@ class CheckpointSaver:
         self._settings, self._session, self._run = settings, session, run
         self._group = group
         # While training runs beside a save, only training counts as progress.
-        self._beat = partial(session.where.beat, Phase.SAVING)
+        self._beat = partial(session.progress.beat, Phase.SAVING)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
         self._outcomes: list[Outcome] = []

@@ -37,14 +37,14 @@ def start_run(
     """
     spec = session.spec
     starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
-    session.where.enter(Phase.LOADING)
+    session.progress.enter(Phase.LOADING)
     # Its own group: saves run beside training, and what travels are host objects.
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
     # Hosts may see a shared folder at different moments: the first rank says what is there.
     found = from_first((run / CHECKPOINTS).is_dir(), group)
     saver = None if spec.saving is None else CheckpointSaver(session, run, group)
-    usable = newest_usable(run, group, emit, session.where.beat, own=True) if found else None
+    usable = newest_usable(run, group, emit, session.progress.beat, own=True) if found else None
     if usable is not None:
         state, fresh = load_state(session, usable, group)
         changes = (
@@ -58,7 +58,7 @@ def start_run(
         if from_first(is_hugging_face(start), group):
             emit(load_hugging_face(session, name, start, group))
             continue
-        usable = newest_usable(start, group, emit, session.where.beat, own=False)
+        usable = newest_usable(start, group, emit, session.progress.beat, own=False)
         if usable is None:
             raise CheckpointError(f"`init_from` of `{name}`: {start} has no usable checkpoint")
         emit(load_weights(session, name, usable, group))

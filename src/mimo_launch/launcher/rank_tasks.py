@@ -105,7 +105,7 @@ class Benching:
         result = bench(session, self.options, emit, stop)
         if isinstance(result, int):
             return result
-        session.where.enter(Phase.WRITING)
+        session.progress.enter(Phase.WRITING)
         record, file = result.record(), run_dir / BENCH
         emit(BenchFinished(record=record))  # First: what was measured is worth more than its file.
         try:
@@ -136,7 +136,7 @@ class Calibrating(Benching):
         made, measured = result
         if session.rank:
             return 0
-        session.where.enter(Phase.WRITING)
+        session.progress.enter(Phase.WRITING)
         values = {each.name: getattr(made, each.name) for each in constants()}
         told = CalibrationFinished(file=str(self.out), constants=values, measured=measured)
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, cast
 
-from mimo_launch.runtime.progress import Cause, Cell, Phase, Whereabouts
+from mimo_launch.runtime.progress import Cause, Cell, Phase, Progress
 
 # The cell that all workers share: the signal after which to stop. Those of the workers follow.
 _STOP = 0
@@ -90,7 +90,7 @@ class Seat:
         self._messages, self._first = shared.messages, local_rank * _MESSAGE_BYTES
         start = _COMMON + local_rank * len(Cell)
         self._common = everything[:_COMMON]
-        self.where = Whereabouts(everything[start : start + len(Cell)])
+        self.progress = Progress(everything[start : start + len(Cell)])
 
     def say(self, message: str) -> None:
         """Leave the beginning of a message."""

@@ -29,7 +29,7 @@ from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, in_word
 from mimo_launch.launcher.worker_logs import STACK, make_folder
 from mimo_launch.launcher.worker_processes import write_stacks_on_signal
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Cause, Phase, Whereabouts
+from mimo_launch.runtime.progress import Cause, Phase, Progress
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners import Closable
 from mimo_launch.train.session import RankSession
@@ -46,7 +46,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
     seat = Seat(shared, int(os.environ["LOCAL_RANK"]))
-    threading.Thread(target=_answer, args=(seat.where,), name="alive", daemon=True).start()
+    threading.Thread(target=_answer, args=(seat.progress,), name="alive", daemon=True).start()
     listeners = [events.send]
     if os.environ["RANK"] != "0":
         events.close()
@@ -67,7 +67,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
         with suppress(Exception):
             traceback.print_exception(error)
             sys.stderr.flush()
-        seat.where.failed(cause)
+        seat.progress.failed(cause)
         # Peers that lose this rank now would fail as well, and hide what they were doing.
         time.sleep(STAY_SECONDS)
 
@@ -79,7 +79,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
             listeners,
             task=job.task,
             device=job.device,
-            links=Links(where=seat.where, stop=seat.stop, failed=failed),
+            links=Links(progress=seat.progress, stop=seat.stop, failed=failed),
         )
     except BaseException as error:
         status = 1
@@ -92,13 +92,13 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     os._exit(status)
 
 
-def _answer(where: Whereabouts) -> NoReturn:
+def _answer(progress: Progress) -> NoReturn:
     """Note again and again that threads of this worker get the interpreter.
 
     They do while the main one waits for a peer, but not while a call outside of Python keeps it.
     """
     while True:
-        where.alive()
+        progress.alive()
         time.sleep(ALIVE_SECONDS)
 
 
@@ -119,7 +119,7 @@ class Links:
     what the environment says.
     """
 
-    where: Whereabouts
+    progress: Progress
     stop: Callable[[], int] = _no_signal
     failed: Callable[[BaseException], None] = _nobody_to_tell
     group: dict[str, Any] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def run_worker(
 
     Ranks: collective over the world. Raises: whatever went wrong on this rank.
     """
-    links = links or Links(Whereabouts())
+    links = links or Links(Progress())
     sinks: list[Listener] = []
 
     def emit(event: Event) -> None:
@@ -149,7 +149,7 @@ def run_worker(
 
     records: list[Closable] = []
     try:
-        links.where.enter(Phase.CONNECTING)
+        links.progress.enter(Phase.CONNECTING)
         place = device_for(device, int(os.environ.get("LOCAL_RANK", "0")))
         torch.set_num_threads(_num_threads(place))
         join_world(place, timeout=group_timeout(plan.spec.train.timeout, place), **links.group)
@@ -158,7 +158,7 @@ def run_worker(
         if dist.get_rank() == 0:
             records = task.records(plan.spec, run_dir, emit)
             sinks += [*records, *listeners]
-        session = RankSession(plan, device=place, where=links.where)
+        session = RankSession(plan, device=place, progress=links.progress)
         ended_by = task.run(session, run_dir, emit, links.stop)
     except torch.OutOfMemoryError as error:
         full = OutOfGpuMemory.on(plan.layout, int(os.environ["RANK"]), error)
@@ -172,7 +172,7 @@ def run_worker(
             record.close()
     # Only now: after an error NCCL would wait for transfers that never end.
     dist.destroy_process_group()
-    links.where.finished(ended_by)
+    links.progress.finished(ended_by)
     return ended_by
 
 

@@ -25,7 +25,7 @@ from mimo_launch.runtime.bridges import Bridge
 from mimo_launch.runtime.compute import Stages, StepState
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
-from mimo_launch.runtime.progress import Whereabouts
+from mimo_launch.runtime.progress import Progress
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.reductions import last_index
@@ -43,11 +43,11 @@ class Executor:
         modules: dict[str, RankModule],
         *,
         dtype: torch.dtype,
-        where: Whereabouts,
+        progress: Progress,
         clock: StepClock,
     ) -> None:
         """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
-        self.where, self.clock = where, clock
+        self.progress, self.clock = progress, clock
         self.layout, self.grids, self.modules = layout, grids, modules
         self.mail = Mailbox()
         self.bridges = {
@@ -94,7 +94,7 @@ class Executor:
                 module.flags[stage].clear()
                 _set_gradient_sync(module, stage, sync=False)
         for position, slot in enumerate(program):
-            self.where.at(position)
+            self.progress.at(position)
             for action in slot:
                 if action.kind is Kind.REDUCE:
                     self._let_reduce(action)
@@ -117,7 +117,7 @@ class Executor:
         step = self._begin(inputs)
         with torch.no_grad():
             for slot in program:
-                self.where.beat()
+                self.progress.beat()
                 self._run_slot(slot, step)
         self._end()
         return step
@@ -130,7 +130,7 @@ class Executor:
         `step` is that of the last `run_forward`, whose rows are used again.
         Ranks: collective over each language replica; ranks without language return nothing.
         """
-        self.where.beat()
+        self.progress.beat()
         step.tokens, step.choices = tokens, {}
         shared: dict[int, Tensor] = {}
         with torch.no_grad():

@@ -81,7 +81,7 @@ class Cell(IntEnum):
     ALIVE = 7
 
 
-class Whereabouts:
+class Progress:
     """This rank's cells; `step` counts from 1, `position` is an index into the rank's program."""
 
     def __init__(self, cells: MutableSequence[int] | None = None) -> None:

@@ -51,7 +51,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         # evaluation may take longer than a collective may.
         dist.all_reduce(own)
         sums += own
-        session.where.beat()
+        session.progress.beat()
         labels += inputs.data.num_labels
         seen += len(ids) - len(inputs.left_out)
     loss, num_right, num_tokens = sums.tolist()

@@ -145,12 +145,12 @@ def _steps(
         if hooks.saver is not None and any(step.flags[-1] for step in totals):
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and evaluates and not stopped:
-            session.where.enter(Phase.EVALUATING)
+            session.progress.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None:
             # Nothing is saved while numbers are bad: a run that they end goes on from before them.
             if stopped or (save and (totals[-1].finite or last)):
-                session.where.enter(Phase.SAVING)
+                session.progress.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 save = False
             if not stopped:  # What became of the last save of a run that stops is told at its end.
@@ -182,7 +182,7 @@ def _is_due(spec: Spec, step: int, every: int | None) -> bool:
 
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:
     """Wait for the save under way; return where the last one is. Raises: CheckpointNotWritten."""
-    session.where.enter(Phase.SAVING)
+    session.progress.enter(Phase.SAVING)
     saver.finish()
     events = _tell(saver, emit)
     if saver.error is not None:

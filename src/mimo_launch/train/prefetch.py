@@ -121,12 +121,12 @@ class StepReader:
 
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples.
         """  # noqa: D205
-        where, begin = self._session.where, time.perf_counter()
+        progress, begin = self._session.progress, time.perf_counter()
         if split == "train":
-            where.enter(Phase.READING, step + 1)
+            progress.enter(Phase.READING, step + 1)
         read = self._taken(split, ids, step).result()
         if split == "train":
-            where.enter(Phase.AGREEING)
+            progress.enter(Phase.AGREEING)
         bad = agree(read.reasons, read.num_bad, self._group)
         inputs = read.inputs
         if self._decoders is not None:
@@ -158,7 +158,7 @@ class StepReader:
         begin = time.perf_counter()
         # Its progress counts only while the main thread waits for it.
         phase = Phase.READING if split == "train" else Phase.EVALUATING
-        beat: Callable[[], None] = partial(self._session.where.beat, phase)
+        beat: Callable[[], None] = partial(self._session.progress.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
         session, pinned = self._session, self._session.device.type == "cuda"
         views = StepViews(session.layout, source.data)

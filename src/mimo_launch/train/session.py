@@ -28,7 +28,7 @@ from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.runtime.model_inputs import StepInputs
-from mimo_launch.runtime.progress import Phase, Whereabouts
+from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.schedule.actions import Kind
 
 
@@ -41,17 +41,17 @@ class RankSession:
         *,
         device: torch.device | None = None,
         randomise: bool = False,
-        where: Whereabouts | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Compare plans, create groups, build modules.
 
-        `where` is told what this rank is doing.
+        `progress` is told what this rank is doing.
 
         Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
         """
         spec = plan.spec
-        self.spec, self.plan, self.where = spec, plan, where or Whereabouts()
-        self.where.enter(Phase.CREATING_GROUPS)
+        self.spec, self.plan, self.progress = spec, plan, progress or Progress()
+        self.progress.enter(Phase.CREATING_GROUPS)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = device or torch.device("cpu")
         self.layout, self.mine = plan.layout, plan.rank(self.rank)
@@ -63,7 +63,7 @@ class RankSession:
             device=self.device,
         )
         warm(self.grids, self.mine.channels)
-        self.where.enter(Phase.BUILDING)
+        self.progress.enter(Phase.BUILDING)
         clock = StepClock(self.device)
         self.modules = build_modules(spec, self.layout, self.grids, clock, randomise=randomise)
         self.executor = Executor(
@@ -72,7 +72,7 @@ class RankSession:
             self.grids,
             self.modules,
             dtype=compute_dtype(spec.train.precision),
-            where=self.where,
+            progress=self.progress,
             clock=clock,
         )
         self.updates = Updates(spec, self.modules)
@@ -107,13 +107,13 @@ class RankSession:
         count_zeros = self.spec.train.count_zero_grads
         if inputs.data.num_labels == 0:
             # No label in the whole step: every rank knows, none runs it.
-            self.where.enter(Phase.REDUCING)
+            self.progress.enter(Phase.REDUCING)
             zero = torch.zeros((), device=self.device)
             return reduce_totals(self.layout, {}, zero, flags, count_zeros=count_zeros)
-        self.where.enter(Phase.PROGRAM)
+        self.progress.enter(Phase.PROGRAM)
         result = self.executor.run(self.mine.stage_slots, inputs)
         self.losses = result.losses
-        self.where.enter(Phase.REDUCING)
+        self.progress.enter(Phase.REDUCING)
         clock, loss = self.executor.clock, result.loss
         with clock.span(Section.PARTIAL_SUMS):
             self._sum_partial()
@@ -133,7 +133,7 @@ class RankSession:
 
     def update(self, step: int, totals: PendingTotals) -> None:
         """Clip and apply the gradients of `gradients`; bad ones move nothing."""
-        self.where.enter(Phase.UPDATING)
+        self.progress.enter(Phase.UPDATING)
         clip = self.spec.optimizer.clip
         with self.executor.clock.span(Section.UPDATE):
             divisor = None if clip is None else totals.divisor(clip)

@@ -134,7 +134,7 @@ class StepRunner:
         self._numbers.finish(state.step, state.skipped)
 
     def _settle_one(self, step: _Started, state: RunState) -> StepTotals:
-        self._session.where.enter(Phase.REDUCING)
+        self._session.progress.enter(Phase.REDUCING)
         totals = step.totals.read()
         # Every rank has the same totals, so all of them have skipped the same steps: moments, decay
         # and step count of a skipped step stayed as they were.

@@ -44,7 +44,7 @@ def join(
     from mimo_launch.launcher.worker import Links, run_worker
     from mimo_launch.launcher.worker_errors import cause_of, write_error
     from mimo_launch.launcher.worker_logs import RECORDER
-    from mimo_launch.runtime.progress import Cause, Whereabouts
+    from mimo_launch.runtime.progress import Cause, Progress
 
     def failed(error: BaseException) -> None:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -58,7 +58,7 @@ def join(
     signals = JoinedStop()
     signals.install()
     stop = signals if lock is None else partial(_stop, signals, lock)
-    links = Links(where=Whereabouts(), stop=stop, failed=failed, group=world.group)
+    links = Links(progress=Progress(), stop=stop, failed=failed, group=world.group)
     listeners = [] if listener is None else [listener]
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
