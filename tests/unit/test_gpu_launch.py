@@ -15,7 +15,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher import gpus
 from mimo_launch.launcher.failure_report import report_lines
-from mimo_launch.launcher.shared_progress import Board
+from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import Host, Kind, RankState, diagnose, from_json, judge, to_json
 from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, watchdog_words
@@ -221,7 +221,7 @@ def test_a_worker_that_the_watchdog_ended_blames_others(tmp_path: Path) -> None:
     ended = Ended(rank0=Exit(6, "SIGABRT", time.monotonic_ns()))
     worker = Local(rank=0, local_rank=0, pid=os.getpid(), folder=tmp_path)
     recorder = Recorder(tmp_path, 0)
-    watch = Watch(Board(1), (worker,), ended, host=0, timeout=30, recorder=recorder)  # type: ignore[arg-type]
+    watch = Watch(HostCells(1), (worker,), ended, host=0, timeout=30, recorder=recorder)  # type: ignore[arg-type]
     assert watch.alarm()
     [seen] = watch.examine()
     recorder.close()

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mimo_launch.launcher import host_resources
 from mimo_launch.launcher.host_messages import Link
-from mimo_launch.launcher.shared_progress import Board, Seat
+from mimo_launch.launcher.shared_progress import HostCells, WorkerCells
 from mimo_launch.launcher.signals import JoinedStop, StopRequest
 from mimo_launch.launcher.start_workers import Pump
 from mimo_launch.launcher.verdict import Kind, RankState, from_json, judge, to_json
@@ -112,10 +112,10 @@ def test_time_in_which_the_launcher_did_not_run_does_not_count(
     now = [1000.0]
     monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
     process = subprocess.Popen(["sleep", "30"])
-    board = Board(1)
+    cells = HostCells(1)
     worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
-        watch = Watch(board, (worker,), exits, host=0, timeout=3)
+        watch = Watch(cells, (worker,), exits, host=0, timeout=3)
         now[0] += 500
         assert not watch.alarm()
         assert watch.frozen_s == 500
@@ -136,11 +136,11 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
     now = [1000.0]
     monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
     process = subprocess.Popen(["sleep", "30"])
-    board = Board(1)
-    progress = Seat(board.shared, 0).progress
+    cells = HostCells(1)
+    progress = WorkerCells(cells.shared, 0).progress
     worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
-        watch = Watch(board, (worker,), exits, host=0, timeout=3)
+        watch = Watch(cells, (worker,), exits, host=0, timeout=3)
 
         def alarms(seconds: int) -> bool:
             found = False
@@ -152,7 +152,7 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
 
         progress.enter(Phase.EVALUATING, 5)
         assert not alarms(10)
-        board.ask_to_stop(signal.SIGTERM)
+        cells.ask_to_stop(signal.SIGTERM)
         assert not alarms(3)
         assert alarms(3)
         progress.enter(Phase.SAVING)
@@ -188,15 +188,15 @@ def test_a_finished_rank_that_does_not_leave_is_named() -> None:
 
 def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Path) -> None:
     """Only after the timeout; one that has left is none."""
-    board = Board(1)
-    Seat(board.shared, 0).progress.finished(0)
+    cells = HostCells(1)
+    WorkerCells(cells.shared, 0).progress.finished(0)
     process = subprocess.Popen(["sleep", "30"])
     worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
-        assert not Watch(board, (worker,), exits, host=0, timeout=30).alarm()
-        assert Watch(board, (worker,), exits, host=0, timeout=0).alarm()
+        assert not Watch(cells, (worker,), exits, host=0, timeout=30).alarm()
+        assert Watch(cells, (worker,), exits, host=0, timeout=0).alarm()
         exits.exits[0] = Exit(0, "", 0)
-        assert not Watch(board, (worker,), exits, host=0, timeout=0).alarm()
+        assert not Watch(cells, (worker,), exits, host=0, timeout=0).alarm()
         process.kill()
     process.wait()
 
@@ -337,25 +337,25 @@ def test_states_survive_the_way_to_another_host() -> None:
 
 
 def test_a_worker_writes_what_its_launcher_reads() -> None:
-    board = Board(2)
-    seat = Seat(board.shared, 1)
-    seat.progress.enter(Phase.PROGRAM, 7)
-    seat.progress.at(4)
-    seen = board.read(1)
+    cells = HostCells(2)
+    mine = WorkerCells(cells.shared, 1)
+    mine.progress.enter(Phase.PROGRAM, 7)
+    mine.progress.at(4)
+    seen = cells.read(1)
     assert (seen.phase, seen.step, seen.position, seen.failed) == (Phase.PROGRAM, 7, 4, 0)
-    assert board.read(0).phase is Phase.STARTING
-    seat.progress.failed(Cause.LOST)
-    assert board.read(1).failed >= seen.changed > 0
-    assert board.read(1).cause is Cause.LOST
-    assert (board.message(0), board.message(1)) == ("", "")
-    seat.say("ValueError: " + "é" * 2000)
-    assert board.message(1).startswith("ValueError: éé")
-    assert board.message(0) == ""
-    seat.say("OSError: odd\udcff.jpg")
-    assert board.message(1).startswith("OSError: odd\\udcff.jpg")
-    assert seat.stop() == 0
-    board.ask_to_stop(15)
-    assert seat.stop() == 15
+    assert cells.read(0).phase is Phase.STARTING
+    mine.progress.failed(Cause.LOST)
+    assert cells.read(1).failed >= seen.changed > 0
+    assert cells.read(1).cause is Cause.LOST
+    assert (cells.message(0), cells.message(1)) == ("", "")
+    mine.say("ValueError: " + "é" * 2000)
+    assert cells.message(1).startswith("ValueError: éé")
+    assert cells.message(0) == ""
+    mine.say("OSError: odd\udcff.jpg")
+    assert cells.message(1).startswith("OSError: odd\\udcff.jpg")
+    assert mine.stop() == 0
+    cells.ask_to_stop(15)
+    assert mine.stop() == 15
 
 
 def test_the_watch_notes_who_ended_first_and_how() -> None:

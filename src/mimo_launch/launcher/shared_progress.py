@@ -42,7 +42,7 @@ class SharedMemory:
     messages: Any
 
 
-class Board:
+class HostCells:
     """The cells of all workers of one host, by local rank."""
 
     def __init__(self, num_workers: int) -> None:
@@ -82,8 +82,8 @@ class Board:
         return bytes(said).rstrip(b"\0").decode(errors="replace")
 
 
-class Seat:
-    """One worker's view of the board."""
+class WorkerCells:
+    """One worker's view of its cells."""
 
     def __init__(self, shared: SharedMemory, local_rank: int) -> None:
         everything = cast("MutableSequence[int]", memoryview(shared.cells).cast("B").cast("q"))

@@ -26,7 +26,7 @@ from mimo_launch.launcher.host_resources import oom_kills
 from mimo_launch.launcher.hosts import Hosts
 from mimo_launch.launcher.network import Meeting
 from mimo_launch.launcher.rank_tasks import Job
-from mimo_launch.launcher.shared_progress import Board
+from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_logs import (
@@ -70,9 +70,9 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     if stop.signal:
         raise Interrupted(stop.signal)
     meeting = hosts.meet()
-    board, killed_before = Board(len(hosts.ranks)), oom_kills()
+    cells, killed_before = HostCells(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
-    with ExitStack() as shown, _workers(job, hosts, meeting, board, writer) as watch:
+    with ExitStack() as shown, _workers(job, hosts, meeting, cells, writer) as watch:
         # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
         writer.close()
         # Only now: workers would inherit what a thread that draws has locked.
@@ -85,7 +85,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
         done = False
         while not done:
             time.sleep(POLL_SECONDS)
-            _obey(stop, board, hosts, audience.note)
+            _obey(stop, cells, hosts, audience.note)
             done = watch.done() and hosts.all_done()
             # A run whose folder went away in its last moments is not done.
             if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
@@ -117,13 +117,13 @@ def _followed(
     }
 
 
-def _obey(stop: StopRequest, board: Board, hosts: Hosts, note: Callable[[str], None]) -> None:
+def _obey(stop: StopRequest, cells: HostCells, hosts: Hosts, note: Callable[[str], None]) -> None:
     """Pass a stop signal on to the workers; the second ends everything."""
     if stop.at_once:
         hosts.interrupted(stop.signal)
         raise Interrupted(stop.signal)
-    if stop.signal and not board.asked_to_stop:
-        board.ask_to_stop(stop.signal)
+    if stop.signal and not cells.asked_to_stop:
+        cells.ask_to_stop(stop.signal)
         if hosts.lock is not None:
             hosts.lock.stopping()
         name = signal.Signals(stop.signal).name
@@ -139,7 +139,7 @@ def _folder_lost(hosts: Hosts, *, now: bool) -> str:
 
 @contextmanager
 def _workers(
-    job: Job, hosts: Hosts, meeting: Meeting, board: Board, events: Connection
+    job: Job, hosts: Hosts, meeting: Meeting, cells: HostCells, events: Connection
 ) -> Iterator[Watch]:
     """Start the workers; kill those that are left, and what they have started."""
     recorder = Recorder(job.run, meeting.attempt) if job.device == "cuda" else None
@@ -147,7 +147,7 @@ def _workers(
     adopt_orphans()
     before = children()
     try:
-        context = _start(job, hosts, meeting, board, events, recorder)
+        context = _start(job, hosts, meeting, cells, events, recorder)
         pids = context.pids()
         workers = tuple(
             Local(
@@ -160,7 +160,7 @@ def _workers(
         )
         with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
             timeout = job.plan.spec.train.timeout
-            yield Watch(board, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
+            yield Watch(cells, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
     finally:
         # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.
         if context is not None:
@@ -174,7 +174,7 @@ def _start(
     job: Job,
     hosts: Hosts,
     meeting: Meeting,
-    board: Board,
+    cells: HostCells,
     events: Connection,
     recorder: Recorder | None,
 ) -> "PContext":
@@ -209,7 +209,7 @@ def _start(
     return start_processes(
         name="worker",
         entrypoint=worker_main,
-        args={local_rank: (job, board.shared, events, os.getpid()) for local_rank in ranks},
+        args={local_rank: (job, cells.shared, events, os.getpid()) for local_rank in ranks},
         envs=environments,
         logs_specs=log_files(job.run, meeting.attempt),
         start_method="fork",

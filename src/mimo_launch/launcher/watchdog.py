@@ -2,7 +2,7 @@
 
 Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds,
 of which only those count in which this process ran: what stops a job as a whole is no rank's fault.
-Progress is what workers write on the board; a thread that says "alive" would do so in a hung
+Progress is what workers write into their cells; a thread that says "alive" would do so in a hung
 process as well. In a run that was asked to stop, signs of work from inside a phase are not enough,
 but for those of a save.
 Relies on: `shared_progress`, `worker_processes`, and the files that workers write to.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.launcher.shared_progress import Board, Seen
+from mimo_launch.launcher.shared_progress import HostCells, Seen
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import read_error, watchdog_words
 from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, Recorder
@@ -31,7 +31,7 @@ DEAF_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """One worker of this host: its place on the board, its process and its folder of logs."""
+    """One worker of this host: its number among them, its process and its folder of logs."""
 
     rank: int
     local_rank: int
@@ -44,7 +44,7 @@ class Watch:
 
     def __init__(
         self,
-        board: Board,
+        cells: HostCells,
         workers: tuple[Local, ...],
         exits: ExitWatch,
         *,
@@ -52,7 +52,7 @@ class Watch:
         timeout: int,
         recorder: Recorder | None = None,
     ) -> None:
-        self._board, self._workers, self._exits = board, workers, exits
+        self._cells, self._workers, self._exits = cells, workers, exits
         self._host, self._timeout, self._recorder = host, timeout, recorder
         self._looked = time.monotonic()
         self._signs = self._read_signs()
@@ -68,7 +68,7 @@ class Watch:
             self._froze, self._frozen = now, gap
         self._still = 0.0 if signs != self._signs else self._still + min(gap, SEEN_SECONDS)
         self._signs = signs
-        seen = [self._board.read(worker.local_rank) for worker in self._workers]
+        seen = [self._cells.read(worker.local_rank) for worker in self._workers]
         if any(s.failed for s in seen):
             return True
         if any(_too_early(self._end(w), s) for w, s in zip(self._workers, seen, strict=True)):
@@ -85,8 +85,8 @@ class Watch:
 
     def _read_signs(self) -> list[tuple[int, ...]]:
         """Return what changes as long as the workers make progress."""
-        seen = [self._board.read(worker.local_rank) for worker in self._workers]
-        if not self._board.asked_to_stop:
+        seen = [self._cells.read(worker.local_rank) for worker in self._workers]
+        if not self._cells.asked_to_stop:
             return [(s.changed,) for s in seen]
         return [
             (s.changed,) if s.phase is Phase.SAVING else (s.step, s.phase, s.position) for s in seen
@@ -96,13 +96,13 @@ class Watch:
         """Return whether every worker has finished and left."""
         return all(
             self._end(worker) is not None
-            and self._board.read(worker.local_rank).phase is Phase.FINISHED
+            and self._cells.read(worker.local_rank).phase is Phase.FINISHED
             for worker in self._workers
         )
 
     def ended_by(self) -> int:
         """Return the signal that the finished workers obeyed, or 0."""
-        return max(self._board.read(worker.local_rank).ended_by for worker in self._workers)
+        return max(self._cells.read(worker.local_rank).ended_by for worker in self._workers)
 
     def examine(self) -> list[RankState]:
         """Return what is known of each worker, its stack included. Takes some seconds."""
@@ -113,7 +113,7 @@ class Watch:
             worker.pid: worker.folder / STACK
             for worker in self._workers
             # Before that a worker does not know the signal, and would die of it.
-            if self._board.read(worker.local_rank).phase > Phase.STARTING
+            if self._cells.read(worker.local_rank).phase > Phase.STARTING
             and process_state(worker.pid) not in ("", "Z", "T", "t")
         }
         stacks = take_stacks(reachable)
@@ -125,12 +125,12 @@ class Watch:
         return self._exits.exits.get(worker.rank)
 
     def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
-        seen, end = self._board.read(worker.local_rank), self._end(worker)
+        seen, end = self._cells.read(worker.local_rank), self._end(worker)
         now = time.monotonic_ns()
         deaf = (now - seen.alive) / 1e9 if end is None and seen.alive else 0.0
         ended = 0.0 if end is None else _since_epoch(end.at)
         failed, cause = _since_epoch(seen.failed), seen.cause
-        message = read_error(worker.folder / ERROR) or self._board.message(worker.local_rank)
+        message = read_error(worker.folder / ERROR) or self._cells.message(worker.local_rank)
         if end is not None and end.killed_by == "SIGABRT" and not failed:
             cause, message = watchdog_words(worker.folder / STDERR)
             failed = ended if message else 0.0

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.world import DeviceKind, device_for, group_timeout, join_world
 from mimo_launch.launcher.rank_tasks import Job, RankTask
-from mimo_launch.launcher.shared_progress import Seat, SharedMemory
+from mimo_launch.launcher.shared_progress import SharedMemory, WorkerCells
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, in_words, write_error
 from mimo_launch.launcher.worker_logs import STACK, make_folder
@@ -45,8 +45,8 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     leave_signals_to(launcher)
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
-    seat = Seat(shared, int(os.environ["LOCAL_RANK"]))
-    threading.Thread(target=_answer, args=(seat.progress,), name="alive", daemon=True).start()
+    cells = WorkerCells(shared, int(os.environ["LOCAL_RANK"]))
+    threading.Thread(target=_answer, args=(cells.progress,), name="alive", daemon=True).start()
     listeners = [events.send]
     if os.environ["RANK"] != "0":
         events.close()
@@ -61,13 +61,13 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
         with suppress(Exception):
             cause = cause_of(error)
         with suppress(Exception):
-            seat.say(in_words(error))
+            cells.say(in_words(error))
         with suppress(Exception):
             write_error(error, error_file)
         with suppress(Exception):
             traceback.print_exception(error)
             sys.stderr.flush()
-        seat.progress.failed(cause)
+        cells.progress.failed(cause)
         # Peers that lose this rank now would fail as well, and hide what they were doing.
         time.sleep(STAY_SECONDS)
 
@@ -79,7 +79,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
             listeners,
             task=job.task,
             device=job.device,
-            links=Links(progress=seat.progress, stop=seat.stop, failed=failed),
+            links=Links(progress=cells.progress, stop=cells.stop, failed=failed),
         )
     except BaseException as error:
         status = 1
