@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from mimo_launch.launcher import host_resources
-from mimo_launch.launcher.host_messages import Link
+from mimo_launch.launcher.host_messages import HostMessages
 from mimo_launch.launcher.shared_progress import HostCells, WorkerCells
 from mimo_launch.launcher.signals import JoinedStop, StopRequest
 from mimo_launch.launcher.start_workers import Pump
@@ -220,10 +220,10 @@ class Store:
 def test_reports_are_not_passed_on_to_other_hosts() -> None:
     """Facts of an attempt have its number behind their name."""
     store = Store({"report 1": ["large", False], "done 1": True, "beat": 1})
-    link = Link(store, 0, 3)
-    link._exchange({"beat": 1})
+    messages = HostMessages(store, 0, 3)
+    messages._exchange({"beat": 1})
     assert json.loads(store.kept["all"])["1"] == {"done 1": True, "beat": 1}
-    assert link.said(1, "report 1") == ["large", False]
+    assert messages.said(1, "report 1") == ["large", False]
 
 
 def test_a_rank_that_others_started_ignores_the_signal_that_is_sent_twice(

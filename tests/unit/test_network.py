@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from mimo_launch.launcher.host_rendezvous import Gathering
+from mimo_launch.launcher.host_rendezvous import HostRendezvous
 from mimo_launch.launcher.network import answers, listen_at, worker_store
 from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.launcher.torchrun_slurm import Joined, JoinedWorld, NodePlace
@@ -27,10 +27,10 @@ def test_the_store_of_workers_listens_at_its_address_only() -> None:
 def test_the_store_of_launchers_listens_at_the_endpoint_only() -> None:
     port = free_port()
     place = NodePlace(0, 1, f"{HERE}:{port}", "run")
-    gathering = Gathering(place, range(1), "plan", StopRequest(), timeout=5)
+    rendezvous = HostRendezvous(place, range(1), "plan", StopRequest(), timeout=5)
     assert answers(HERE, port)
     assert not answers(ELSEWHERE, port)
-    gathering.close()
+    rendezvous.close()
 
 
 def test_the_store_of_ranks_that_joined_listens_at_the_masters_address_only(

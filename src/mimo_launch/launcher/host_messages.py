@@ -18,7 +18,7 @@ PERIOD_SECONDS = 0.5
 PRIVATE = "report"
 
 
-class Link(threading.Thread):
+class HostMessages(threading.Thread):
     """Exchanges facts until it is closed, or the store is gone."""
 
     def __init__(self, store: Any, node: int, num_nodes: int) -> None:

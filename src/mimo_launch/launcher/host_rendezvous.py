@@ -17,9 +17,9 @@ from typing import Any
 
 from mimo_launch.diag.quantities import ranks_text
 from mimo_launch.launcher.forking import import_for_workers
-from mimo_launch.launcher.host_messages import Link
+from mimo_launch.launcher.host_messages import HostMessages
 from mimo_launch.launcher.network import (
-    Meeting,
+    Rendezvous,
     answers,
     interface_of,
     listen_at,
@@ -52,7 +52,7 @@ class Dismissed(Exception):
         self.code = code
 
 
-class Gathering:
+class HostRendezvous:
     """All launchers of a job. Facts are said once per attempt, or once and for all."""
 
     def __init__(
@@ -68,17 +68,17 @@ class Gathering:
         self._address, port = parse_endpoint(place.endpoint)
         self._round = 0
         self._worker_store: Any = None
-        self.link = Link(self._store(place, port), self.node, self.num_nodes)
-        self.link.say(
+        self.messages = HostMessages(self._store(place, port), self.node, self.num_nodes)
+        self.messages.say(
             name=socket.gethostname(),
             plan=plan,
             ranks=[ranks.start, ranks.stop],
             route=local_address(self._address, port),
             endpoint=resolved(self._address, port),
         )
-        self.link.start()
-        self._wait_for_all("plan", self.link.said, "did not come")
-        others = [node for node in self.others if self.link.said(node, "plan") != plan]
+        self.messages.start()
+        self._wait_for_all("plan", self.messages.said, "did not come")
+        others = [node for node in self.others if self.messages.said(node, "plan") != plan]
         if others:
             raise self._apart(
                 f"{self.names(others)} has another plan: another spec, --set option or --device"
@@ -121,15 +121,15 @@ class Gathering:
     @property
     def silent(self) -> list[int]:
         """Nodes that have not been heard of for too long."""
-        return [node for node in self.others if self.link.silence(node) > LOST_SECONDS]
+        return [node for node in self.others if self.messages.silence(node) > LOST_SECONDS]
 
     def say(self, name: str, fact: Any) -> None:
         """Publish a fact about this attempt."""
-        self.link.say(**{f"{name} {self._round}": fact})
+        self.messages.say(**{f"{name} {self._round}": fact})
 
     def said(self, node: int, name: str) -> Any:
         """Return what a node has said about this attempt, or None."""
-        return self.link.said(node, f"{name} {self._round}")
+        return self.messages.said(node, f"{name} {self._round}")
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition, at most so long; return whether it holds."""
@@ -142,8 +142,8 @@ class Gathering:
 
     def host(self, node: int) -> Host:
         """Return what is known of a host."""
-        first, end = self.link.said(node, "ranks") or (0, 0)
-        name = self.link.said(node, "name") or f"node {node}"
+        first, end = self.messages.said(node, "ranks") or (0, 0)
+        name = self.messages.said(node, "name") or f"node {node}"
         return Host(node=node, name=name, ranks=tuple(range(first, end)))
 
     def names(self, nodes: Sequence[int]) -> str:
@@ -151,7 +151,7 @@ class Gathering:
         known = (self.host(node) for node in nodes)
         return ", ".join(f"{h.name} (node {h.node}, ranks {ranks_text(h.ranks)})" for h in known)
 
-    def meet(self, run: Path) -> Meeting:
+    def rendezvous(self, run: Path) -> Rendezvous:
         """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
         self._round += 1
         if self.node == 0:
@@ -177,22 +177,22 @@ class Gathering:
                 f"{self.names(blind)} does not see the run folder {run} of node 0: all hosts need "
                 "the same one; give --runs a shared folder"
             )
-        return Meeting(attempt, {**place, **self._interface()})
+        return Rendezvous(attempt, {**place, **self._interface()})
 
     def close(self, absent: Sequence[int] = ()) -> None:
         """Leave; node 0 goes last, since it holds what the others say, but for `absent` ones."""
-        self.link.say(bye=True)
+        self.messages.say(bye=True)
         if 0 not in self.silent:
-            self.link.flush(LEAVE_SECONDS)
+            self.messages.flush(LEAVE_SECONDS)
         if self.node == 0:
-            came = [node for node in self.others if self.link.said(node, "name")]
+            came = [node for node in self.others if self.messages.said(node, "name")]
             self.until(
                 lambda: all(
-                    self.link.said(n, "bye") or n in self.silent or n in absent for n in came
+                    self.messages.said(n, "bye") or n in self.silent or n in absent for n in came
                 ),
                 LEAVE_SECONDS,
             )
-        self.link.close()
+        self.messages.close()
 
     def _apart(self, message: str) -> HostsError:
         """Return an error, after all hosts had time to see what it is about."""
@@ -228,7 +228,7 @@ class Gathering:
         """Wait until node 0 has said something."""
 
         def heard() -> bool:
-            dismissed = self.link.said(0, "dismissed")
+            dismissed = self.messages.said(0, "dismissed")
             if dismissed is not None:
                 raise Dismissed(dismissed)
             return self.said(0, name) is not None or 0 in self.silent
@@ -240,9 +240,9 @@ class Gathering:
         """Return what gloo needs to know of this host, unless the user has said it."""
         if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
-        address = self.link.said(self.node, "route")
+        address = self.messages.said(self.node, "route")
         if self.node == 0:
             # Seen from itself, the name of a host may mean its loopback address.
-            address = self.link.said(1, "endpoint") or address
+            address = self.messages.said(1, "endpoint") or address
         interface = interface_of(address)
         return {"GLOO_SOCKET_IFNAME": interface} if interface else {}

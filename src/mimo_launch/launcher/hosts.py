@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mimo_launch.launcher.failure_report import headline
-from mimo_launch.launcher.host_rendezvous import Gathering
-from mimo_launch.launcher.network import Meeting, worker_store
+from mimo_launch.launcher.host_rendezvous import HostRendezvous
+from mimo_launch.launcher.network import Rendezvous, worker_store
 from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
@@ -44,7 +44,7 @@ class Hosts(Protocol):
     world_size: int
     lock: RunLock | None
 
-    def meet(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """Wait until all hosts are ready for an attempt, and open the store of its workers."""
 
     def alarm(self) -> bool:
@@ -75,11 +75,11 @@ class OneHost:
         self._attempt = 0
         self._store: Any = None
 
-    def meet(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """Open a store that no earlier attempt has used."""
         self._attempt = next_attempt(self._run)
         self._store, environment = worker_store("localhost")
-        return Meeting(self._attempt, environment)
+        return Rendezvous(self._attempt, environment)
 
     def alarm(self) -> bool:
         """Return that nobody else has one."""
@@ -131,18 +131,18 @@ class ManyHosts:
         self._absent: list[int] = []
         same = f"{plan.identity} on {device}"
         timeout = plan.spec.train.timeout
-        self._all = Gathering(place, self.ranks, same, stop, timeout=timeout)
+        self._all = HostRendezvous(place, self.ranks, same, stop, timeout=timeout)
 
-    def meet(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
-        meeting = self._all.meet(self._run)
-        self._attempt = meeting.attempt
-        return meeting
+        rendezvous = self._all.rendezvous(self._run)
+        self._attempt = rendezvous.attempt
+        return rendezvous
 
     def alarm(self) -> bool:
         """Return whether another host has an alarm or is silent. Raises: Interrupted."""
         for node in self._all.others:
-            number = self._all.link.said(node, "interrupted")
+            number = self._all.messages.said(node, "interrupted")
             if number:
                 raise Interrupted(number)
         return bool(self._all.silent) or any(
@@ -157,12 +157,12 @@ class ManyHosts:
 
     def interrupted(self, signal: int) -> None:
         """Say that this host ends at once."""
-        self._all.link.say(interrupted=signal)
-        self._all.link.flush(1.0)
+        self._all.messages.say(interrupted=signal)
+        self._all.messages.flush(1.0)
 
     def dismiss(self, code: int) -> None:
         """Tell the other hosts that there is nothing to do."""
-        self._all.link.say(dismissed=code)
+        self._all.messages.say(dismissed=code)
 
     def diagnose(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
@@ -198,7 +198,7 @@ class ManyHosts:
         self._absent = absent
         if self.node == 0:
             everyone.say("verdict", [headline(failure), failure.restartable])
-            everyone.link.flush(1.0)
+            everyone.messages.flush(1.0)
         return RunFailed(failure, *(verdict or ()))
 
     def _reports(self, states: list[RankState]) -> list[int]:

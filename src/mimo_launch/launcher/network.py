@@ -100,7 +100,7 @@ def answers(host: str, port: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """What all hosts of an attempt agree on: its number, and where its workers meet."""
 
     attempt: int

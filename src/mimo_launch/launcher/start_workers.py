@@ -24,7 +24,7 @@ from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
 from mimo_launch.launcher.host_resources import oom_kills
 from mimo_launch.launcher.hosts import Hosts
-from mimo_launch.launcher.network import Meeting
+from mimo_launch.launcher.network import Rendezvous
 from mimo_launch.launcher.rank_tasks import Job
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.signals import Interrupted, StopRequest
@@ -69,17 +69,17 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     import_for_workers()
     if stop.signal:
         raise Interrupted(stop.signal)
-    meeting = hosts.meet()
+    rendezvous = hosts.rendezvous()
     cells, killed_before = HostCells(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
-    with ExitStack() as shown, _workers(job, hosts, meeting, cells, writer) as watch:
+    with ExitStack() as shown, _workers(job, hosts, rendezvous, cells, writer) as watch:
         # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
         writer.close()
         # Only now: workers would inherit what a thread that draws has locked.
         pump = Pump(reader, shown.enter_context(audience.screen))
         pump.start()
         shown.callback(pump.join, timeout=KILL_SECONDS)
-        follower = Follower(_followed(job, hosts, meeting, audience))
+        follower = Follower(_followed(job, hosts, rendezvous, audience))
         follower.start()
         shown.callback(follower.stop)
         done = False
@@ -102,7 +102,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
 
 
 def _followed(
-    job: Job, hosts: Hosts, meeting: Meeting, audience: Audience
+    job: Job, hosts: Hosts, rendezvous: Rendezvous, audience: Audience
 ) -> dict[Path, Callable[[str], None]]:
     """Return the files of the shown ranks of this host, and who is told of their lines."""
 
@@ -110,7 +110,7 @@ def _followed(
         return lambda line: tell(f"[rank {rank}] {line}")
 
     return {
-        rank_folder(job.run, meeting.attempt, rank) / name: behind(rank, tell)
+        rank_folder(job.run, rendezvous.attempt, rank) / name: behind(rank, tell)
         for rank in hosts.ranks
         if rank in job.shown
         for name, tell in ((STDOUT, audience.printed), (STDERR, audience.note))
@@ -139,22 +139,22 @@ def _folder_lost(hosts: Hosts, *, now: bool) -> str:
 
 @contextmanager
 def _workers(
-    job: Job, hosts: Hosts, meeting: Meeting, cells: HostCells, events: Connection
+    job: Job, hosts: Hosts, rendezvous: Rendezvous, cells: HostCells, events: Connection
 ) -> Iterator[Watch]:
     """Start the workers; kill those that are left, and what they have started."""
-    recorder = Recorder(job.run, meeting.attempt) if job.device == "cuda" else None
+    recorder = Recorder(job.run, rendezvous.attempt) if job.device == "cuda" else None
     context = None
     adopt_orphans()
     before = children()
     try:
-        context = _start(job, hosts, meeting, cells, events, recorder)
+        context = _start(job, hosts, rendezvous, cells, events, recorder)
         pids = context.pids()
         workers = tuple(
             Local(
                 rank=rank,
                 local_rank=local_rank,
                 pid=pids[local_rank],
-                folder=rank_folder(job.run, meeting.attempt, rank),
+                folder=rank_folder(job.run, rendezvous.attempt, rank),
             )
             for local_rank, rank in enumerate(hosts.ranks)
         )
@@ -173,7 +173,7 @@ def _workers(
 def _start(
     job: Job,
     hosts: Hosts,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     cells: HostCells,
     events: Connection,
     recorder: Recorder | None,
@@ -201,7 +201,7 @@ def _start(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             # Ranks connect to those that they talk to, rather than each to every other.
             "TORCH_GLOO_LAZY_INIT": os.environ.get("TORCH_GLOO_LAZY_INIT", "1"),
-            **meeting.environment,
+            **rendezvous.environment,
             **settings,
         }
         for local_rank, rank in ranks.items()
@@ -211,7 +211,7 @@ def _start(
         entrypoint=worker_main,
         args={local_rank: (job, cells.shared, events, os.getpid()) for local_rank in ranks},
         envs=environments,
-        logs_specs=log_files(job.run, meeting.attempt),
+        logs_specs=log_files(job.run, rendezvous.attempt),
         start_method="fork",
     )
 
