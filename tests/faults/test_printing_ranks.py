@@ -22,7 +22,7 @@ name: tiny
 modules:
   vision:
     model:
-      kind: "tests.support.own_encoders:Chatty"
+      kind: "tests.support.custom_encoders:Chatty"
       layers: 1
       hidden: 16
       input: {{kind: image, patch: 8}}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.findings import own_classes_fail
+from mimo_launch.cli.shared.findings import custom_classes_fail
 from mimo_launch.cli.shared.options import Device, Overrides, Where, device_here
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _prove(
     from mimo_launch.verify.shrink import short_run, shrink
 
     import_for_workers()
-    ended = own_classes_fail(spec, console)
+    ended = custom_classes_fail(spec, console)
     if ended is not None:
         raise typer.Exit(ended)
     try:

@@ -21,7 +21,7 @@ from mimo_launch.spec.model import CustomModel, Spec
 Answer = TypeVar("Answer")
 
 
-class _OwnStream(io.TextIOWrapper):
+class _FreshStream(io.TextIOWrapper):
     """A stream for one of the standard descriptors, with a lock that nobody holds."""
 
     def __init__(self, number: int, replaced: TextIO) -> None:
@@ -34,14 +34,14 @@ class _OwnStream(io.TextIOWrapper):
 
 
 @cache
-def own_streams_after_fork() -> None:
+def fresh_streams_after_fork() -> None:
     """Give streams of their own to all processes that this one forks from now on."""
-    os.register_at_fork(after_in_child=_take_own_streams)
+    os.register_at_fork(after_in_child=_take_fresh_streams)
 
 
-def _take_own_streams() -> None:
-    sys.stdout = sys.__stdout__ = _OwnStream(1, sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _OwnStream(2, sys.stderr)  # type: ignore[misc]
+def _take_fresh_streams() -> None:
+    sys.stdout = sys.__stdout__ = _FreshStream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _FreshStream(2, sys.stderr)  # type: ignore[misc]
 
 
 def import_for_workers() -> None:
@@ -50,7 +50,7 @@ def import_for_workers() -> None:
     `torch._dynamo` is imported by the first optimizer, FSDP and DeviceMesh by the first module: in
     each of eight workers on two cores that takes seconds, in their parent it takes one.
     """
-    own_streams_after_fork()
+    fresh_streams_after_fork()
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Whoever asks for GPUs asks NVML, not the driver. `1` is the only value that torch knows.
@@ -93,19 +93,19 @@ def ask_child(question: Callable[[], Answer]) -> Answer:
     return answer
 
 
-def fault_of_own_classes(spec: Spec) -> str:
+def custom_class_fault(spec: Spec) -> str:
     """Return what is wrong with the classes of a user's own that a spec names, or nothing."""
     if not any(isinstance(module.model, CustomModel) for module in spec.modules.values()):
         return ""
     import_for_workers()  # Now: else the child would import torch for itself alone.
 
     def fault() -> str:
-        from mimo_launch.models.custom_encoder import OwnClassError
-        from mimo_launch.models.custom_stages import check_own_classes
+        from mimo_launch.models.custom_encoder import CustomClassError
+        from mimo_launch.models.custom_stages import check_custom_classes
 
         try:
-            check_own_classes(spec)
-        except OwnClassError as error:
+            check_custom_classes(spec)
+        except CustomClassError as error:
             return str(error)
         return ""
 

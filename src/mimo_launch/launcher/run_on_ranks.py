@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.world import device_for, join_world
-from mimo_launch.launcher.forking import own_streams_after_fork
+from mimo_launch.launcher.forking import fresh_streams_after_fork
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
 
 RankDevice = Literal["cpu", "cuda"]
@@ -121,7 +121,7 @@ class Ranks:
         self._folder.cleanup()
 
     def _start(self, job: RankCall) -> None:
-        own_streams_after_fork()
+        fresh_streams_after_fork()
         torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent has used.
         if self.device == "cuda":
             refuse_initialised_cuda()

@@ -148,7 +148,7 @@ def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
 def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Return the layers of one stage with unset weights.
 
-    Raises: OwnClassError for a class of a user's own that cannot be used.
+    Raises: CustomClassError for a class of a user's own that cannot be used.
     """
     module = spec.modules[stage.module]
     recompute = module.recompute == "full"

@@ -25,7 +25,7 @@ from mimo_launch.models.projector import owned
 from mimo_launch.spec.model import CustomModel
 
 
-class OwnClassError(ValueError):
+class CustomClassError(ValueError):
     """A class of a user's own cannot be imported, or does not build or return what it should."""
 
     restartable = False
@@ -185,12 +185,12 @@ class EncoderStage(nn.Module):
         return self._checked("rows", self.finish(x_ND), held, (rows, self.language_width))
 
     def _checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, int]) -> Tensor:
-        """Return what others count on the shape of. Raises: OwnClassError if it has another.
+        """Return what others count on the shape of. Raises: CustomClassError if it has another.
 
         One row too many would move all rows behind it to wrong places, and nobody would know.
         """
         if made.shape != wanted:
-            raise OwnClassError(
+            raise CustomClassError(
                 f"`{self.model.kind}`: stage {self.stage.index} made {what} {list(made.shape)} "
                 f"of {held} tokens, not {list(wanted)}"
             )

@@ -29,7 +29,7 @@ from mimo_launch.layers.parameter_segments import SegmentedModule, declared_para
 from mimo_launch.layers.plain_parameters import adopt_parameters
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.custom_encoder import EncoderFactory, OwnClassError
+from mimo_launch.models.custom_encoder import CustomClassError, EncoderFactory
 from mimo_launch.spec.model import CustomModel, Spec
 
 MAX_NAMES = 5
@@ -38,12 +38,12 @@ MAX_NAMES = 5
 def build_own_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Return a stage of a user's own encoder: parameters on the meta device, buffers as they are.
 
-    Raises: OwnClassError
+    Raises: CustomClassError
     """
     with _parameters_on_meta():
         network = _build(spec, stage, context)
     for complaint in _complaints(spec, stage, network, context):
-        raise OwnClassError(f"{_where(spec, stage.module)} {complaint}")
+        raise CustomClassError(f"{_where(spec, stage.module)} {complaint}")
     network.to(context.dtype)
     for owner in network.modules():
         for name, buffer in list(owner.named_buffers(recurse=False)):
@@ -58,7 +58,7 @@ def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]
     If `network`, a stage of it, has any. The whole module is built once, under torch's generator of
     processors with a seed made of (train.seed, name), so that every layout starts alike.
 
-    Raises: OwnClassError
+    Raises: CustomClassError
     """
     placed = (p for declared in declared_parameters(name, network) for p in declared.placed)
     if not any(each.segment.init == "given" for each in placed):
@@ -82,10 +82,10 @@ def whole_stage(spec: Spec, name: str) -> Stage:
     return Stage(name, 0, 0, spec.modules[name].model.layers, is_first=True, is_last=True)
 
 
-def check_own_classes(spec: Spec) -> None:
+def check_custom_classes(spec: Spec) -> None:
     """Build every stage of every class of a user's own, without memory and without other ranks.
 
-    Raises: OwnClassError
+    Raises: CustomClassError
     """
     for module in build_layout(spec).encoders:
         if isinstance(spec.modules[module.name].model, CustomModel):
@@ -103,9 +103,13 @@ def _load(spec: Spec, name: str) -> EncoderFactory:
     try:
         found = getattr(importlib.import_module(path), attribute, None)
     except Exception as error:
-        raise OwnClassError(f"{_where(spec, name)} importing `{path}` {_failed(error)}") from error
+        raise CustomClassError(
+            f"{_where(spec, name)} importing `{path}` {_failed(error)}"
+        ) from error
     if not callable(found):
-        raise OwnClassError(f"{_where(spec, name)} `{path}` has no class or function `{attribute}`")
+        raise CustomClassError(
+            f"{_where(spec, name)} `{path}` has no class or function `{attribute}`"
+        )
     return cast(EncoderFactory, found)
 
 
@@ -119,15 +123,15 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         inspect.signature(factory).bind(*call.args, **call.keywords)
     except TypeError as error:
         wanted = "(context, model, stage, *, language_width, recompute)"
-        raise OwnClassError(f"{where} it is called with {wanted}: {error}") from None
+        raise CustomClassError(f"{where} it is called with {wanted}: {error}") from None
     except ValueError:
         pass  # Some callables of C have no signature to look at.
     try:
         network = call()
     except Exception as error:
-        raise OwnClassError(f"{where} building stage {stage.index} {_failed(error)}") from error
+        raise CustomClassError(f"{where} building stage {stage.index} {_failed(error)}") from error
     if not isinstance(network, nn.Module):
-        raise OwnClassError(f"{where} it built no torch.nn.Module, but {type(network).__name__}")
+        raise CustomClassError(f"{where} it built no torch.nn.Module, but {type(network).__name__}")
     return network
 
 

@@ -57,16 +57,16 @@ class Oracle:
         self.balance_loss = 0.0
         self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
-        self.own: dict[str, OneRankEncoder] = {}
+        self.custom: dict[str, OneRankEncoder] = {}
         # Of the encoders of users' own: their classes say it.
-        self.own_decays: dict[str, bool] = {}
+        self.custom_decays: dict[str, bool] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
             whole = whole_stage(spec, name)
             network = build_network(keep_activations(spec), whole, context)
             given = plain_values(spec, name, network)
             if isinstance(module.model, CustomModel):
-                self.own[name] = OneRankEncoder(name, network, module.model, context)
+                self.custom[name] = OneRankEncoder(name, network, module.model, context)
             for declared in declared_parameters(name, network):
                 for placed in declared.placed:
                     values = initial_values(
@@ -82,8 +82,8 @@ class Oracle:
                         or (module.frozen == "except_projector" and is_projector)
                     )
                     self.weights[placed.name] = values.requires_grad_(trains)
-                    if name in self.own:
-                        self.own_decays[placed.name] = declared.decays(
+                    if name in self.custom:
+                        self.custom_decays[placed.name] = declared.decays(
                             embeddings=spec.optimizer.decay.embeddings
                         )
 
@@ -167,8 +167,8 @@ class Oracle:
         return self._logits(x_SD, model)[:, : vocab_size(self.spec)]
 
     def _rows(self, encoder: str, array: np.ndarray) -> Tensor:
-        if encoder in self.own:
-            return self.own[encoder].rows(self.weights, array)
+        if encoder in self.custom:
+            return self.custom[encoder].rows(self.weights, array)
         return encode(self.weights, encoder, self.spec.modules[encoder].model, array)
 
     def _image_sizes(self, split: Split, index: int) -> dict[int, list[tuple[int, int]]]:

@@ -162,7 +162,7 @@ def _decays(oracle: Oracle, name: str) -> bool:
     """Return whether a weight is one that decays: a matrix that tokens are multiplied with."""
     module = oracle.spec.modules[name.partition(".")[0]]
     if isinstance(module.model, CustomModel):
-        return oracle.own_decays[name]
+        return oracle.custom_decays[name]
     if name.endswith(TABLES):
         return oracle.spec.optimizer.decay.embeddings
     return oracle.weights[name].ndim > 1

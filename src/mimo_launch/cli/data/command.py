@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.findings import own_classes_fail
+from mimo_launch.cli.shared.findings import custom_classes_fail
 from mimo_launch.cli.shared.options import Overrides
 from mimo_launch.cli.shared.shards import ready_shards
 
@@ -100,7 +100,7 @@ def _open(spec: "Spec", console: Console) -> "Dataset":
 
     # Threads of torch would measure each other where ranks have one each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ended = own_classes_fail(spec, console)
+    ended = custom_classes_fail(spec, console)
     if ended is not None:
         raise typer.Exit(ended)
     ready_shards(spec, console, speaks=True)

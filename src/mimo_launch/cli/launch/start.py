@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.launch.attempts import host_lacks, interrupted_by, run_attempts
 from mimo_launch.cli.launch.prepare import prepare
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.cli.shared.findings import own_classes_fail
+from mimo_launch.cli.shared.findings import custom_classes_fail
 
 if TYPE_CHECKING:
     from mimo_launch.cli.launch.origin import Origin
@@ -60,7 +60,7 @@ def _joined(request: Start, joined: "Joined", console: Console) -> int:
         return 1
     opened: RunFolder | int = 2
     try:
-        ended = own_classes_fail(request.spec, console)
+        ended = custom_classes_fail(request.spec, console)
         opened = prepare(request, console) if ended is None else ended
     finally:
         world.say(opened if isinstance(opened, int) else None)
@@ -98,7 +98,7 @@ def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
 
     num_workers = world_size(request.spec)
     request = request.on_host_of(num_workers)
-    ended = own_classes_fail(request.spec, console)
+    ended = custom_classes_fail(request.spec, console)
     if ended is not None:
         return ended
     try:
@@ -127,7 +127,7 @@ def _on_many_hosts(
         hosts = ManyHosts(place, request.plan, request.device, request.run, stop)
         folder: RunFolder | int | None = 2
         try:
-            folder = own_classes_fail(request.spec, console)
+            folder = custom_classes_fail(request.spec, console)
             if folder is None and place.node == 0:
                 folder = prepare(request, console, stop)
             if isinstance(folder, int):

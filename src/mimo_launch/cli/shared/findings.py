@@ -27,11 +27,11 @@ def show_findings(checked: "Checked", console: Console) -> None:
         console.note(render(checked.diagnostics, checked.source, color=color))
 
 
-def own_classes_fail(spec: "Spec", console: Console) -> int | None:
+def custom_classes_fail(spec: "Spec", console: Console) -> int | None:
     """Return the exit code if a class that the spec names cannot be used, and say why."""
-    from mimo_launch.launcher.forking import fault_of_own_classes
+    from mimo_launch.launcher.forking import custom_class_fault
 
-    fault = fault_of_own_classes(spec)
+    fault = custom_class_fault(spec)
     if not fault:
         return None
     console.note(f"error: {fault}")

@@ -13,17 +13,17 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.launcher.forking import fault_of_own_classes
+from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.plain_parameters import adopt_parameters
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.custom_encoder import OwnClassError
+from mimo_launch.models.custom_encoder import CustomClassError
 from mimo_launch.models.custom_stages import (
     build_own_stage,
-    check_own_classes,
+    check_custom_classes,
     plain_values,
     whole_stage,
 )
@@ -32,7 +32,7 @@ from mimo_launch.models.image_patches import Patches
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 
-MIXER, WIDE = "tests.support.own_encoders:Mixer", "tests.support.own_encoders:Wide"
+MIXER, WIDE = "tests.support.custom_encoders:Mixer", "tests.support.custom_encoders:Wide"
 HEAD = """
 import torch
 from torch import nn
@@ -132,17 +132,17 @@ def test_what_a_class_does_wrong_is_said(
 ) -> None:
     (package / "mine.py").write_text(HEAD.strip() + "\n\n" + source)
     with pytest.raises(
-        OwnClassError, match=r"modules\.vision\.model\.kind, `mine:Enc`: "
+        CustomClassError, match=r"modules\.vision\.model\.kind, `mine:Enc`: "
     ) as caught:
-        check_own_classes(of("mine:Enc", **module))
+        check_custom_classes(of("mine:Enc", **module))
     assert words in str(caught.value)
 
 
 def test_the_look_before_a_run_leaves_nothing_here(package: Path) -> None:
     (package / "mine.py").write_text("import os\nos._exit(7)")
-    assert "ended the process (exit code 7)" in fault_of_own_classes(of("mine:Enc"))
-    assert fault_of_own_classes(of(MIXER)) == ""
-    assert fault_of_own_classes(of("vit")) == ""
+    assert "ended the process (exit code 7)" in custom_class_fault(of("mine:Enc"))
+    assert custom_class_fault(of(MIXER)) == ""
+    assert custom_class_fault(of("vit")) == ""
     assert "mine" not in sys.modules
 
 
@@ -200,7 +200,7 @@ def test_a_plan_counts_what_it_is_told_and_says_what_it_does_not() -> None:
 
 
 def test_layers_of_ours_that_a_class_freezes_stay_so() -> None:
-    made = of("tests.support.own_encoders:Fixed", model={"options": {"inner": 8}})
+    made = of("tests.support.custom_encoders:Fixed", model={"options": {"inner": 8}})
     network = build_own_stage(made, whole_stage(made, "vision"), ParallelContext())
     trains = {each.name: d.trains for d in declared_parameters("", network) for each in d.placed}
     assert [name for name in trains if not trains[name]] == ["layers.0.scale.weight"]
@@ -226,5 +226,5 @@ def test_rows_that_language_would_misplace_are_refused(
     how = reader(enc.encoders["vision"].model)
     patches = Patches(torch.zeros(6, how.width), torch.zeros(6, how.axes, dtype=torch.int64))
     mask = image_mask([6], range(6), torch.device("cpu"), alone=True)
-    with pytest.raises(OwnClassError, match=words):
+    with pytest.raises(CustomClassError, match=words):
         network(None, EncoderInput(mask, (6,), patches, images=((2, 3),)))

@@ -15,8 +15,10 @@ from mimo_launch.verify.shrink import shrink
 
 
 def own(name: str, first: int = 0, *, model: dict[str, Any] | None = None, **rest: Any) -> Box:
-    """A class of tests/support/own_encoders.py."""
-    return box(first, model={"kind": f"tests.support.own_encoders:{name}", **(model or {})}, **rest)
+    """A class of tests/support/custom_encoders.py."""
+    return box(
+        first, model={"kind": f"tests.support.custom_encoders:{name}", **(model or {})}, **rest
+    )
 
 
 def wide(**options: Any) -> dict[str, Any]:
