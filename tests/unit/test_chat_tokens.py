@@ -73,10 +73,10 @@ def reference(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def learnt(folder: Path, written: Written) -> list[str]:
+def text_in_loss(folder: Path, written: Written) -> list[str]:
     """The runs of tokens that are learnt, as text."""
     tokenizer = reference(folder)
-    cuts = np.flatnonzero(np.diff(written.learnt, prepend=False, append=False))
+    cuts = np.flatnonzero(np.diff(written.loss_mask, prepend=False, append=False))
     runs = zip(cuts[::2], cuts[1::2], strict=True)
     return [tokenizer.decode(written.tokens[a:b].tolist()) for a, b in runs]
 
@@ -104,14 +104,14 @@ def test_answers_are_learnt_with_the_token_that_ends_them(
     tmp_path: Path, name: str, answers: list[str]
 ) -> None:
     folder = tokenizer_folder(tmp_path, TEMPLATES[name])
-    assert learnt(folder, write(folder, {"messages": CHAT}, template="chat")) == answers
+    assert text_in_loss(folder, write(folder, {"messages": CHAT}, template="chat")) == answers
 
 
 def test_blocks_of_generation_are_learnt_as_transformers_masks_them(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path, GENERATION)
     written = write(folder, {"messages": CHAT}, template="chat")
     want = reference(folder).apply_chat_template(list(CHAT), return_assistant_tokens_mask=True)
-    assert written.learnt.tolist() == [bool(each) for each in want["assistant_masks"]]
+    assert written.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
 
 
 def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     assert written.tokens.tolist() == [token for token in want if token != pad]
     places = [i for i, token in enumerate(want) if token == pad]
     assert written.media == ((places[0], "image"), (places[1] - 1, "image"))
-    assert learnt(folder, written) == ["Two.<|im_end|>"]
+    assert text_in_loss(folder, written) == ["Two.<|im_end|>"]
 
 
 def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     want = tokenizer.apply_chat_template(chat)["input_ids"]
     assert written.tokens.tolist() == [token for token in want if token != image]
     assert written.media == ((want.index(image), "image"),)
-    assert learnt(folder, written) == ["A hill. "]
+    assert text_in_loss(folder, written) == ["A hill. "]
 
 
 def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
     decode = reference(folder).decode
     assert decode(written.tokens[:first].tolist()) == "<|im_start|>user\n"
     assert decode(written.tokens[:second].tolist()) == "<|im_start|>user\n\nWhat is "
-    assert learnt(folder, written) == ["A dog.<|im_end|>"]
+    assert text_in_loss(folder, written) == ["A dog.<|im_end|>"]
 
 
 def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
     template = {"kind": "caption", "prompt": "Shown: "}
     written = write(folder, {"caption": "two cats"}, 2, template=template)
     assert reference(folder).decode(written.tokens.tolist()) == "Shown: two cats</s>"
-    assert learnt(folder, written) == [" two cats</s>"]
+    assert text_in_loss(folder, written) == [" two cats</s>"]
     assert written.media == ((0, "image"), (0, "image"))
 
 
@@ -232,4 +232,4 @@ def test_a_text_with_too_many_characters_is_never_made_into_tokens(tmp_path: Pat
             write(folder, record, template=template)
         with pytest.raises(BadSample, match=r"`data.max_characters` allows 40"):
             write(folder, {**record, "text": "x" * 41}, template=template, max_characters=40)
-    assert write(folder, {"text": "x" * 40}, template="caption", max_characters=40).learnt.any()
+    assert write(folder, {"text": "x" * 40}, template="caption", max_characters=40).loss_mask.any()

@@ -17,7 +17,7 @@ from tests.support.chat_templates import (
     SPECIALS,
 )
 from tests.support.shards import tokenizer_folder
-from tests.unit.test_chat_tokens import learnt, made, reference, write
+from tests.unit.test_chat_tokens import made, reference, text_in_loss, write
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
@@ -184,7 +184,7 @@ def test_tools_calls_and_reasoning_are_those_of_transformers_and_are_learnt(
         want["input_ids"]
     )
     assert written.tokens.tolist() == want["input_ids"]
-    assert learnt(folder, written) == answers
+    assert text_in_loss(folder, written) == answers
 
 
 def test_blocks_are_learnt_as_transformers_masks_them_with_tools_and_documents(
@@ -198,7 +198,7 @@ def test_blocks_are_learnt_as_transformers_masks_them_with_tools_and_documents(
         LOOP, TOOLS, documents, return_assistant_tokens_mask=True
     )
     assert written.tokens.tolist() == want["input_ids"]
-    assert written.learnt.tolist() == [bool(each) for each in want["assistant_masks"]]
+    assert written.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
 
 
 TWO = {**CALLED, "tool_calls": [call("Bern"), call("Basel")]}
@@ -290,7 +290,7 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
     tokenizer.save(str(folder / "tokenizer.json"))
     turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A hill."}]
     written = write(folder, {"messages": [*turns, *turns]}, template="chat")
-    texts = [words[token] for token in written.tokens[written.learnt]]
+    texts = [words[token] for token in written.tokens[written.loss_mask]]
     assert texts == ["\u2581A", "\u2581hill", ".", "\u2581A", "\u2581hill", ".", "\u2581"]
 
 

@@ -25,8 +25,10 @@ _SIGNS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>", ASK: "<ask>"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of tokens: text, of which some is `learnt` (predicted and counted in the loss), or the
-    rows of the `item`-th image or clip of an encoder."""  # noqa: D205, D209
+    """A run of tokens: text, or the rows of the `item`-th image or clip of an encoder.
+
+    Text that is predicted and counted in the loss is of kind `learnt`.
+    """
 
     kind: Literal["text", "learnt", "rows"]
     text: str
@@ -82,14 +84,14 @@ def _record(
     except BAD as error:
         return Record(sample.id, name, sample.num_tokens, bad=str(error))
     # A label stands before the token that it predicts.
-    learnt = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
-    pieces = list(_pieces(tokens[: sample.num_tokens], learnt, sample, words))
+    loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
+    pieces = list(_pieces(tokens[: sample.num_tokens], loss_mask, sample, words))
     return Record(sample.id, name, sample.num_tokens, pieces, images)
 
 
 def _pieces(
     tokens: npt.NDArray[np.int64],
-    learnt: npt.NDArray[np.bool_],
+    loss_mask: npt.NDArray[np.bool_],
     sample: SampleData,
     words: Callable[[Sequence[int]], str],
 ) -> Iterator[Piece]:
@@ -100,24 +102,24 @@ def _pieces(
     ]
     at = 0
     for _, span, name, item in sorted(rows, key=lambda row: row[0]):
-        yield from _texts(tokens, learnt, range(at, span.position), words)
+        yield from _texts(tokens, loss_mask, range(at, span.position), words)
         size = f"{span.height} x {span.width}"
         yield Piece("rows", f"{name} {size}", span.rows, name, item)
         at = span.position + span.rows
-    yield from _texts(tokens, learnt, range(at, len(tokens)), words)
+    yield from _texts(tokens, loss_mask, range(at, len(tokens)), words)
 
 
 def _texts(
     tokens: npt.NDArray[np.int64],
-    learnt: npt.NDArray[np.bool_],
+    loss_mask: npt.NDArray[np.bool_],
     here: range,
     words: Callable[[Sequence[int]], str],
 ) -> Iterator[Piece]:
     """Yield runs of tokens that are all learnt or all not."""
-    cuts = [i for i in here[1:] if learnt[i] != learnt[i - 1]]
+    cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
     for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
         if first < last:
-            kind: Literal["text", "learnt"] = "learnt" if learnt[first] else "text"
+            kind: Literal["text", "learnt"] = "learnt" if loss_mask[first] else "text"
             yield Piece(kind, words(tokens[first:last].tolist()), last - first)
 
 

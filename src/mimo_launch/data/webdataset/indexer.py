@@ -33,7 +33,7 @@ from mimo_launch.data.webdataset.media_rows import (
     rows_among,
 )
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
-from mimo_launch.data.webdataset.sample_encoder import Writer, learnt_among
+from mimo_launch.data.webdataset.sample_encoder import Writer, loss_mask_among
 from mimo_launch.data.webdataset.tar_files import BrokenShard, Member, ShardReader, samples_of
 from mimo_launch.spec.model import Spec, WebdatasetData
 
@@ -118,10 +118,10 @@ class Looker:
         }
         placed = place_rows(self.intakes, written.media, sizes)
         is_row = rows_among(len(written.tokens), [each.span for each in placed])
-        learnt = learnt_among(written.learnt, is_row)
-        if not learnt.any():
+        loss_mask = loss_mask_among(written.loss_mask, is_row)
+        if not loss_mask.any():
             raise BadSample("it has no token to learn")
-        runs = np.flatnonzero(np.diff(learnt, prepend=False, append=False)).reshape(-1, 2)
+        runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
         return Seen(len(is_row), runs, placed, media)
 
     def _size(self, medium: Medium, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:

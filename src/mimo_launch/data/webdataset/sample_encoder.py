@@ -45,7 +45,7 @@ class Written:
     """
 
     tokens: npt.NDArray[np.int64]
-    learnt: npt.NDArray[np.bool_]
+    loss_mask: npt.NDArray[np.bool_]
     media: tuple[tuple[int, Medium], ...]
 
 
@@ -143,7 +143,7 @@ class Writer:
             written = self._caption(self._template, record, members)
         else:
             written = self._conversation(record, members, unread)
-        if not written.learnt.any():
+        if not written.loss_mask.any():
             raise BadSample("it has no token to learn")
         return written
 
@@ -151,7 +151,7 @@ class Writer:
         self, template: CaptionTemplate, record: Record, members: Mapping[Medium, int]
     ) -> Written:
         text = template.prompt + record.caption
-        tokens, learnt = self._encode(text, [(len(template.prompt), len(text))])
+        tokens, loss_mask = self._encode(text, [(len(template.prompt), len(text))])
         end = [] if self._end is None else [self._end]
         media = [
             each for medium, n in sorted(members.items(), reverse=True) for each in [medium] * n
@@ -160,7 +160,7 @@ class Writer:
             raise BadSample("its text has a token that stands for images")
         return Written(
             np.array([*self._start, *tokens, *end], dtype=np.int64),
-            np.array([*[False] * len(self._start), *learnt, *[True] * len(end)], dtype=np.bool_),
+            np.array([*[False] * len(self._start), *loss_mask, *[True] * len(end)], dtype=np.bool_),
             tuple((len(self._start), medium) for medium in media),
         )
 
@@ -176,7 +176,7 @@ class Writer:
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
         conversation = self._conversed(record)
-        tokens, learnt = self._encode(conversation.text, conversation.answers())
+        tokens, loss_mask = self._encode(conversation.text, conversation.answers())
         found = tuple(self._ids[token] for token in tokens if token in self._ids)
         if found != record.media():
             raise BadSample(
@@ -188,7 +188,7 @@ class Writer:
         is_text[places] = False
         media = tuple((place - i, found[i]) for i, place in enumerate(places))
         ids = np.array(tokens, dtype=np.int64)
-        return Written(ids[is_text], learnt[is_text], media)
+        return Written(ids[is_text], loss_mask[is_text], media)
 
     def _conversed(self, record: Record) -> Conversation:
         if self._chat is None:
@@ -216,15 +216,15 @@ class Writer:
         except Exception as error:  # The library raises nothing narrower.
             raise BadSample(f"the tokenizer refuses its text: {error}") from error
         ids, offsets = encoded.ids, np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
-        learnt = np.zeros(len(ids), dtype=np.bool_)
+        loss_mask = np.zeros(len(ids), dtype=np.bool_)
         for first, last in learn:
             inside = (offsets[:, 0] < last) & (offsets[:, 1] > first)
             beyond = inside & ((offsets[:, 0] < first) | (offsets[:, 1] > last))
             for token in np.flatnonzero(beyond):
                 start, end = offsets[token]
                 inside[token] = not (text[start:first] + text[last:end]).strip()
-            learnt |= inside
-        return ids, learnt
+            loss_mask |= inside
+        return ids, loss_mask
 
     def _find_markers(
         self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]
@@ -259,15 +259,15 @@ class Writer:
         return named[0] if named else text.strip() or None
 
 
-def learnt_among(
-    learnt: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
+def loss_mask_among(
+    loss_mask: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Return which tokens of a sample are learnt, bool [tokens], from which text tokens are.
 
     The first token is not: nothing predicts it.
     """
     found = np.zeros(len(is_row), dtype=np.bool_)
-    found[~is_row] = learnt
+    found[~is_row] = loss_mask
     found[:1] = False
     return found
 

@@ -22,7 +22,7 @@ from mimo_launch.data.webdataset.index_columns import BAD
 from mimo_launch.data.webdataset.indexer import Looker
 from mimo_launch.data.webdataset.media_rows import Intake, rows_among
 from mimo_launch.data.webdataset.records import read_record
-from mimo_launch.data.webdataset.sample_encoder import learnt_among
+from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import Place, ShardReader
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
@@ -264,11 +264,11 @@ class ShardSamples:
         for number, _, span in spans:
             all_tokens[span.position : span.position + span.rows] = self._placeholders[number]
         end = found.end(row)
-        learnt = np.flatnonzero(learnt_among(written.learnt, is_row)[:end])
+        loss_mask = np.flatnonzero(loss_mask_among(written.loss_mask, is_row)[:end])
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
         tokens[:end] = all_tokens[:end]
-        labels[learnt - 1] = all_tokens[learnt]
+        labels[loss_mask - 1] = all_tokens[loss_mask]
         return tokens, labels
 
     def _array(
