@@ -21,7 +21,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.media_rows import intakes_of
 from mimo_launch.data.webdataset.records import read_record
-from mimo_launch.data.webdataset.sample_encoder import Writer, Written
+from mimo_launch.data.webdataset.sample_encoder import EncodedSample, SampleEncoder
 from mimo_launch.spec.model import Spec
 
 TEMPLATES = {
@@ -59,12 +59,12 @@ def with_vocab(folder: Path, **data: Any) -> Spec:
     return found.model_copy(update={"modules": modules})
 
 
-def write(folder: Path, record: dict[str, Any], images: int = 0, **data: Any) -> Written:
+def write(folder: Path, record: dict[str, Any], images: int = 0, **data: Any) -> EncodedSample:
     """Write one sample."""
     found = with_vocab(folder, **data)
-    writer = Writer(found, found.data, intakes_of(found))
+    sample_encoder = SampleEncoder(found, found.data, intakes_of(found))
     members = {"json": json.dumps(record).encode()}
-    return writer.write(read_record(found.data, members.get), {"image": images})
+    return sample_encoder.encode(read_record(found.data, members.get), {"image": images})
 
 
 def reference(folder: Path) -> Any:
@@ -73,21 +73,21 @@ def reference(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def text_in_loss(folder: Path, written: Written) -> list[str]:
+def text_in_loss(folder: Path, encoded: EncodedSample) -> list[str]:
     """The runs of tokens that are learnt, as text."""
     tokenizer = reference(folder)
-    cuts = np.flatnonzero(np.diff(written.loss_mask, prepend=False, append=False))
+    cuts = np.flatnonzero(np.diff(encoded.loss_mask, prepend=False, append=False))
     runs = zip(cuts[::2], cuts[1::2], strict=True)
-    return [tokenizer.decode(written.tokens[a:b].tolist()) for a, b in runs]
+    return [tokenizer.decode(encoded.tokens[a:b].tolist()) for a, b in runs]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_ids_are_those_of_apply_chat_template(tmp_path: Path, name: str) -> None:
     folder = tokenizer_folder(tmp_path, TEMPLATES[name])
-    written = write(folder, {"messages": CHAT}, template="chat")
+    encoded = write(folder, {"messages": CHAT}, template="chat")
     want = reference(folder).apply_chat_template(list(CHAT))
-    assert written.tokens.tolist() == want["input_ids"]
-    assert written.media == ()
+    assert encoded.tokens.tolist() == want["input_ids"]
+    assert encoded.media == ()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_answers_are_learnt_with_the_token_that_ends_them(
 
 def test_blocks_of_generation_are_learnt_as_transformers_masks_them(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path, GENERATION)
-    written = write(folder, {"messages": CHAT}, template="chat")
+    encoded = write(folder, {"messages": CHAT}, template="chat")
     want = reference(folder).apply_chat_template(list(CHAT), return_assistant_tokens_mask=True)
-    assert written.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
+    assert encoded.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
 
 
 def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> None:
@@ -125,17 +125,17 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     tokenizer = reference(folder)
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     found = with_vocab(folder, template="chat")
-    writer = Writer(found, found.data, intakes_of(found))
-    assert writer.markers == {"image": "<|image_pad|>"}
+    sample_encoder = SampleEncoder(found, found.data, intakes_of(found))
+    assert sample_encoder.markers == {"image": "<|image_pad|>"}
     raw = json.dumps({"messages": chat}).encode()
-    written = writer.write(
+    encoded = sample_encoder.encode(
         read_record(found.data, lambda suffix: raw if suffix == "json" else None), {"image": 2}
     )
     want = tokenizer.apply_chat_template(chat)["input_ids"]
-    assert written.tokens.tolist() == [token for token in want if token != pad]
+    assert encoded.tokens.tolist() == [token for token in want if token != pad]
     places = [i for i, token in enumerate(want) if token == pad]
-    assert written.media == ((places[0], "image"), (places[1] - 1, "image"))
-    assert text_in_loss(folder, written) == ["Two.<|im_end|>"]
+    assert encoded.media == ((places[0], "image"), (places[1] - 1, "image"))
+    assert text_in_loss(folder, encoded) == ["Two.<|im_end|>"]
 
 
 def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     ]
     found = made(folder, template="chat")
     raw = json.dumps({"conversations": turns}).encode()
-    writer = Writer(found, found.data, intakes_of(found))
-    assert writer.markers == {"image": "<image>"}
+    sample_encoder = SampleEncoder(found, found.data, intakes_of(found))
+    assert sample_encoder.markers == {"image": "<image>"}
     record = read_record(found.data, {"json": raw}.get)
-    written = writer.write(record, {"image": 1})
+    encoded = sample_encoder.encode(record, {"image": 1})
     chat = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "A hill."}]},
@@ -159,16 +159,16 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     tokenizer.add_tokens(["<image>"], special_tokens=True)
     image = tokenizer.convert_tokens_to_ids("<image>")
     want = tokenizer.apply_chat_template(chat)["input_ids"]
-    assert written.tokens.tolist() == [token for token in want if token != image]
-    assert written.media == ((want.index(image), "image"),)
-    assert text_in_loss(folder, written) == ["A hill. "]
+    assert encoded.tokens.tolist() == [token for token in want if token != image]
+    assert encoded.media == ((want.index(image), "image"),)
+    assert text_in_loss(folder, encoded) == ["A hill. "]
 
 
 def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path, PARTS)
     found = made(folder, template="chat")
     with pytest.raises(TemplateRefused, match=r"<\|vision_start\|> <\|image_pad\|>.*placeholder"):
-        Writer(found, found.data, intakes_of(found))
+        SampleEncoder(found, found.data, intakes_of(found))
 
 
 def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
@@ -177,24 +177,24 @@ def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
         {"from": "human", "value": "<image>\nWhat is <image>?"},
         {"from": "gpt", "value": "A dog."},
     ]
-    written = write(folder, {"conversations": turns}, 2, template="chat")
+    encoded = write(folder, {"conversations": turns}, 2, template="chat")
     text = "<|im_start|>user\n\nWhat is ?<|im_end|>\n<|im_start|>assistant\nA dog.<|im_end|>\n"
-    assert reference(folder).decode(written.tokens.tolist()) == text
+    assert reference(folder).decode(encoded.tokens.tolist()) == text
     # <|im_start|> and "user\n" before the first; "\nWhat is " as well before the second.
-    first, second = (before for before, _ in written.media)
+    first, second = (before for before, _ in encoded.media)
     decode = reference(folder).decode
-    assert decode(written.tokens[:first].tolist()) == "<|im_start|>user\n"
-    assert decode(written.tokens[:second].tolist()) == "<|im_start|>user\n\nWhat is "
-    assert text_in_loss(folder, written) == ["A dog.<|im_end|>"]
+    assert decode(encoded.tokens[:first].tolist()) == "<|im_start|>user\n"
+    assert decode(encoded.tokens[:second].tolist()) == "<|im_start|>user\n\nWhat is "
+    assert text_in_loss(folder, encoded) == ["A dog.<|im_end|>"]
 
 
 def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path)
     template = {"kind": "caption", "prompt": "Shown: "}
-    written = write(folder, {"caption": "two cats"}, 2, template=template)
-    assert reference(folder).decode(written.tokens.tolist()) == "Shown: two cats</s>"
-    assert text_in_loss(folder, written) == [" two cats</s>"]
-    assert written.media == ((0, "image"), (0, "image"))
+    encoded = write(folder, {"caption": "two cats"}, 2, template=template)
+    assert reference(folder).decode(encoded.tokens.tolist()) == "Shown: two cats</s>"
+    assert text_in_loss(folder, encoded) == [" two cats</s>"]
+    assert encoded.media == ((0, "image"), (0, "image"))
 
 
 @pytest.mark.parametrize(

@@ -173,18 +173,18 @@ def test_tools_calls_and_reasoning_are_those_of_transformers_and_are_learnt(
     record: dict[str, Any] = {"messages": messages}
     if name not in WITHOUT_TOOLS:
         record["tools"] = TOOLS
-    written = write(folder, record, template=template)
+    encoded = write(folder, record, template=template)
     variables = {
         # Without a date of ours, templates get none.
         **({} if "date" in template else {"date_string": "26 Jul 2024"}),
         **template.get("variables", {}),
     }
     want = reference(folder).apply_chat_template(messages, record.get("tools"), **variables)
-    assert reference(folder).decode(written.tokens.tolist()) == reference(folder).decode(
+    assert reference(folder).decode(encoded.tokens.tolist()) == reference(folder).decode(
         want["input_ids"]
     )
-    assert written.tokens.tolist() == want["input_ids"]
-    assert text_in_loss(folder, written) == answers
+    assert encoded.tokens.tolist() == want["input_ids"]
+    assert text_in_loss(folder, encoded) == answers
 
 
 def test_blocks_are_learnt_as_transformers_masks_them_with_tools_and_documents(
@@ -193,12 +193,12 @@ def test_blocks_are_learnt_as_transformers_masks_them_with_tools_and_documents(
     folder = tokenizer_folder(tmp_path, GENERATION_TOOLS)
     documents = [{"title": "Alps", "text": "Snow."}]
     record = {"messages": LOOP, "tools": json.dumps(TOOLS), "documents": documents}
-    written = write(folder, record, template="chat")
+    encoded = write(folder, record, template="chat")
     want = reference(folder).apply_chat_template(
         LOOP, TOOLS, documents, return_assistant_tokens_mask=True
     )
-    assert written.tokens.tolist() == want["input_ids"]
-    assert written.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
+    assert encoded.tokens.tolist() == want["input_ids"]
+    assert encoded.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
 
 
 TWO = {**CALLED, "tool_calls": [call("Bern"), call("Basel")]}
@@ -289,20 +289,20 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
     tokenizer.add_special_tokens(["<|image_pad|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A hill."}]
-    written = write(folder, {"messages": [*turns, *turns]}, template="chat")
-    texts = [words[token] for token in written.tokens[written.loss_mask]]
+    encoded = write(folder, {"messages": [*turns, *turns]}, template="chat")
+    texts = [words[token] for token in encoded.tokens[encoded.loss_mask]]
     assert texts == ["\u2581A", "\u2581hill", ".", "\u2581A", "\u2581hill", ".", "\u2581"]
 
 
 def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> None:
     from mimo_launch.data.webdataset.media_rows import intakes_of
-    from mimo_launch.data.webdataset.sample_encoder import Writer
+    from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
 
     for source, said in ((LLAVA, 1), (QWEN2_VL, 0), (QWEN3, 0), (GENERATION_TOOLS, 0)):
         folder = tokenizer_folder(tmp_path / str(len(source)), source)
         spec = made(folder, template="chat")
         vision = spec.modules["vision"].model_copy(update={"placeholder": 381})
         spec = spec.model_copy(update={"modules": {**spec.modules, "vision": vision}})
-        notes = Writer(spec, spec.data, intakes_of(spec)).notes
+        notes = SampleEncoder(spec, spec.data, intakes_of(spec)).notes
         assert len(notes) == said
         assert all("{{ eos_token }}" in note and "chat_template.jinja" in note for note in notes)

@@ -115,7 +115,7 @@ def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
             "tokenizer": str(folder.absolute()),
             "template": data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker],
-            "markers": dict(looker.writer.markers),
+            "markers": dict(looker.sample_encoder.markers),
             "intakes": [each.sizing for each in looker.intakes],
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,

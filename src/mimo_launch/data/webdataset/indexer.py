@@ -33,7 +33,7 @@ from mimo_launch.data.webdataset.media_rows import (
     rows_among,
 )
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
-from mimo_launch.data.webdataset.sample_encoder import Writer, loss_mask_among
+from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
 from mimo_launch.data.webdataset.tar_files import BrokenShard, Member, ShardReader, samples_of
 from mimo_launch.spec.model import Spec, WebdatasetData
 
@@ -90,7 +90,7 @@ class Looker:
         """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
         self.spec, self.data = spec, data
         self.intakes: tuple[Intake, ...] = intakes_of(spec)
-        self.writer = Writer(spec, data, self.intakes)
+        self.sample_encoder = SampleEncoder(spec, data, self.intakes)
 
     def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> Seen:
         """Return what there is to know of a sample.
@@ -111,14 +111,14 @@ class Looker:
             self.data, lambda suffix: read(suffix, None) if suffix in suffixes else None
         )
         members = {medium: len(found) for medium, found in media.items()}
-        written = self.writer.write(record, members, unread)
+        encoded = self.sample_encoder.encode(record, members, unread)
         sizes = {
             medium: [self._size(medium, suffix, partial(read, suffix)) for suffix in found]
             for medium, found in media.items()
         }
-        placed = place_rows(self.intakes, written.media, sizes)
-        is_row = rows_among(len(written.tokens), [each.span for each in placed])
-        loss_mask = loss_mask_among(written.loss_mask, is_row)
+        placed = place_rows(self.intakes, encoded.media, sizes)
+        is_row = rows_among(len(encoded.tokens), [each.span for each in placed])
+        loss_mask = loss_mask_among(encoded.loss_mask, is_row)
         if not loss_mask.any():
             raise BadSample("it has no token to learn")
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)

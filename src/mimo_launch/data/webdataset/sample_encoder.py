@@ -38,7 +38,7 @@ _USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EncodedSample:
     """The text tokens of a sample [n], which of them are learnt, and what stands between them.
 
     `media` are images and clips in order, each with the number of text tokens before it.
@@ -49,7 +49,7 @@ class Written:
     media: tuple[tuple[int, Medium], ...]
 
 
-class Writer:
+class SampleEncoder:
     """Writes samples as tokens, for one tokenizer, template and set of encoders."""
 
     def __init__(self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]) -> None:
@@ -119,9 +119,9 @@ class Writer:
         """The token in whose place the rows of an image or a clip come."""
         return self._markers
 
-    def write(
+    def encode(
         self, record: Record, members: Mapping[Medium, int], unread: Sequence[str] = ()
-    ) -> Written:
+    ) -> EncodedSample:
         """Return a sample as tokens.
 
         Args:
@@ -140,16 +140,16 @@ class Writer:
         if isinstance(self._template, CaptionTemplate):
             if self._markers and unread and not any(members.values()):
                 raise BadSample(f"it has nothing to be a caption of{_unread(unread, *_USUAL)}")
-            written = self._caption(self._template, record, members)
+            encoded = self._caption(self._template, record, members)
         else:
-            written = self._conversation(record, members, unread)
-        if not written.loss_mask.any():
+            encoded = self._conversation(record, members, unread)
+        if not encoded.loss_mask.any():
             raise BadSample("it has no token to learn")
-        return written
+        return encoded
 
     def _caption(
         self, template: CaptionTemplate, record: Record, members: Mapping[Medium, int]
-    ) -> Written:
+    ) -> EncodedSample:
         text = template.prompt + record.caption
         tokens, loss_mask = self._encode(text, [(len(template.prompt), len(text))])
         end = [] if self._end is None else [self._end]
@@ -158,7 +158,7 @@ class Writer:
         ]
         if any(token in self._ids for token in tokens):
             raise BadSample("its text has a token that stands for images")
-        return Written(
+        return EncodedSample(
             np.array([*self._start, *tokens, *end], dtype=np.int64),
             np.array([*[False] * len(self._start), *loss_mask, *[True] * len(end)], dtype=np.bool_),
             tuple((len(self._start), medium) for medium in media),
@@ -166,7 +166,7 @@ class Writer:
 
     def _conversation(
         self, record: Record, members: Mapping[Medium, int], unread: Sequence[str]
-    ) -> Written:
+    ) -> EncodedSample:
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
             have, want = members.get(medium, 0), asked[medium]
@@ -188,7 +188,7 @@ class Writer:
         is_text[places] = False
         media = tuple((place - i, found[i]) for i, place in enumerate(places))
         ids = np.array(tokens, dtype=np.int64)
-        return Written(ids[is_text], loss_mask[is_text], media)
+        return EncodedSample(ids[is_text], loss_mask[is_text], media)
 
     def _conversed(self, record: Record) -> Conversation:
         if self._chat is None:

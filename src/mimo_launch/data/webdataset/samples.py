@@ -185,8 +185,8 @@ class ShardSamples:
         """
         looker = Looker(spec, data)
         self._data, self._seq = data, spec.batch.seq
-        self._writer, self._intakes = looker.writer, looker.intakes
-        self.notes = looker.writer.notes
+        self._sample_encoder, self._intakes = looker.sample_encoder, looker.intakes
+        self.notes = looker.sample_encoder.notes
         self._placeholders = [placeholder_id(spec, intake.encoder) for intake in self._intakes]
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
         self.splits = {split: OpenSplit(looker, split, say) for split in wanted}
@@ -252,19 +252,19 @@ class ShardSamples:
             lambda suffix: found.read(row, members[suffix]) if suffix in members else None,
         )
         media = [medium_of(suffix) for suffix in members]
-        written = self._writer.write(
+        encoded = self._sample_encoder.encode(
             record, {"image": media.count("image"), "audio": media.count("audio")}
         )
         spans = found.spans(row)
-        is_row = rows_among(len(written.tokens), [span for _, _, span in spans])
+        is_row = rows_among(len(encoded.tokens), [span for _, _, span in spans])
         if len(is_row) != (expected := found.index.columns["tokens"][row]):
             raise BadSample(f"it has {len(is_row)} tokens, and {expected} in the index")
         all_tokens = np.empty(len(is_row), dtype=np.int64)
-        all_tokens[~is_row] = written.tokens
+        all_tokens[~is_row] = encoded.tokens
         for number, _, span in spans:
             all_tokens[span.position : span.position + span.rows] = self._placeholders[number]
         end = found.end(row)
-        loss_mask = np.flatnonzero(loss_mask_among(written.loss_mask, is_row)[:end])
+        loss_mask = np.flatnonzero(loss_mask_among(encoded.loss_mask, is_row)[:end])
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
         tokens[:end] = all_tokens[:end]
