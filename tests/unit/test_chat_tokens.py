@@ -19,7 +19,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
-from mimo_launch.data.webdataset.media_rows import intakes_of
+from mimo_launch.data.webdataset.media_rows import media_inputs_of
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import EncodedSample, SampleEncoder
 from mimo_launch.spec.model import Spec
@@ -62,7 +62,7 @@ def with_vocab(folder: Path, **data: Any) -> Spec:
 def write(folder: Path, record: dict[str, Any], images: int = 0, **data: Any) -> EncodedSample:
     """Write one sample."""
     found = with_vocab(folder, **data)
-    sample_encoder = SampleEncoder(found, found.data, intakes_of(found))
+    sample_encoder = SampleEncoder(found, found.data, media_inputs_of(found))
     members = {"json": json.dumps(record).encode()}
     return sample_encoder.encode(read_record(found.data, members.get), {"image": images})
 
@@ -125,7 +125,7 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     tokenizer = reference(folder)
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     found = with_vocab(folder, template="chat")
-    sample_encoder = SampleEncoder(found, found.data, intakes_of(found))
+    sample_encoder = SampleEncoder(found, found.data, media_inputs_of(found))
     assert sample_encoder.markers == {"image": "<|image_pad|>"}
     raw = json.dumps({"messages": chat}).encode()
     encoded = sample_encoder.encode(
@@ -147,7 +147,7 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     ]
     found = made(folder, template="chat")
     raw = json.dumps({"conversations": turns}).encode()
-    sample_encoder = SampleEncoder(found, found.data, intakes_of(found))
+    sample_encoder = SampleEncoder(found, found.data, media_inputs_of(found))
     assert sample_encoder.markers == {"image": "<image>"}
     record = read_record(found.data, {"json": raw}.get)
     encoded = sample_encoder.encode(record, {"image": 1})
@@ -168,7 +168,7 @@ def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None
     folder = tokenizer_folder(tmp_path, PARTS)
     found = made(folder, template="chat")
     with pytest.raises(TemplateRefused, match=r"<\|vision_start\|> <\|image_pad\|>.*placeholder"):
-        SampleEncoder(found, found.data, intakes_of(found))
+        SampleEncoder(found, found.data, media_inputs_of(found))
 
 
 def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:

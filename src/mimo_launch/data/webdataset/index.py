@@ -32,7 +32,7 @@ from mimo_launch.data.webdataset.index_columns import (
     read_meta,
     write_bad,
 )
-from mimo_launch.data.webdataset.indexer import Looker, looked_at
+from mimo_launch.data.webdataset.indexer import SampleIndexer, indexed_shards
 from mimo_launch.hugging_face.tokenizer import TOKENIZER, chat_sources, special_texts
 from mimo_launch.spec.model import WebdatasetData
 
@@ -54,16 +54,16 @@ class Progress:
 Say = Callable[[Progress], None]
 
 
-def open_index(looker: Looker, split: Split, say: Say) -> Columns:
+def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     """Return the index of a split, making it if there is none or if it is out of date.
 
     Safe in any number of processes at once. `say` hears of the making.
 
     Raises: OSError if a shard cannot be read, or the index written.
     """
-    shards = split_files(looker.data, split)
-    wanted = _identity(looker, shards)
-    folders = _folders(looker.data, shards, wanted)
+    shards = split_files(indexer.data, split)
+    wanted = _identity(indexer, shards)
+    folders = _folders(indexer.data, shards, wanted)
     for folder in folders:
         columns, _ = _usable(folder, wanted)
         if columns is not None:
@@ -75,7 +75,7 @@ def open_index(looker: Looker, split: Split, say: Say) -> Columns:
         # Whoever had the lock may have made it.
         columns, why = _usable(folder, wanted)
         if columns is None:
-            _make(looker, shards, folder, wanted, replace(now, why=why), say)
+            _make(indexer, shards, folder, wanted, replace(now, why=why), say)
             columns, why = _usable(folder, wanted)
     if columns is None:
         raise OSError(f"the index in {folder} cannot be read: {why}")
@@ -102,9 +102,9 @@ def _can_be_made(folder: Path) -> bool:
     return os.access(beside if beside.exists() else beside.parent, os.W_OK)
 
 
-def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
+def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
     """Return what an index depends on: settings in its name, and files that must not change."""
-    data = looker.data
+    data = indexer.data
     folder = Path(data.tokenizer)
     stats = [path.stat() for path in shards]
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
@@ -115,8 +115,8 @@ def _identity(looker: Looker, shards: Sequence[Path]) -> dict[str, Any]:
             "tokenizer": str(folder.absolute()),
             "template": data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker],
-            "markers": dict(looker.sample_encoder.markers),
-            "intakes": [each.sizing for each in looker.intakes],
+            "markers": dict(indexer.sample_encoder.markers),
+            "intakes": [each.sizing for each in indexer.media_inputs],
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,
         },
@@ -163,7 +163,7 @@ def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _make(
-    looker: Looker,
+    indexer: SampleIndexer,
     shards: Sequence[Path],
     folder: Path,
     identity: dict[str, Any],
@@ -179,7 +179,7 @@ def _make(
         writer = ColumnWriter(made)
         try:
             say(progress)
-            for done, found in enumerate(looked_at(looker, shards), start=1):
+            for done, found in enumerate(indexed_shards(indexer, shards), start=1):
                 numbers = [suffixes.setdefault(each, len(suffixes)) for each in found.suffixes]
                 members = found.columns["member_suffix"]
                 renumbered = np.array(numbers, dtype=members.dtype)[members]

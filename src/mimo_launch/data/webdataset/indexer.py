@@ -25,10 +25,10 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode import Medium, clip_length, image_size, medium_of
 from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Column
 from mimo_launch.data.webdataset.media_rows import (
-    Intake,
+    MediaInput,
     MediumSize,
     Placed,
-    intakes_of,
+    media_inputs_of,
     place_rows,
     rows_among,
 )
@@ -83,14 +83,14 @@ class Seen:
     media: dict[Medium, list[str]]
 
 
-class Looker:
+class SampleIndexer:
     """Looks at samples, for one spec."""
 
     def __init__(self, spec: Spec, data: WebdatasetData) -> None:
         """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
         self.spec, self.data = spec, data
-        self.intakes: tuple[Intake, ...] = intakes_of(spec)
-        self.sample_encoder = SampleEncoder(spec, data, self.intakes)
+        self.media_inputs: tuple[MediaInput, ...] = media_inputs_of(spec)
+        self.sample_encoder = SampleEncoder(spec, data, self.media_inputs)
 
     def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> Seen:
         """Return what there is to know of a sample.
@@ -116,7 +116,7 @@ class Looker:
             medium: [self._size(medium, suffix, partial(read, suffix)) for suffix in found]
             for medium, found in media.items()
         }
-        placed = place_rows(self.intakes, encoded.media, sizes)
+        placed = place_rows(self.media_inputs, encoded.media, sizes)
         is_row = rows_among(len(encoded.tokens), [each.span for each in placed])
         loss_mask = loss_mask_among(encoded.loss_mask, is_row)
         if not loss_mask.any():
@@ -154,7 +154,7 @@ def place_of(suffix: str) -> tuple[int, str]:
     return (int(first) if first.isdecimal() else 0, suffix)
 
 
-def index_shard(looker: Looker, number: int, path: Path) -> ShardIndex:
+def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     """Look at every sample of the shard with this number."""
     rows: dict[str, list[int]] = defaultdict(list)
     suffixes: dict[str, int] = {}
@@ -163,7 +163,7 @@ def index_shard(looker: Looker, number: int, path: Path) -> ShardIndex:
     try:
         for member in samples_of(path):
             try:
-                _add(rows, number, member, _looked(looker, reader, member), suffixes)
+                _add(rows, number, member, _indexed(indexer, reader, member), suffixes)
             except BadSample as error:
                 bad.append(Bad(path.name, member.key, str(error)))
     except (BrokenShard, OSError) as error:
@@ -172,11 +172,11 @@ def index_shard(looker: Looker, number: int, path: Path) -> ShardIndex:
     return ShardIndex(columns, tuple(suffixes), tuple(bad))
 
 
-def _looked(looker: Looker, reader: ShardReader, member: Member) -> Seen:
+def _indexed(indexer: SampleIndexer, reader: ShardReader, member: Member) -> Seen:
     if member.fault:
         raise BadSample(member.fault)
     try:
-        return looker.look(
+        return indexer.look(
             list(member.places),
             lambda suffix, limit: reader.read(0, member.places[suffix], limit),
         )
@@ -215,8 +215,8 @@ def _add(
         rows[f"{name}_end"].append(len(rows[next(iter(columns))]))
 
 
-# The looker of a process of the pool: made once, a tokenizer takes a while to load.
-_LOOKERS: list[Looker] = []
+# The indexer of a process of the pool: made once, a tokenizer takes a while to load.
+_INDEXERS: list[SampleIndexer] = []
 
 
 def _start(spec: Spec) -> None:
@@ -225,7 +225,7 @@ def _start(spec: Spec) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if isinstance(spec.data, WebdatasetData):
-        _LOOKERS.append(Looker(spec, spec.data))
+        _INDEXERS.append(SampleIndexer(spec, spec.data))
 
 
 def _end_with_parent() -> None:
@@ -237,10 +237,10 @@ def _end_with_parent() -> None:
 
 
 def _task(number: int, path: Path) -> ShardIndex:
-    return index_shard(_LOOKERS[0], number, path)
+    return index_shard(_INDEXERS[0], number, path)
 
 
-def looked_at(looker: Looker, shards: Sequence[Path]) -> Iterator[ShardIndex]:
+def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
     """Yield the index of each shard in order, made by as many processes as there are processors.
 
     Raises: OSError if one of them is killed.
@@ -249,12 +249,12 @@ def looked_at(looker: Looker, shards: Sequence[Path]) -> Iterator[ShardIndex]:
     small = sum(path.stat().st_size for path in shards) < SMALL
     if workers == 1 or small or multiprocessing.current_process().daemon:
         for number, path in enumerate(shards):
-            yield index_shard(looker, number, path)
+            yield index_shard(indexer, number, path)
         return
     # Not forked: this process may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(looker.spec,)
+        workers, mp_context=context, initializer=_start, initargs=(indexer.spec,)
     ) as pool:
         try:
             yield from pool.map(_task, range(len(shards)), shards)

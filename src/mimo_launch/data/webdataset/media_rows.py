@@ -24,7 +24,7 @@ MediumSize = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class MediaInput:
     """What one encoder takes, and how many rows come of it."""
 
     encoder: str
@@ -73,15 +73,15 @@ class Intake:
             raise BadSample(f"for `{self.encoder}`, {error}") from error
 
 
-def intakes_of(spec: Spec) -> tuple[Intake, ...]:
+def media_inputs_of(spec: Spec) -> tuple[MediaInput, ...]:
     """Return what the encoders of a spec take, in written order. Raises: ProcessorError."""
-    found: list[Intake] = []
+    found: list[MediaInput] = []
     for name, module in spec.encoders.items():
         model = module.model
         if isinstance(model, EncoderModel) and clip_input(model):
-            found.append(Intake(name, model, "audio", None))
+            found.append(MediaInput(name, model, "audio", None))
         elif isinstance(model, EncoderModel):
-            found.append(Intake(name, model, "image", recipe_of(spec, name)))
+            found.append(MediaInput(name, model, "image", recipe_of(spec, name)))
     return tuple(found)
 
 
@@ -95,14 +95,14 @@ class Placed:
 
 
 def place_rows(
-    intakes: Sequence[Intake],
+    media_inputs: Sequence[MediaInput],
     media: Sequence[tuple[int, Medium]],
     sizes: dict[Medium, list[MediumSize]],
 ) -> list[Placed]:
     """Return where rows stand in a sample, in order.
 
     Args:
-        intakes: Of the encoders in written order.
+        media_inputs: Of the encoders in written order.
         media: What stands before which text token, in order.
         sizes: Of the images and the clips, in order.
 
@@ -115,9 +115,9 @@ def place_rows(
     for before, medium in media:
         member = taken[medium]
         taken[medium] += 1
-        for number, intake in enumerate(intakes):
-            if intake.medium == medium:
-                span = ImageSpan(before + rows_so_far, *intake.rows(sizes[medium][member]))
+        for number, media_input in enumerate(media_inputs):
+            if media_input.medium == medium:
+                span = ImageSpan(before + rows_so_far, *media_input.rows(sizes[medium][member]))
                 placed.append(Placed(number, member, span))
                 rows_so_far += span.rows
     return placed

@@ -20,7 +20,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode import Medium
-from mimo_launch.data.webdataset.media_rows import Intake
+from mimo_launch.data.webdataset.media_rows import MediaInput
 from mimo_launch.data.webdataset.records import Message, Part, Record
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.hugging_face.tokenizer import (
@@ -52,7 +52,9 @@ class EncodedSample:
 class SampleEncoder:
     """Writes samples as tokens, for one tokenizer, template and set of encoders."""
 
-    def __init__(self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]) -> None:
+    def __init__(
+        self, spec: Spec, data: WebdatasetData, media_inputs: tuple[MediaInput, ...]
+    ) -> None:
         """Load the tokenizer.
 
         Raises:
@@ -83,7 +85,7 @@ class SampleEncoder:
             for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
             if is_special and token != self._end
         ][:1]
-        self._markers = self._find_markers(spec, data, intakes)
+        self._markers = self._find_markers(spec, data, media_inputs)
         ids = {medium: self._tokenizer.token_to_id(text) for medium, text in self._markers.items()}
         self._ids = {token: medium for medium, token in ids.items() if token is not None}
         if len(self._ids) < len(self._markers):
@@ -227,24 +229,26 @@ class SampleEncoder:
         return ids, loss_mask
 
     def _find_markers(
-        self, spec: Spec, data: WebdatasetData, intakes: tuple[Intake, ...]
+        self, spec: Spec, data: WebdatasetData, media_inputs: tuple[MediaInput, ...]
     ) -> dict[Medium, str]:
         """Return the token of each medium that an encoder reads; unknown ones become tokens."""
         usual: dict[Medium, str] = {"image": data.image_marker, "audio": data.audio_marker}
         found: dict[Medium, str] = {}
         added = self._tokenizer.get_added_tokens_decoder()
-        for intake in reversed(intakes):  # The first encoder of a medium has the last word.
-            own = added.get(placeholder_id(spec, intake.encoder))
-            found[intake.medium] = (
-                own.content if own else self._in_template(intake) or usual[intake.medium]
+        for media_input in reversed(
+            media_inputs
+        ):  # The first encoder of a medium has the last word.
+            own = added.get(placeholder_id(spec, media_input.encoder))
+            found[media_input.medium] = (
+                own.content if own else self._in_template(media_input) or usual[media_input.medium]
             )
         for text in found.values():
             self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
         return found
 
-    def _in_template(self, intake: Intake) -> str | None:
+    def _in_template(self, media_input: MediaInput) -> str | None:
         """Return the one token that the chat template writes for an image or a clip."""
-        text = None if self._chat is None else self._chat.usual.media_text(intake.medium)
+        text = None if self._chat is None else self._chat.usual.media_text(media_input.medium)
         if text is None:
             return None
         added = self._tokenizer.get_added_tokens_decoder()
@@ -252,9 +256,9 @@ class SampleEncoder:
         named = [added[token].content for token in tokens if token in added]
         if len(named) > 1:
             raise TemplateRefused(
-                f"for {'an image' if intake.medium == 'image' else 'a clip'} it writes "
-                f"{' '.join(named)}; say which of them the rows of {intake.encoder} replace, with "
-                f"`placeholder: ID` in its module"
+                f"for {'an image' if media_input.medium == 'image' else 'a clip'} it writes "
+                f"{' '.join(named)}; say which of them the rows of {media_input.encoder} "
+                f"replace, with `placeholder: ID` in its module"
             )
         return named[0] if named else text.strip() or None
 

@@ -19,8 +19,8 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.decode import decode_clip, decode_image, medium_of, process
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD
-from mimo_launch.data.webdataset.indexer import Looker
-from mimo_launch.data.webdataset.media_rows import Intake, rows_among
+from mimo_launch.data.webdataset.indexer import SampleIndexer
+from mimo_launch.data.webdataset.media_rows import MediaInput, rows_among
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import Place, ShardReader
@@ -41,14 +41,14 @@ class NotTrainable(ValueError):
 class OpenSplit:
     """The samples of one split. `row` is a sample's place in the index, which has too long ones."""
 
-    def __init__(self, looker: Looker, split: Split, say: Say) -> None:
+    def __init__(self, indexer: SampleIndexer, split: Split, say: Say) -> None:
         """Open the index, or make it; `say` hears of the making.
 
         Raises: NotTrainable, OSError, ValueError.
         """
         self.split: Split = split
-        self.index = open_index(looker, split, say)
-        self._data, self._seq = looker.data, looker.spec.batch.seq
+        self.index = open_index(indexer, split, say)
+        self._data, self._seq = indexer.data, indexer.spec.batch.seq
         self._reader = ShardReader(split_files(self._data, split))
         too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
         self.num_too_long = len(too_long)
@@ -183,13 +183,15 @@ class ShardSamples:
             OSError: A shard is not there, or the index can be written nowhere.
             ValueError: The tokenizer, its chat template or a processor cannot be used.
         """
-        looker = Looker(spec, data)
+        indexer = SampleIndexer(spec, data)
         self._data, self._seq = data, spec.batch.seq
-        self._sample_encoder, self._intakes = looker.sample_encoder, looker.intakes
-        self.notes = looker.sample_encoder.notes
-        self._placeholders = [placeholder_id(spec, intake.encoder) for intake in self._intakes]
+        self._sample_encoder, self._media_inputs = indexer.sample_encoder, indexer.media_inputs
+        self.notes = indexer.sample_encoder.notes
+        self._placeholders = [
+            placeholder_id(spec, media_input.encoder) for media_input in self._media_inputs
+        ]
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
-        self.splits = {split: OpenSplit(looker, split, say) for split in wanted}
+        self.splits = {split: OpenSplit(indexer, split, say) for split in wanted}
 
     def num_samples(self, split: Split) -> int:
         """Number of good samples that fit in a sequence, or are cut to fit."""
@@ -214,7 +216,7 @@ class ShardSamples:
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         for number, _, span in found.spans(row):
             if span.position < end:
-                name = self._intakes[number].encoder
+                name = self._media_inputs[number].encoder
                 spans[name] = (*spans.get(name, ()), span)
         return SampleData(index, end, found.num_labels(row), spans)
 
@@ -230,9 +232,11 @@ class ShardSamples:
         row = found.row(index)
         end = found.end(row)
         return [
-            found.named(row, partial(self._array, found, row, self._intakes[number], member, span))
+            found.named(
+                row, partial(self._array, found, row, self._media_inputs[number], member, span)
+            )
             for number, member, span in found.spans(row)
-            if self._intakes[number].encoder == encoder and span.position < end
+            if self._media_inputs[number].encoder == encoder and span.position < end
         ]
 
     def documents(self, split: Split, index: int) -> Int64s:
@@ -272,22 +276,22 @@ class ShardSamples:
         return tokens, labels
 
     def _array(
-        self, found: OpenSplit, row: int, intake: Intake, member: int, span: ImageSpan
+        self, found: OpenSplit, row: int, media_input: MediaInput, member: int, span: ImageSpan
     ) -> Array:
         """Return the `member`-th image or clip of a sample as its encoder takes it."""
         members = found.members(row)
-        suffix = [each for each in members if medium_of(each) == intake.medium][member]
+        suffix = [each for each in members if medium_of(each) == media_input.medium][member]
         data = found.read(row, members[suffix])
-        shape = intake.model.input_shape(span.height, span.width)
-        if clips := clip_input(intake.model):
+        shape = media_input.model.input_shape(span.height, span.width)
+        if clips := clip_input(media_input.model):
             from mimo_launch.data.log_mel import HOP, RATE, log_mel
 
             # One second more than is seen: resampling looks a little ahead.
             clip = decode_clip(suffix, data, seconds=1 + shape[-1] * HOP / RATE)
             return log_mel(*clip, clips.mels, frames=shape[-1])
-        images = image_input(intake.model)
-        if images is None or intake.recipe is None:
-            raise TypeError(f"{intake.encoder} takes no images")
-        pixels = process(decode_image(suffix, data, channels=images.channels), intake.recipe)
+        images = image_input(media_input.model)
+        if images is None or media_input.recipe is None:
+            raise TypeError(f"{media_input.encoder} takes no images")
+        pixels = process(decode_image(suffix, data, channels=images.channels), media_input.recipe)
         # What is left over at the right and below makes no whole row: convolutions drop it, too.
         return pixels[:, : shape[1], : shape[2]]
