@@ -70,7 +70,7 @@ def peek(session: RankSession) -> None:
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_no_step_waits_for_a_number_of_the_device(kind: str) -> None:
-    """Totals, clipping, the update and the evidence of a bad step; the counters of AdamW, too."""
+    """Totals, clipping, the update and the flags of a bad step; the counters of AdamW, too."""
     made = two_modules(
         train={"steps": 3, "precision": "fp32", "count_zero_grads": True},
         optimizer={"kind": kind, "lr": 0.1, "clip": 0.1},

@@ -9,7 +9,13 @@ from tests.support.specs import box, spec
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.train.events import NonFinite
-from mimo_launch.train.non_finite import Evidence, NonFiniteRun, NoUpdate, NumberWatch, blame
+from mimo_launch.train.non_finite import (
+    NonFiniteFlags,
+    NonFiniteRun,
+    NonFiniteWatch,
+    NoUpdate,
+    blame,
+)
 
 # Vision dp 2 on ranks 0-1, audio on 2, language dp 2 pp 2 on 3-6: sample 0-3 and 4-7 per replica.
 MADE = spec(
@@ -22,24 +28,26 @@ DATA = StepData(4, tuple(SampleData(100 + i, 8, 4) for i in range(8)))
 FIRST, SECOND, ALL = range(100, 104), range(104, 108), range(100, 108)
 
 
-def blamed(*seen: tuple[int, Evidence], data: StepData = DATA) -> tuple[str, int, str, list[int]]:
-    ranks = [dict(seen).get(rank, Evidence(squares={"vision": 1.0})) for rank in range(7)]
+def blamed(
+    *seen: tuple[int, NonFiniteFlags], data: StepData = DATA
+) -> tuple[str, int, str, list[int]]:
+    ranks = [dict(seen).get(rank, NonFiniteFlags(squares={"vision": 1.0})) for rank in range(7)]
     found = blame(LAYOUT, data, ranks)
     assert found.step == 5
     return found.what, found.rank, found.module, list(found.samples)
 
 
-def gradient(*places: tuple[str, int]) -> Evidence:
-    return Evidence(gradients=places)
+def gradient(*places: tuple[str, int]) -> NonFiniteFlags:
+    return NonFiniteFlags(gradients=places)
 
 
 def test_a_loss_comes_before_every_gradient() -> None:
-    found = blamed((3, gradient(("language", 0))), (6, Evidence(losses=(1,))))
+    found = blamed((3, gradient(("language", 0))), (6, NonFiniteFlags(losses=(1,))))
     assert found == ("loss", 6, "language", [106, 107])
 
 
 def test_all_bad_microbatches_of_the_first_rank_are_named() -> None:
-    found = blamed((5, Evidence(losses=(0, 1))), (6, Evidence(losses=(0,))))
+    found = blamed((5, NonFiniteFlags(losses=(0, 1))), (6, NonFiniteFlags(losses=(0,))))
     assert found == ("loss", 5, "language", list(FIRST))
 
 
@@ -65,20 +73,21 @@ def test_gradients_flow_from_the_loss_to_the_encoders(
 @pytest.mark.parametrize("square", [inf, nan])
 def test_a_bad_part_of_a_sum_may_come_from_any_sample(square: float) -> None:
     found = blamed(
-        (1, Evidence(squares={"vision": square})), (4, Evidence(squares={"language": 9}))
+        (1, NonFiniteFlags(squares={"vision": square})),
+        (4, NonFiniteFlags(squares={"language": 9})),
     )
     assert found == ("gradient", 1, "vision", list(ALL))
 
 
 def test_a_sum_that_overflows_is_blamed_on_its_largest_part() -> None:
-    found = blamed((4, Evidence(squares={"language": 1e308})))
+    found = blamed((4, NonFiniteFlags(squares={"language": 1e308})))
     assert found == ("gradient", 4, "language", list(ALL))
 
 
 def test_a_sample_that_was_left_out_is_not_blamed() -> None:
     samples = list(DATA.samples)
     samples[6] = SampleData(106, 0, 0)
-    found = blamed((6, Evidence(losses=(1,))), data=replace(DATA, samples=tuple(samples)))
+    found = blamed((6, NonFiniteFlags(losses=(1,))), data=replace(DATA, samples=tuple(samples)))
     assert found == ("loss", 6, "language", [107])
 
 
@@ -87,7 +96,7 @@ def origin(*samples: int) -> NonFinite:
 
 
 def test_a_good_step_starts_the_count_again_and_one_without_labels_does_not() -> None:
-    watch = NumberWatch(2)
+    watch = NonFiniteWatch(2)
     watch.bad(origin(1))
     watch.good()
     watch.bad(origin(1))
@@ -101,10 +110,10 @@ def test_a_good_step_starts_the_count_again_and_one_without_labels_does_not() ->
 
 
 def test_a_run_is_judged_by_whether_any_step_counted() -> None:
-    watch = NumberWatch(9)
+    watch = NonFiniteWatch(9)
     watch.bad(origin(1))
     watch.finish(steps=3, skipped=2)
     with pytest.raises(NonFiniteRun, match="all 3 steps were skipped, 1 of them because"):
         watch.finish(steps=3, skipped=3)
     with pytest.raises(NoUpdate, match="all 3 steps were skipped"):
-        NumberWatch(9).finish(steps=3, skipped=3)
+        NonFiniteWatch(9).finish(steps=3, skipped=3)

@@ -45,7 +45,7 @@ _MOST_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class NonFiniteFlags:
     """What one rank saw of a bad step.
 
     `losses` are the microbatches with a bad loss, `gradients` the (module, stage) with a bad
@@ -58,7 +58,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingEvidence:
+class PendingFlags:
     """The same on its way from the device, where the next step already overwrites it."""
 
     microbatches: tuple[int, ...]
@@ -66,7 +66,7 @@ class PendingEvidence:
     modules: tuple[str, ...]
     host: HostCopy
 
-    def read(self) -> Evidence:
+    def read(self) -> NonFiniteFlags:
         """Return what this rank saw. Waits for the device."""
         numbers = iter(self.host.read())
         losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
@@ -77,10 +77,10 @@ class PendingEvidence:
             name: next(numbers) if finite else math.inf
             for name, finite in zip(self.modules, terms, strict=True)
         }
-        return Evidence(losses, gradients, squares)
+        return NonFiniteFlags(losses, gradients, squares)
 
 
-def note_evidence(session: RankSession, own_squares: Mapping[str, Tensor]) -> PendingEvidence:
+def note_flags(session: RankSession, own_squares: Mapping[str, Tensor]) -> PendingFlags:
     """Keep what this rank saw of the step whose gradients the session holds.
 
     `own_squares` are per module the sums of squares of what this rank had before sums over tp.
@@ -93,7 +93,7 @@ def note_evidence(session: RankSession, own_squares: Mapping[str, Tensor]) -> Pe
         *(own_squares[module.name] for module in modules),
     ]
     zero = torch.zeros((), device=session.device)  # A rank that is idle has seen nothing.
-    return PendingEvidence(
+    return PendingFlags(
         microbatches=tuple(session.losses),
         stages=tuple((module.name, stage) for module in modules for stage in module.flags),
         modules=tuple(session.modules),
@@ -101,7 +101,7 @@ def note_evidence(session: RankSession, own_squares: Mapping[str, Tensor]) -> Pe
     )
 
 
-def find_origin(layout: Layout, data: StepData, seen: PendingEvidence) -> NonFinite:
+def find_origin(layout: Layout, data: StepData, seen: PendingFlags) -> NonFinite:
     """Return where the numbers of a bad step came from, the same on all ranks.
 
     Ranks: collective over the world; only after a step that all ranks know to be bad.
@@ -109,8 +109,8 @@ def find_origin(layout: Layout, data: StepData, seen: PendingEvidence) -> NonFin
     return blame(layout, data, gather_objects(seen.read()))
 
 
-def blame(layout: Layout, data: StepData, ranks: list[Evidence]) -> NonFinite:
-    """Return the rank that was first, given the evidence of all ranks."""
+def blame(layout: Layout, data: StepData, ranks: list[NonFiniteFlags]) -> NonFinite:
+    """Return the rank that was first, given the flags of all ranks."""
     losses = [(rank, seen.losses) for rank, seen in enumerate(ranks) if seen.losses]
     if losses:
         rank, microbatches = losses[0]
@@ -151,7 +151,7 @@ def _origin(
     return NonFinite(step=data.step + 1, what=what, rank=rank, module=module, samples=ids)
 
 
-class NumberWatch:
+class NonFiniteWatch:
     """Counts bad steps in a row, and ends a run that has too many of them."""
 
     def __init__(self, max_skipped: int) -> None:

@@ -26,7 +26,7 @@ from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import LanguageModel, Spec
 from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadInputs
-from mimo_launch.train.non_finite import NumberWatch, PendingEvidence, find_origin, note_evidence
+from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
 from mimo_launch.train.run_state import EndOfRun, RunState
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.step_timeline import Profile
@@ -61,7 +61,7 @@ class _Started:
     begin: Moment
     end: Moment
     totals: PendingTotals
-    evidence: PendingEvidence | None
+    non_finite: PendingFlags | None
 
 
 class StepRunner:
@@ -72,7 +72,7 @@ class StepRunner:
     ) -> None:
         self._session, self._reader, self._emit = session, reader, emit
         self._profile = profile
-        self._numbers = NumberWatch(session.spec.train.max_skipped)
+        self._watch = NonFiniteWatch(session.spec.train.max_skipped)
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
 
@@ -98,9 +98,9 @@ class StepRunner:
         totals = session.gradients(inputs, flags)
         if self._profile is not None:
             self._profile.finish(state.step)
-        evidence = None
+        non_finite = None
         if inputs.data.num_labels:
-            evidence = note_evidence(session, totals.own_squares)
+            non_finite = note_flags(session, totals.own_squares)
             session.update(state.step, totals)
         self._started.append(
             _Started(
@@ -111,7 +111,7 @@ class StepRunner:
                 begin=begin,
                 end=Moment(session.device),
                 totals=totals,
-                evidence=evidence,
+                non_finite=non_finite,
             )
         )
         state.step += 1
@@ -131,24 +131,24 @@ class StepRunner:
 
     def finish(self, state: RunState) -> None:
         """Judge the whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
-        self._numbers.finish(state.step, state.skipped)
+        self._watch.finish(state.step, state.skipped)
 
     def _settle_one(self, step: _Started, state: RunState) -> StepTotals:
         self._session.progress.enter(Phase.REDUCING)
         totals = step.totals.read()
         # Every rank has the same totals, so all of them have skipped the same steps: moments, decay
         # and step count of a skipped step stayed as they were.
-        skipped = not totals.finite or step.evidence is None
+        skipped = not totals.finite or step.non_finite is None
         state.skipped += skipped
         origin = None
-        if not totals.finite and step.evidence is not None:
-            origin = find_origin(self._session.layout, step.data, step.evidence)
+        if not totals.finite and step.non_finite is not None:
+            origin = find_origin(self._session.layout, step.data, step.non_finite)
             self._emit(origin)
         self._emit(_finished(self._session.spec, step, totals, skipped=skipped))
         if origin is not None:
-            self._numbers.bad(origin)
+            self._watch.bad(origin)
         elif not skipped:
-            self._numbers.good()
+            self._watch.good()
         return totals
 
 
