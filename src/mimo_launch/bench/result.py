@@ -76,9 +76,11 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Most bytes of one rank at a time: what a GPU's allocator gave out and held, all that is used
-    of the GPU, and the resident set of the process. What the plan says: in tensors, and in all.
-    """  # noqa: D205
+    """Most bytes of one rank at a time, and what the plan says: in tensors, and in all.
+
+    Measured are what a GPU's allocator gave out and held, all that is used of the GPU, and the
+    resident set of the process.
+    """
 
     allocated: int | None
     reserved: int | None

@@ -92,8 +92,10 @@ class CheckpointSaver:
         self._pending = self._writer.submit(self._write, copies, counts, started, stall)
 
     def poll(self) -> list[Event]:
-        """Return what became of saves since the last call: the same on all ranks, but not at the
-        same time."""  # noqa: D205, D209
+        """Return what became of saves since the last call.
+
+        It is the same on all ranks, but not at the same time.
+        """
         if self._pending is not None and self._pending.done():
             self._collect()
         outcomes, self._outcomes = self._outcomes, []

@@ -11,7 +11,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from mimo_launch.launcher.network import (
     interface_of,
     listen_at,
     local_address,
+    open_store,
     parse_endpoint,
     resolved,
     worker_store,
@@ -97,14 +97,8 @@ class HostRendezvous:
                 "0 should be there"
             )
         try:
-            tcp = dist.TCPStore(  # type: ignore[attr-defined]
-                self._address,
-                port,
-                is_master=self.node == 0,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=LOST_SECONDS),
-                master_listen_fd=None if self.node else listen_at(self._address, port).detach(),
-            )
+            listener = None if self.node else listen_at(self._address, port)
+            tcp = open_store(self._address, port, listener, LOST_SECONDS)
         except (RuntimeError, OSError) as error:
             raise HostsError(f"no meeting at {place.endpoint}: {error}") from error
         store = dist.PrefixStore(place.run_id, tcp)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 from dataclasses import dataclass
+from datetime import timedelta
 from ipaddress import ip_address
 from typing import Any
 
@@ -107,15 +108,27 @@ class Rendezvous:
     environment: dict[str, str]
 
 
-def worker_store(address: str) -> tuple[Any, dict[str, str]]:
-    """Open a store at a free port; return it, and how workers find it."""
+def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: float = 300) -> Any:
+    """Open a store of torch: it serves at `listener`; without one, reach it at a host and port.
+
+    Raises: RuntimeError, also if nothing answers within `timeout_s` seconds.
+    """
     import torch.distributed as dist
 
-    listener = listen_at(address, 0)
-    port, fd = listener.getsockname()[1], listener.detach()
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=listener is not None,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=None if listener is None else listener.detach(),
     )
+
+
+def worker_store(address: str) -> tuple[Any, dict[str, str]]:
+    """Open a store at a free port; return it, and how workers find it."""
+    listener = listen_at(address, 0)
+    store = open_store(address, listener.getsockname()[1], listener)
     environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
     if address == "localhost":
         # Left alone, gloo and NCCL take the interface of the host's name, or of the network.

@@ -42,8 +42,10 @@ class FolderLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who locked a run folder; `machine` is one boot of one host, `stopping` that it was asked to
-    end."""  # noqa: D205, D209
+    """Who locked a run folder.
+
+    `machine` is one boot of one host; `stopping` says that the owner was asked to end.
+    """
 
     host: str
     machine: str

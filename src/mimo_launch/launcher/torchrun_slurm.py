@@ -14,11 +14,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from mimo_launch.launcher.forking import import_for_workers
-from mimo_launch.launcher.network import listen_at
+from mimo_launch.launcher.network import listen_at, open_store
 
 _UNSET = (
     "torchrun sets them all; to start workers here, unset RANK and WORLD_SIZE, or give --nnodes"
@@ -186,7 +185,6 @@ class JoinedWorld:
     def __init__(self, joined: Joined, *, timeout: int) -> None:
         """Open the store on the first rank, or wait for it. Raises: OSError, RuntimeError."""
         import_for_workers()
-        import torch.distributed as dist
         from torch.distributed.rendezvous import rendezvous
 
         self._joined, self._timeout = joined, timeout
@@ -194,15 +192,8 @@ class JoinedWorld:
             self._store: Any = next(rendezvous("env://"))[0]
             return
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        first = joined.rank == 0
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            host,
-            port,
-            is_master=first,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listen_at(host, port).detach() if first else None,
-        )
+        listener = None if joined.rank else listen_at(host, port)
+        self._store = open_store(host, port, listener, timeout)
 
     @property
     def group(self) -> dict[str, Any]:

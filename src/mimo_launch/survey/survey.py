@@ -21,8 +21,10 @@ MOST_BAD = 5
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What the index of shards has left out: `bad` records, the first of them by name with the
-    reason, all of them in `file`; and records that are `too_long` for a sequence."""  # noqa: D205, D209
+    """What the index of shards has left out: `bad` records, and those `too_long` for a sequence.
+
+    The first bad ones are given by name with the reason; all of them are in `file`.
+    """
 
     bad: int
     first_bad: dict[str, str]

@@ -28,8 +28,10 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Seconds that a step waited for its samples, and that this rank took to read its share of them
-    beside the step before."""  # noqa: D205, D209
+    """How long a step waited for its samples, and this rank read its share of them meanwhile.
+
+    Reading goes on beside the step before; both are seconds.
+    """
 
     waited_s: float
     read_s: float
@@ -98,8 +100,10 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
-    """State was taken from a checkpoint after `step` steps; `changes` names settings that differ
-    from those it was saved with, as `path: old -> new`."""  # noqa: D205, D209
+    """State was taken from a checkpoint after `step` steps.
+
+    `changes` names settings that differ from those it was saved with, as `path: old -> new`.
+    """
 
     step: int
     checkpoint: str
@@ -202,11 +206,10 @@ class BenchFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFinished:
-    """The constants of `plan` were measured, those of them that are in `measured`; `file` has all,
-    or is None if it could not be written.
+    """The constants of `plan` that are in `measured` were measured.
 
-    `constants` are by name.
-    """  # noqa: D205
+    `constants` are all of them by name; `file` has them, or is None if it could not be written.
+    """
 
     file: str | None
     constants: dict[str, float]

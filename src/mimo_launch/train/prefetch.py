@@ -45,8 +45,7 @@ _MOST_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What this rank has read of a step in how many `seconds`, and how many samples all ranks could
-    not read."""  # noqa: D205, D209
+    """What this rank has read of a step, and how many samples all ranks could not read."""
 
     inputs: ReadInputs
     reasons: dict[int, str]
@@ -116,11 +115,12 @@ class StepReader:
         self._ahead = (ids, step, self._start("train", ids, step))
 
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
-        """Return the samples `ids` of a step (counted from 0), without those that any rank cannot
-        read.
+        """Return the samples `ids` of a step, which is counted from 0.
+
+        Those that any rank cannot read are left out.
 
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples.
-        """  # noqa: D205
+        """
         progress, begin = self._session.progress, time.perf_counter()
         if split == "train":
             progress.enter(Phase.READING, step + 1)

@@ -14,8 +14,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(slots=True)
 class RunState:
-    """Counts since the start of the run: steps done, the place in the order of samples (how many
-    were taken; see `data.order` for packs), and what was skipped or could not be read."""  # noqa: D205, D209
+    """Counts since the start of the run: steps, samples, and what was skipped or could not be read.
+
+    `samples` is the place in the order of samples; see `data.sample_order` for packs.
+    """
 
     step: int = 0
     samples: int = 0

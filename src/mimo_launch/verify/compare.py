@@ -13,6 +13,7 @@ of all scores) unless rotary embeddings come between, as in the decoder and some
 experts that no token chose: their gradient is zero, and must be exactly that.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -160,7 +161,7 @@ def _difference(pieces: list[TensorPiece], full: Tensor) -> float:
         if want.shape != piece.values.shape:
             return float("inf")
         square = float((piece.values - want).square().sum())
-        if square != square:  # noqa: PLR0124 - NaN is the one value unequal to itself
+        if math.isnan(square):
             return float("inf")
         key = (piece.start, piece.stop)
         parts[key] = max(parts.get(key, 0.0), square)

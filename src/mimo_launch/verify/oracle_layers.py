@@ -138,9 +138,10 @@ def image_angles(height: int, width: int, size: int) -> Tensor:
 
 @dataclass(slots=True)
 class Load:
-    """What the routers of one sample did, by layer and record: [T, E] scores over their sum, and
-    1 where a token chose an expert.
-    """  # noqa: D205
+    """What the routers of one sample did, by layer and record.
+
+    Both are [T, E]: scores over their sum, and 1 where a token chose an expert.
+    """
 
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
     chosen: dict[str, list[Tensor]] = field(default_factory=dict)
