@@ -175,7 +175,8 @@ def test_a_pool_ends_with_whoever_made_it_however_that_ends(tmp_path: Path) -> N
     """Else its processes wait for tasks for ever, with a tokenizer in memory each."""
     script = tmp_path / "makes_a_pool.py"
     script.write_text(POOL)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as it:
         assert it.stdout is not None
         child = Path("/proc", it.stdout.readline().decode().strip())

@@ -38,6 +38,7 @@ from mimo_launch.verify.oracle_encoders import OneRankEncoder, encode, keep_acti
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
 from mimo_launch.verify.oracle_layers import (
     Load,
+    RecordText,
     axis_angles,
     axis_ids,
     frequencies,
@@ -155,13 +156,13 @@ class Oracle:
                 x_SD[given == placeholder_id(self.spec, encoder)] = rows
         documents = torch.from_numpy(self.dataset.documents(split, index))
         model = self.model
-        num_tokens = self.dataset.describe(split, index).num_tokens
+        text = RecordText(documents, self.dataset.describe(split, index).num_tokens, load)
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, documents, load, num_tokens)
+            x_SD = hybrid_layers(self.weights, x_SD, model, text)
         elif isinstance(model, DecoderModel):
             sizes = {} if model.mrope is None else self._image_sizes(split, index)
             angles = self._angles(model, given, documents, sizes)
-            x_SD = decoder_layers(self.weights, x_SD, model, documents, angles, load, num_tokens)
+            x_SD = decoder_layers(self.weights, x_SD, model, text, angles)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         return self._logits(x_SD, model)[:, : vocab_size(self.spec)]

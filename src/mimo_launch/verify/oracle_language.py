@@ -15,7 +15,7 @@ from torch import Tensor
 from mimo_launch.spec.language import HybridModel, MambaSizes
 from mimo_launch.spec.model import DecoderModel
 from mimo_launch.verify.oracle_layers import (
-    Load,
+    RecordText,
     Weights,
     attend,
     frequencies,
@@ -32,10 +32,8 @@ def decoder_layers(
     weights: Weights,
     x_SD: Tensor,
     model: DecoderModel,
-    documents: Tensor,
+    text: RecordText,
     angles: Tensor,
-    load: Load,
-    num_tokens: int,
 ) -> Tensor:
     """Return the stream behind the last layer, [S, D]; `angles` are those of `turned`."""
     heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
@@ -50,11 +48,11 @@ def decoder_layers(
             k = rms_norm(weights, k, f"{layer}.attention.k_norm", eps)
         q, k = turned(q, angles), turned(k, angles)
         k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-        attended = attend(q, k, v, documents)
+        attended = attend(q, k, v, text.documents)
         x_SD = x_SD + linear(weights, attended, f"{layer}.attention.o")
         y = rms_norm(weights, x_SD, f"{layer}.mlp_norm", eps)
         if model.moe is not None and model.has_experts(i):
-            mixed = mixture(weights, f"{layer}.mlp", model.moe, y, load, num_tokens)
+            mixed = mixture(weights, f"{layer}.mlp", model.moe, y, text)
             x_SD = x_SD + mixed
         else:
             x_SD = x_SD + mlp(weights, f"{layer}.mlp", y)
@@ -65,20 +63,20 @@ def hybrid_layers(
     weights: Weights,
     x_SD: Tensor,
     model: HybridModel,
-    documents: Tensor,
-    load: Load,
-    num_tokens: int,
+    text: RecordText,
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]; `mixture` says what the last two are."""
+    """Return the stream behind the last layer, [S, D]."""
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
         y = rms_norm(weights, x_SD, f"{layer}.norm", model.norm_eps)
         if letter == "M" and model.mamba is not None:
-            change = _mamba(weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, documents)
+            change = _mamba(
+                weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, text.documents
+            )
         elif letter == "*":
-            change = _attention(weights, y, f"{layer}.attention", model, documents)
+            change = _attention(weights, y, f"{layer}.attention", model, text.documents)
         elif letter == "E" and model.moe is not None:
-            change = mixture(weights, f"{layer}.moe", model.moe, y, load, num_tokens)
+            change = mixture(weights, f"{layer}.moe", model.moe, y, text)
         else:
             change = mlp(weights, f"{layer}.mlp", y)
         x_SD = x_SD + change

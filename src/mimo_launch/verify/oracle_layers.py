@@ -155,6 +155,19 @@ class Load:
         return total * moe.aux_loss * moe.experts / moe.top_k
 
 
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """What layers are told of the text of a record.
+
+    `documents` is the document of each token, [S]; the first `num_tokens` count in `load`, the
+    others are padding.
+    """
+
+    documents: Tensor
+    num_tokens: int
+    load: Load
+
+
 def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
     """Return the biases of experts after a step: rate * sign(mean load - load) further.
 
@@ -169,13 +182,8 @@ def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str,
     return moved
 
 
-def mixture(
-    weights: Weights, name: str, moe: Moe, x_SD: Tensor, load: Load, num_tokens: int
-) -> Tensor:
-    """Return the mixture of experts `name` of every token.
-
-    The first `num_tokens` count in `load`, the others are padding.
-    """
+def mixture(weights: Weights, name: str, moe: Moe, x_SD: Tensor, text: RecordText) -> Tensor:
+    """Return the mixture of experts `name` of every token."""
     logits = linear(weights, x_SD, f"{name}.router")
     scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
     chosen = torch.zeros_like(scores)
@@ -193,10 +201,10 @@ def mixture(
         out = out + moe.scale * gates[:, expert : expert + 1] * answer
     if moe.shared:
         out = out + mlp(weights, f"{name}.shared", x_SD)
-    if num_tokens:
+    if text.num_tokens:
         parts = scores / scores.sum(dim=-1, keepdim=True)
-        load.scores.setdefault(name, []).append(parts[:num_tokens])
-        load.chosen.setdefault(name, []).append(chosen[:num_tokens])
+        text.load.scores.setdefault(name, []).append(parts[: text.num_tokens])
+        text.load.chosen.setdefault(name, []).append(chosen[: text.num_tokens])
     return out
 
 
