@@ -69,7 +69,7 @@ def test_only_the_first_rank_looks_at_checkpoints(tmp_path: Path) -> None:
             become()
             real = run_folder.newest_checkpoint
 
-            def newest_checkpoint(run: Path) -> run_folder.Saved | None:
+            def newest_checkpoint(run: Path) -> run_folder.ResumePoint | None:
                 (tmp_path / f"looked-{number}").touch()
                 return real(run)
 

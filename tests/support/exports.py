@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo_launch.checkpoint.index import open_checkpoint
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.start_of_run import start_run
-from mimo_launch.export.export import Progress, write_export
+from mimo_launch.export.export import ExportProgress, write_export
 from mimo_launch.export.export_plan import Exporter
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
@@ -65,7 +65,7 @@ def exported(
     """Export modules, or everything; return the tensors of the files at the top."""
     checkpoint = open_checkpoint(run, None)
     plans = Exporter(checkpoint).folders(modules)
-    silent = Progress(lambda _: None, lambda _: None)
+    silent = ExportProgress(lambda _: None, lambda _: None)
     write_export(checkpoint, plans, to, max_bytes=max_bytes, force=False, progress=silent)
     return tensors(to)
 

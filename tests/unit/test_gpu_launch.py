@@ -16,7 +16,15 @@ from tests.support.specs import box, spec
 from mimo_launch.launcher import gpus
 from mimo_launch.launcher.failure_report import report_lines
 from mimo_launch.launcher.shared_progress import HostCells
-from mimo_launch.launcher.verdict import Host, Kind, RankState, diagnose, from_json, judge, to_json
+from mimo_launch.launcher.verdict import (
+    FailureKind,
+    Host,
+    RankState,
+    diagnose,
+    from_json,
+    judge,
+    to_json,
+)
 from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, watchdog_words
 from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
@@ -241,7 +249,7 @@ def test_a_host_that_waits_for_its_gpu_is_not_stuck(tmp_path: Path) -> None:
     """The one behind is; if all wait, the report says that hosts run ahead."""
     usual = RankState(rank=0, phase=Phase.REDUCING, step=7, process="S", frames=GPU_WAIT, gpu=True)
     late = replace(usual, rank=1, phase=Phase.PROGRAM, step=6, frames=ASLEEP)
-    assert (judge([usual, late]).rank, judge([usual, late]).kind) == (1, Kind.STUCK)
+    assert (judge([usual, late]).rank, judge([usual, late]).kind) == (1, FailureKind.STUCK)
     made = spec({"vision": box(0), "language": box(1)})
     host = Host(node=0, name="localhost", ranks=(0, 1))
     folder = tmp_path / "logs" / "attempt-0" / "flight-recorder"

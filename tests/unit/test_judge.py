@@ -18,7 +18,7 @@ from mimo_launch.launcher.host_messages import HostMessages
 from mimo_launch.launcher.shared_progress import HostCells, WorkerCells
 from mimo_launch.launcher.signals import JoinedStop, StopRequest
 from mimo_launch.launcher.start_workers import Pump
-from mimo_launch.launcher.verdict import Kind, RankState, from_json, judge, to_json
+from mimo_launch.launcher.verdict import FailureKind, RankState, from_json, judge, to_json
 from mimo_launch.launcher.watchdog import Local, Watch
 from mimo_launch.launcher.worker_errors import cause_of, read_error, write_error
 from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, parse_stack, process_state
@@ -48,7 +48,7 @@ def test_a_killed_rank_is_blamed_before_the_peers_that_lost_it() -> None:
     """Though they reported it first."""
     states = [failed(0, Cause.LOST, 9.0), killed(1, 10.0), failed(2, Cause.TIMEOUT, 9.5)]
     assert judge(states).rank == 1
-    assert judge(states).kind is Kind.DIED
+    assert judge(states).kind is FailureKind.DIED
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -67,14 +67,14 @@ def test_a_rank_that_leaves_early_with_status_0_has_failed() -> None:
 def test_a_stopped_process_is_blamed_before_one_that_computes() -> None:
     states = [failed(0, Cause.TIMEOUT, 9.0), state(1, frames=BUSY), state(2, process="T")]
     verdict = judge(states)
-    assert (verdict.rank, verdict.kind) == (2, Kind.STOPPED)
+    assert (verdict.rank, verdict.kind) == (2, FailureKind.STOPPED)
 
 
 def test_the_rank_outside_of_communication_is_stuck() -> None:
     """Though another one is further behind."""
     states = [failed(0, Cause.TIMEOUT, 9.0), state(1, step=4), state(2, frames=BUSY)]
     verdict = judge(states)
-    assert (verdict.rank, verdict.kind) == (2, Kind.STUCK)
+    assert (verdict.rank, verdict.kind) == (2, FailureKind.STUCK)
 
 
 def test_of_several_busy_ranks_the_one_furthest_behind_is_stuck() -> None:
@@ -87,22 +87,22 @@ def test_of_several_busy_ranks_the_one_furthest_behind_is_stuck() -> None:
 
 def test_when_all_wait_the_one_furthest_behind_is_named() -> None:
     verdict = judge([state(0), state(1, step=4), state(2)])
-    assert (verdict.rank, verdict.kind) == (1, Kind.BEHIND)
+    assert (verdict.rank, verdict.kind) == (1, FailureKind.BEHIND)
 
 
 def test_a_rank_whose_threads_do_not_get_the_interpreter_is_stuck() -> None:
     """Its main thread seems to wait as all others do, and another one is further behind."""
     late = failed(0, Cause.TIMEOUT, 9.0)
     verdict = judge([late, state(1, deaf=9.0), state(2, step=4), state(3, deaf=2.0, step=4)])
-    assert (verdict.rank, verdict.kind) == (1, Kind.STUCK)
+    assert (verdict.rank, verdict.kind) == (1, FailureKind.STUCK)
     assert judge([late, state(1, deaf=9.0), state(2, process="T")]).rank == 2
 
 
 def test_waits_that_time_out_because_the_whole_job_was_frozen_are_nobodys_fault() -> None:
     late = [failed(0, Cause.TIMEOUT, 9.0), state(1, frames=BUSY)]
-    assert judge(late, frozen=True).kind is Kind.FROZEN
+    assert judge(late, frozen=True).kind is FailureKind.FROZEN
     assert judge([*late, killed(2, 10.0)], frozen=True).rank == 2
-    assert judge([state(0), state(1, frames=BUSY)], frozen=True).kind is Kind.STUCK
+    assert judge([state(0), state(1, frames=BUSY)], frozen=True).kind is FailureKind.STUCK
 
 
 def test_time_in_which_the_launcher_did_not_run_does_not_count(
@@ -163,18 +163,18 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
 
 def test_a_rank_that_never_began_is_stuck() -> None:
     verdict = judge([state(0), state(1, phase=Phase.STARTING, step=0, frames=())])
-    assert (verdict.rank, verdict.kind) == (1, Kind.STUCK)
+    assert (verdict.rank, verdict.kind) == (1, FailureKind.STUCK)
 
 
 def test_a_broken_connection_between_living_ranks_blames_none_of_the_others() -> None:
     states = [state(0, frames=BUSY), failed(1, Cause.LOST, 9.0), failed(2, Cause.LOST, 8.0)]
     verdict = judge(states)
-    assert (verdict.rank, verdict.kind) == (2, Kind.LOST)
+    assert (verdict.rank, verdict.kind) == (2, FailureKind.LOST)
 
 
 def test_a_host_that_does_not_answer_is_blamed_for_lost_peers_only() -> None:
     lost = failed(0, Cause.LOST, 9.0)
-    assert judge([lost], absent=[4, 5]).kind is Kind.ABSENT
+    assert judge([lost], absent=[4, 5]).kind is FailureKind.ABSENT
     assert judge([lost, failed(1, Cause.OWN, 8.0)], absent=[4, 5]).rank == 1
 
 
@@ -182,8 +182,8 @@ def test_a_finished_rank_that_does_not_leave_is_named() -> None:
     """Others have left; one that is stopped meanwhile is named as such."""
     left = state(0, phase=Phase.FINISHED, end=Exit(0, "", 0), ended=10.0, process="")
     stays = state(1, phase=Phase.FINISHED, frames=())
-    assert (judge([left, stays]).rank, judge([left, stays]).kind) == (1, Kind.LINGERS)
-    assert judge([left, replace(stays, process="T")]).kind is Kind.STOPPED
+    assert (judge([left, stays]).rank, judge([left, stays]).kind) == (1, FailureKind.LINGERS)
+    assert judge([left, replace(stays, process="T")]).kind is FailureKind.STOPPED
 
 
 def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.packing import best_fit, joined_documents
 from mimo_launch.data.sample_order import (
     GlobalOrder,
-    Order,
     PackedOrder,
+    SampleOrder,
     global_order,
     make_step_data,
     records_of,
@@ -57,7 +57,7 @@ def lengths_of(num: int, seed: int) -> list[int]:
     return [random.randint(1, 12) for _ in range(num)]
 
 
-def order_of(num: int, batch: int, chunk: int, seed: int = 0) -> tuple[Order, list[int]]:
+def order_of(num: int, batch: int, chunk: int, seed: int = 0) -> tuple[SampleOrder, list[int]]:
     lengths = lengths_of(num, seed)
     return PackedOrder(GlobalOrder(num, batch, seed), lengths.__getitem__, 12, chunk), lengths
 

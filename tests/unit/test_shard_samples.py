@@ -29,7 +29,7 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.shards import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.index import Progress
+from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.samples import NotTrainable, ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.sample_readers import Reads
@@ -67,7 +67,7 @@ def with_vocab(made: Spec, vocab: int = 400) -> Spec:
     return made.model_copy(update={"modules": modules})
 
 
-def opened(made: Spec, heard: list[Progress] | None = None) -> ShardSamples:
+def opened(made: Spec, heard: list[IndexProgress] | None = None) -> ShardSamples:
     made = with_vocab(made)
     return ShardSamples(made, made.data, (lambda p: None) if heard is None else heard.append)
 
@@ -234,7 +234,7 @@ def test_an_index_is_made_once_and_again_when_something_has_changed(tmp_path: Pa
     made = shard_spec(tmp_path)
 
     def made_again() -> str:
-        heard: list[Progress] = []
+        heard: list[IndexProgress] = []
         opened(made, heard)
         return heard[0].why if heard else ""
 
@@ -399,7 +399,7 @@ def test_an_error_that_is_no_damage_is_not_hidden_by_threads(tmp_path: Path) -> 
 
 def make_one(made: Spec, gate: Barrier, heard: Connection) -> None:
     gate.wait()
-    said: list[Progress] = []
+    said: list[IndexProgress] = []
     found = opened(made, said)
     heard.send((found.num_samples("train"), [each.why for each in said if not each.done]))
 

@@ -22,13 +22,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.data.webdataset import tar_files
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
-from mimo_launch.data.webdataset.index import Progress
+from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.index_columns import TYPES
-from mimo_launch.data.webdataset.indexer import Seen, _add
+from mimo_launch.data.webdataset.indexer import IndexedSample, _add
 from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
     Member,
-    Place,
+    MemberPlace,
     ShardReader,
     samples_of,
 )
@@ -145,15 +145,15 @@ def test_threads_share_the_shards_that_are_open(
 
     def read(turn: int) -> bool:
         number = turn * 7 % len(paths)
-        return reader.read(number, Place(3, 9)) == bytes([number]) * 9
+        return reader.read(number, MemberPlace(3, 9)) == bytes([number]) * 9
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(2000)))
         assert len(os.listdir("/proc/self/fd")) - before <= 4
     with pytest.raises(EOFError):
-        reader.read(0, Place(60, 9))
+        reader.read(0, MemberPlace(60, 9))
     with pytest.raises(FileNotFoundError):
-        ShardReader([tmp_path / "none.tar"]).read(0, Place(0, 1))
+        ShardReader([tmp_path / "none.tar"]).read(0, MemberPlace(0, 1))
 
 
 POOL = """
@@ -194,8 +194,8 @@ def test_each_sample_may_have_a_suffix_of_its_own() -> None:
     suffixes: dict[str, int] = {}
     for number in range((1 << 16) + 1):
         suffix = f"{number}.png"
-        seen = Seen(1, np.array([[0, 1]]), [], {"image": [suffix], "audio": []})
-        _add(rows, 0, Member("key", {suffix: Place(0, 1)}), seen, suffixes)
+        seen = IndexedSample(1, np.array([[0, 1]]), [], {"image": [suffix], "audio": []})
+        _add(rows, 0, Member("key", {suffix: MemberPlace(0, 1)}), seen, suffixes)
     column = np.array(rows["member_suffix"], dtype=TYPES["member_suffix"])
     assert np.array_equal(column, np.arange(len(suffixes)))
 
@@ -207,7 +207,7 @@ def test_an_index_that_is_there_is_used_where_nothing_can_be_written(
     made = opened(shard_spec(tmp_path)).splits["train"].index.folder
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    heard: list[Progress] = []
+    heard: list[IndexProgress] = []
     found = opened(shard_spec(tmp_path), heard).splits["train"].index.folder
     assert (found, heard) == (made, [])
 

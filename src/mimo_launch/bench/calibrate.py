@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.bench.device_rates import compute_rates
-from mimo_launch.bench.links import Link, channels, collectives
+from mimo_launch.bench.links import MeasuredLink, channels, collectives
 from mimo_launch.bench.machine import device_name
 from mimo_launch.bench.measure import measure
 from mimo_launch.bench.result import BenchOptions
@@ -59,8 +59,8 @@ class _Parts:
 
     host: str
     rates: dict[str, float]
-    collectives: list[Link]
-    channels: list[Link]
+    collectives: list[MeasuredLink]
+    channels: list[MeasuredLink]
 
 
 def calibrate(

@@ -31,7 +31,7 @@ _GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MeasuredLink:
     """Seconds of a tiny transfer, and GB/s beyond them where a large one took longer."""
 
     ranks: tuple[int, ...]
@@ -39,7 +39,7 @@ class Link:
     bandwidth: float | None
 
 
-def collectives(session: RankSession) -> list[Link]:
+def collectives(session: RankSession) -> list[MeasuredLink]:
     """Gather over every group of this rank what its module gathers there.
 
     Bandwidth is that of the bus: what each rank receives, by time. Ranks: collective over groups.
@@ -53,7 +53,9 @@ def collectives(session: RankSession) -> list[Link]:
                 continue
             tiny, large = (_gather_seconds(group, size, device) for size in (0, size))
             share = (group.size - 1) / group.size
-            found.append(Link(group.ranks, tiny, _bandwidth(size * share, large - tiny, tiny)))
+            found.append(
+                MeasuredLink(group.ranks, tiny, _bandwidth(size * share, large - tiny, tiny))
+            )
     return found
 
 
@@ -79,7 +81,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
     return {axes: _within(session, size) for axes, size in wanted.items()}
 
 
-def channels(session: RankSession) -> list[Link]:
+def channels(session: RankSession) -> list[MeasuredLink]:
     """Send over every channel of this rank's program; the receivers say how long it took.
 
     Ranks: collective over the world.
@@ -90,7 +92,7 @@ def channels(session: RankSession) -> list[Link]:
         tiny, large = (_transfer_seconds(session, channel, n, device) for n in (0, size))
         if channel.dst == session.rank:
             ranks = (channel.src, channel.dst)
-            found.append(Link(ranks, tiny, _bandwidth(size, large - tiny, tiny)))
+            found.append(MeasuredLink(ranks, tiny, _bandwidth(size, large - tiny, tiny)))
     return found
 
 

@@ -28,7 +28,7 @@ from mimo_launch.comm.host_objects import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import Order, Sample, global_order, steps_of
+from mimo_launch.data.sample_order import Sample, SampleOrder, global_order, steps_of
 from mimo_launch.drawing.report import build_report
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase, Progress
@@ -48,7 +48,7 @@ NUM_STEPS = 4
 class Rotation:
     """Answers like a `StepReader`, from memory."""
 
-    def __init__(self, reader: StepReader, order: Order, progress: Progress) -> None:
+    def __init__(self, reader: StepReader, order: SampleOrder, progress: Progress) -> None:
         """Read the first steps of a run; `progress` is told of each that is used.
 
         Ranks: collective over the world.
@@ -129,7 +129,7 @@ class _Loop:
     session: RankSession
     runner: StepRunner
     state: RunState
-    order: Order
+    order: SampleOrder
     hooks: Hooks
 
     def run(self, steps: int) -> int:

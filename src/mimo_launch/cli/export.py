@@ -18,7 +18,7 @@ from mimo_launch.cli.shared.console import Console, console_of
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
-    from mimo_launch.export.export import Progress
+    from mimo_launch.export.export import ExportProgress
     from mimo_launch.export.export_plan import FolderPlan
 
 HELP = """
@@ -117,27 +117,27 @@ def _line(plan: "FolderPlan", to: Path) -> str:
 @contextmanager
 def _progress(
     checkpoint: "Checkpoint", plans: "list[FolderPlan]", console: Console
-) -> "Iterator[Progress]":
+) -> "Iterator[ExportProgress]":
     """Show bars on a terminal and two lines elsewhere."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn
     from rich.progress import Progress as Bar
 
     from mimo_launch.cli.shared.bars import Bars, rich_on
     from mimo_launch.diag.quantities import bytes_text
-    from mimo_launch.export.export import Progress
+    from mimo_launch.export.export import ExportProgress
 
     to_write = sum(plan.num_bytes for plan in plans)
     screen = rich_on(sys.stderr, console)
     if not screen.is_terminal:
         console.note(f"reads {checkpoint.path} ({bytes_text(checkpoint.num_bytes)})")
-        yield Progress(lambda _: None, lambda _: None)
+        yield ExportProgress(lambda _: None, lambda _: None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     bar = Bar(*columns, console=screen)
     checks = bar.add_task("checks the checkpoint", total=checkpoint.num_bytes)
     writes = bar.add_task("writes", total=to_write)
     with Bars(bar, screen, console):
-        yield Progress(lambda n: bar.advance(checks, n), lambda n: bar.advance(writes, n))
+        yield ExportProgress(lambda n: bar.advance(checks, n), lambda n: bar.advance(writes, n))
 
 
 def _bytes(size: str) -> int:

@@ -24,7 +24,7 @@ Sample = int | tuple[int, ...]
 CHUNK = 4096
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """The samples of training, one step after another.
 
     A place in the order is a number that starts at 0, and the whole state of it.
@@ -37,7 +37,7 @@ class Order(Protocol):
         """Return the place of the step after the one that starts at `first`."""
 
 
-def global_order(spec: Spec, dataset: Dataset) -> Order:
+def global_order(spec: Spec, dataset: Dataset) -> SampleOrder:
     """Return the order of training that a spec asks for."""
     records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     if not spec.data.packing:
@@ -45,7 +45,7 @@ def global_order(spec: Spec, dataset: Dataset) -> Order:
     return PackedOrder(records, partial(dataset.length, "train"), spec.batch.seq)
 
 
-def steps_of(order: Order, num_steps: int) -> list[tuple[Sample, ...]]:
+def steps_of(order: SampleOrder, num_steps: int) -> list[tuple[Sample, ...]]:
     """Return the samples of the first steps of a run."""
     found, place = [], 0
     for _ in range(num_steps):

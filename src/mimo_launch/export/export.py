@@ -103,7 +103,7 @@ def _begun(tensor: FileTensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ExportProgress:
     """Who is told of bytes: of the checkpoint as they are checked, of files as they are written."""
 
     checked: Callable[[int], None]
@@ -117,7 +117,7 @@ def write_export(
     *,
     max_bytes: int,
     force: bool,
-    progress: Progress,
+    progress: ExportProgress,
 ) -> None:
     """Write all folders under a new `target`.
 
@@ -139,7 +139,7 @@ def write_export(
 
 
 def _write_folder(
-    checkpoint: Checkpoint, plan: FolderPlan, folder: Path, max_bytes: int, progress: Progress
+    checkpoint: Checkpoint, plan: FolderPlan, folder: Path, max_bytes: int, progress: ExportProgress
 ) -> None:
     folder.mkdir(exist_ok=True)
     read = partial(read_tensors, checkpoint)

@@ -14,7 +14,13 @@ from typing import Any, Literal
 import torch
 
 from mimo_launch.checkpoint.index import Checkpoint, prefix_of
-from mimo_launch.export.sources import Companions, Source, companions_of, source_of, whole_config
+from mimo_launch.export.sources import (
+    Companions,
+    WeightSource,
+    companions_of,
+    source_of,
+    whole_config,
+)
 from mimo_launch.export.tensors import FileTensor, file_tensors, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
 from mimo_launch.hugging_face.family import Place
@@ -73,7 +79,7 @@ class Exporter:
         return self.checkpoint.spec
 
     @cached_property
-    def sources(self) -> dict[str, Source | None]:
+    def sources(self) -> dict[str, WeightSource | None]:
         """Where the weights of each module came from, as far as it is known and still there."""
         return {name: source_of(self.spec, name) for name in self.spec.modules}
 

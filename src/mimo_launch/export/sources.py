@@ -71,7 +71,7 @@ _LLAVA = "LlavaProcessor"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """The part of a Hugging Face folder that a module started from.
 
     `config` is that of the whole folder; `tensors` are by the names of the part's family, with the
@@ -100,7 +100,7 @@ class Source:
                 yield inner, name, header
 
 
-def source_of(spec: Spec, name: str) -> Source | None:
+def source_of(spec: Spec, name: str) -> WeightSource | None:
     """Return the folder that a module's weights come from, if it is still there."""
     seen: set[Path] = set()
     while (start := spec.modules[name].init_from) is not None:
@@ -119,7 +119,7 @@ def source_of(spec: Spec, name: str) -> Source | None:
     return None
 
 
-def _opened(folder: Path, kind: str) -> Source | None:
+def _opened(folder: Path, kind: str) -> WeightSource | None:
     try:
         if not has_weights(folder):
             return None
@@ -132,11 +132,11 @@ def _opened(folder: Path, kind: str) -> Source | None:
         for name, header in headers.items()
         if (inner := part.inner_name(name)) is not None and header.dtype in TORCH
     }
-    return Source(folder, config, part, tensors) if tensors else None
+    return WeightSource(folder, config, part, tensors) if tensors else None
 
 
 def whole_config(
-    found: Architecture, sources: Mapping[str, Source | None], dtype: str, seq: int
+    found: Architecture, sources: Mapping[str, WeightSource | None], dtype: str, seq: int
 ) -> Config:
     """Return what is written for an architecture whose tensors have mainly one type."""
     config = dict(found.config)
@@ -178,7 +178,7 @@ class Companions:
 
 
 def companions_of(
-    spec: Spec, names: Iterable[str], sources: Mapping[str, Source | None], config: Config
+    spec: Spec, names: Iterable[str], sources: Mapping[str, WeightSource | None], config: Config
 ) -> Companions:
     """Return what stands beside the weights of modules, whose `config.json` is `config`.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.checkpoint.chunks import Chunk
-from mimo_launch.export.sources import PARTS, Source
+from mimo_launch.export.sources import PARTS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.registry import part_of
@@ -32,7 +32,7 @@ _AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Rows of a file's tensor from `first_row` on: the first rows of a saved tensor of `saved`.
 
     `shape` is that of the part as saved, without rows that stay behind.
@@ -54,7 +54,7 @@ class FileTensor:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TensorPart, ...] = ()
     copied: tuple[Path, str] | None = None
     filled: float = 0.0
 
@@ -93,7 +93,7 @@ def file_tensors(
         at = place(name)
         words = vocab if name in VOCABULARY else None
         shape = saved if words is None else (words, *saved[1:])
-        part = Part(prefix + name, saved, shape, at.first_row)
+        part = TensorPart(prefix + name, saved, shape, at.first_row)
         last = at.first_row + (shape[0] if at.num_rows is None else at.num_rows)
         whole = at.shape or (last, *shape[1:])
         known = made.get(at.name, FileTensor(at.name, whole, dtype_of(name)))
@@ -110,7 +110,7 @@ def with_unused(
     found: Architecture,
     name: str,
     model: Model,
-    source: Source | None,
+    source: WeightSource | None,
     dtype_of: Callable[[str | None], torch.dtype],
 ) -> tuple[Architecture, list[FileTensor]]:
     """Return an architecture and the tensors that it has besides those of an encoder of ours.
@@ -143,7 +143,7 @@ def with_unused(
     ]
 
 
-def _as_in_source(found: Architecture, source: Source) -> Architecture:
+def _as_in_source(found: Architecture, source: WeightSource) -> Architecture:
     """Return an architecture with the layers of its tower's source."""
     config, key = dict(found.config), PARTS["vit"]
     ours = config.get(key, config)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mimo_launch.diag.quantities import ranks_text
 from mimo_launch.launcher.host_resources import environment_fault
-from mimo_launch.launcher.verdict import Failure, Kind, RankState
+from mimo_launch.launcher.verdict import Failure, FailureKind, RankState
 from mimo_launch.launcher.worker_logs import (
     ERROR,
     RECORDER,
@@ -38,25 +38,25 @@ _MORE = " " * 14
 def headline(failure: Failure) -> str:
     """Return who is to blame, with its place, in one line."""
     rank, kind = failure.verdict.rank, failure.verdict.kind
-    if kind is Kind.ABSENT:
+    if kind is FailureKind.ABSENT:
         return "error: " + "; ".join(
             f"{host.name} (node {host.node}, ranks {ranks_text(host.ranks)}) does not answer"
             for host in failure.absent
         )
-    if kind is Kind.NO_FOLDER:
+    if kind is FailureKind.NO_FOLDER:
         return f"error: the run folder is no longer that of this run: {failure.around.folder_lost}"
-    if kind is Kind.FROZEN:
+    if kind is FailureKind.FROZEN:
         return f"error: the whole job stood still for {failure.around.frozen_s:.0f} s"
     if failure.verdict.final:
         return "error: the run ended itself"
     words = {
-        Kind.RAISED: "failed first",
-        Kind.DIED: "stopped first",
-        Kind.STOPPED: "stands still",
-        Kind.STUCK: "is stuck",
-        Kind.BEHIND: "is the furthest behind",
-        Kind.LOST: "lost its connection",
-        Kind.LINGERS: "has finished but does not leave",
+        FailureKind.RAISED: "failed first",
+        FailureKind.DIED: "stopped first",
+        FailureKind.STOPPED: "stands still",
+        FailureKind.STUCK: "is stuck",
+        FailureKind.BEHIND: "is the furthest behind",
+        FailureKind.LOST: "lost its connection",
+        FailureKind.LINGERS: "has finished but does not leave",
     }[kind]
     return f"error: rank {rank} {words} ({place(failure.plan.layout, rank)}){_host(failure, rank)}"
 
@@ -82,11 +82,11 @@ def report_lines(
 
     A `resumable` one goes on after its newest complete `checkpoint`, if there is any.
     """
-    frozen = failure.verdict.kind is Kind.FROZEN
+    frozen = failure.verdict.kind is FailureKind.FROZEN
     rank = -1 if frozen else failure.verdict.rank
     state = failure.of(rank)
     lines = [headline(failure)]
-    if failure.verdict.kind is Kind.NO_FOLDER:
+    if failure.verdict.kind is FailureKind.NO_FOLDER:
         lines += _row("folder", [f"{run}: nothing more can be kept, so the run was ended"])
         return [*lines, *_row("again", [command])]
     if frozen:
@@ -133,14 +133,14 @@ def _host(failure: Failure, rank: int) -> str:
 def _said(failure: Failure, state: RankState) -> list[str]:
     """Return the message of the rank to blame, or what was seen of it."""
     match failure.verdict.kind:
-        case Kind.DIED:
+        case FailureKind.DIED:
             return [_death(failure, state)]
-        case Kind.STOPPED:
+        case FailureKind.STOPPED:
             return ["its process is stopped (SIGSTOP, or a debugger)"]
-        case Kind.STUCK | Kind.BEHIND | Kind.LINGERS:
+        case FailureKind.STUCK | FailureKind.BEHIND | FailureKind.LINGERS:
             timeout = failure.plan.spec.train.timeout
             still = f"nothing for {timeout} s or longer"
-            if failure.verdict.kind is Kind.BEHIND:
+            if failure.verdict.kind is FailureKind.BEHIND:
                 gpu = "its GPU, which waits for " if state.gpu else ""
                 still += f"; every rank is waiting for {gpu}others"
             elif state.deaf:

@@ -19,7 +19,7 @@ from pathlib import Path
 from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.estimate.checkpoint_size import checkpoint_bytes
-from mimo_launch.launcher.run_folder import Saved
+from mimo_launch.launcher.run_folder import ResumePoint
 from mimo_launch.spec.model import Spec
 
 # libuv, which the stores of torch use, says no more than this.
@@ -151,7 +151,7 @@ def _limit_in(path: Path) -> int:
         return 0
 
 
-def lacks_room(run: Path, spec: Spec, saved: Saved | None) -> str | None:
+def lacks_room(run: Path, spec: Spec, saved: ResumePoint | None) -> str | None:
     """Return what to say if the checkpoints of a run that goes on from `saved` will not fit."""
     if spec.saving is None:
         return None

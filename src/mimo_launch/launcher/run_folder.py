@@ -35,7 +35,7 @@ class NothingToResume(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class ResumePoint:
     """A complete checkpoint and the number of steps before it."""
 
     step: int
@@ -53,7 +53,7 @@ class RunFolder:
     lock: RunLock
     texts: dict[str, str]
     moved: Path | None = None
-    saved: Saved | None = None
+    saved: ResumePoint | None = None
 
     def write(self) -> None:
         """Say what the run is; what it was before is kept beside it. Raises: OSError."""
@@ -61,11 +61,11 @@ class RunFolder:
             _write(self.path / name, text)
 
 
-def newest_checkpoint(run: Path) -> Saved | None:
+def newest_checkpoint(run: Path) -> ResumePoint | None:
     """Return the newest complete checkpoint of a run."""
     for path in all_checkpoints(run):
         with suppress(DamagedCheckpoint):
-            return Saved(read_marker(path).counts["step"], path)
+            return ResumePoint(read_marker(path).counts["step"], path)
     return None
 
 
@@ -83,7 +83,7 @@ def damages(run: Path) -> list[str]:
     return found
 
 
-def goes_on(root: Path, spec: Spec, *, resume: bool | None) -> Saved | None:
+def goes_on(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint | None:
     """Return the checkpoint from which a run would go on, if it may.
 
     Raises: NothingToResume if it must and cannot, or if all that it saved is damaged.

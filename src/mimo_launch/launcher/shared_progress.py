@@ -21,7 +21,7 @@ _MESSAGE_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WorkerProgress:
     """What one worker's cells say; times are of the monotonic clock, in nanoseconds."""
 
     phase: Phase
@@ -60,11 +60,11 @@ class HostCells:
         """Whether the workers have been asked to stop."""
         return bool(self.shared.cells[_STOP])
 
-    def read(self, local_rank: int) -> Seen:
+    def read(self, local_rank: int) -> WorkerProgress:
         """Return where a worker is."""
         start = _COMMON + local_rank * len(Cell)
         cells = self.shared.cells[start : start + len(Cell)]
-        return Seen(
+        return WorkerProgress(
             phase=Phase(cells[Cell.PHASE]),
             step=cells[Cell.STEP],
             position=cells[Cell.POSITION],

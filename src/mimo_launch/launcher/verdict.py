@@ -80,7 +80,7 @@ class RankState:
         return self.cause in (Cause.LOST, Cause.TIMEOUT)
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """How the rank to blame ended the run."""
 
     RAISED = "raised"
@@ -100,7 +100,7 @@ class Verdict:
     """Which rank is to blame (the lowest one of an absent host), and how it ended the run."""
 
     rank: int
-    kind: Kind
+    kind: FailureKind
     final: bool = False
 
 
@@ -115,12 +115,12 @@ def judge(
     own = [s for s in states if s.failed_at and not s.blames_others]
     if own:
         first = min(own, key=lambda s: (s.failed_at, s.rank))
-        kind = Kind.DIED if first.died else Kind.RAISED
+        kind = FailureKind.DIED if first.died else FailureKind.RAISED
         return Verdict(first.rank, kind, final=any(s.cause is Cause.FINAL for s in own))
     if absent:
-        return Verdict(min(absent), Kind.ABSENT)
+        return Verdict(min(absent), FailureKind.ABSENT)
     if frozen and any(s.blames_others for s in states):
-        return Verdict(min(s.rank for s in states), Kind.FROZEN)
+        return Verdict(min(s.rank for s in states), FailureKind.FROZEN)
     return _awaited(states)
 
 
@@ -130,21 +130,21 @@ def _awaited(states: Sequence[RankState]) -> Verdict:
     stopped = [s for s in states if not s.failed and s.stopped]
     deaf = [s for s in running if s.deaf]
     if stopped:
-        return Verdict(_furthest_behind(stopped).rank, Kind.STOPPED)
+        return Verdict(_furthest_behind(stopped).rank, FailureKind.STOPPED)
     if deaf:  # On a machine that is too busy others may seem so for a moment.
-        return Verdict(max(deaf, key=lambda s: (s.deaf, -s.rank)).rank, Kind.STUCK)
+        return Verdict(max(deaf, key=lambda s: (s.deaf, -s.rank)).rank, FailureKind.STUCK)
     lost = [s for s in states if s.cause is Cause.LOST]
     late = [s for s in states if s.cause is Cause.TIMEOUT]
     if lost and not late:
         # Nobody died, nobody was late: the connection itself broke.
         first = min(lost, key=lambda s: (s.failed, s.rank))
-        return Verdict(first.rank, Kind.LOST)
+        return Verdict(first.rank, FailureKind.LOST)
     busy = [s for s in running if not s.waits and s.phase > Phase.STARTING]
     starting = [s for s in running if s.phase is Phase.STARTING]
     if busy or starting:
-        return Verdict(_furthest_behind(starting or busy).rank, Kind.STUCK)
+        return Verdict(_furthest_behind(starting or busy).rank, FailureKind.STUCK)
     lingering = [s for s in states if s.phase is Phase.FINISHED and s.end is None]
-    kind = Kind.LINGERS if lingering and not running else Kind.BEHIND
+    kind = FailureKind.LINGERS if lingering and not running else FailureKind.BEHIND
     return Verdict(_furthest_behind(running or lingering or states).rank, kind)
 
 
@@ -194,7 +194,11 @@ class Failure:
     @property
     def restartable(self) -> bool:
         """Whether another attempt makes sense: nobody ended the run on purpose, no host is gone."""
-        return not self.verdict.final and self.verdict.kind is not Kind.ABSENT and not self.absent
+        return (
+            not self.verdict.final
+            and self.verdict.kind is not FailureKind.ABSENT
+            and not self.absent
+        )
 
     def of(self, rank: int) -> RankState | None:
         """Return what is known of a rank."""
@@ -239,7 +243,7 @@ def diagnose(
     verdict = judge(known, gone, frozen=bool(around.frozen_s))
     return Failure(
         plan=plan,
-        verdict=Verdict(0, Kind.NO_FOLDER, final=True) if around.folder_lost else verdict,
+        verdict=Verdict(0, FailureKind.NO_FOLDER, final=True) if around.folder_lost else verdict,
         states=known,
         attempt=attempt,
         hosts=hosts,

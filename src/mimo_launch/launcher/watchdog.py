@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.launcher.shared_progress import HostCells, Seen
+from mimo_launch.launcher.shared_progress import HostCells, WorkerProgress
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import read_error, watchdog_words
 from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, Recorder
@@ -154,7 +154,7 @@ class Watch:
         )
 
 
-def _too_early(end: Exit | None, seen: Seen) -> bool:
+def _too_early(end: Exit | None, seen: WorkerProgress) -> bool:
     if end is None:
         return False
     return bool(end.killed_by or end.status) or seen.phase is not Phase.FINISHED

@@ -15,8 +15,8 @@ from mimo_launch.data.packing import best_fit
 from mimo_launch.data.sample_order import (
     CHUNK,
     GlobalOrder,
-    Order,
     Sample,
+    SampleOrder,
     global_order,
     make_step_data,
 )
@@ -30,7 +30,7 @@ MOST_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SampleSpread:
     """A few numbers as percentiles, each one of the numbers."""
 
     min: int
@@ -51,7 +51,7 @@ class Modality:
     items: int
     rows: int
     without: int
-    per_item: Spread | None
+    per_item: SampleSpread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Facts:
     surveyed: int
     tokens: int
     labels: int
-    lengths: Spread
+    lengths: SampleSpread
     modalities: dict[str, Modality]
     filling: Filling
     evenness: dict[str, Evenness]
@@ -115,7 +115,7 @@ def first_steps(
 
     At least one.
     """
-    order: Order = global_order(spec, dataset)
+    order: SampleOrder = global_order(spec, dataset)
     place = 0
     for step in range(num_steps):
         ids, after = order.take(place), order.after(place)
@@ -125,9 +125,9 @@ def first_steps(
         place = after
 
 
-def _spread(numbers: Sequence[int]) -> Spread:
+def _spread(numbers: Sequence[int]) -> SampleSpread:
     found = np.percentile(numbers, (0, 5, 50, 95, 100), method="nearest")
-    return Spread(*(int(number) for number in found))
+    return SampleSpread(*(int(number) for number in found))
 
 
 def _modality(samples: Sequence[SampleData], encoder: str) -> Modality:

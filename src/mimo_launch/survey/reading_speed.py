@@ -32,7 +32,7 @@ Kind = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class ReadingSpeed:
     """How fast steps are read, in tokens of a whole step per second.
 
     Args:
@@ -65,7 +65,7 @@ class Read:
 
     records: int
     bad: dict[int, str]
-    speed: Speed
+    speed: ReadingSpeed
 
 
 def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> Read:
@@ -98,7 +98,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
     return Read(
         records=records,
         bad=bad,
-        speed=Speed(
+        speed=ReadingSpeed(
             steps=steps,
             tokens=tokens,
             alone=tokens / seconds,

@@ -24,7 +24,7 @@ _SIGNS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>", ASK: "<ask>"}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShownPiece:
     """A run of tokens: text, or the rows of the `item`-th image or clip of an encoder.
 
     Text that is predicted and counted in the loss is of kind `learnt`.
@@ -38,13 +38,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ShownRecord:
     """One record of a sample, or why it cannot be read. `images` are by encoder."""
 
     id: int
     name: str
     tokens: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ShownPiece] = field(default_factory=list)
     images: dict[str, list[npt.NDArray[np.float32]]] = field(default_factory=dict)
     bad: str | None = None
 
@@ -53,7 +53,7 @@ class Record:
 class Shown:
     """One sample of a step: its records and the padding behind them."""
 
-    records: list[Record]
+    records: list[ShownRecord]
     padding: int
 
 
@@ -76,17 +76,17 @@ def show_samples(
 
 def _record(
     spec: Spec, dataset: Dataset, words: Callable[[Sequence[int]], str], sample: SampleData
-) -> Record:
+) -> ShownRecord:
     name = dataset.name("train", sample.id)
     try:
         tokens, labels = dataset.text("train", sample.id)
         images = {name: dataset.images("train", sample.id, name) for name in spec.encoders}
     except BAD as error:
-        return Record(sample.id, name, sample.num_tokens, bad=str(error))
+        return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
     # A label stands before the token that it predicts.
     loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
     pieces = list(_pieces(tokens[: sample.num_tokens], loss_mask, sample, words))
-    return Record(sample.id, name, sample.num_tokens, pieces, images)
+    return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
 
 
 def _pieces(
@@ -94,7 +94,7 @@ def _pieces(
     loss_mask: npt.NDArray[np.bool_],
     sample: SampleData,
     words: Callable[[Sequence[int]], str],
-) -> Iterator[Piece]:
+) -> Iterator[ShownPiece]:
     rows = [
         (span.position, span, name, item)
         for name, spans in sample.spans.items()
@@ -104,7 +104,7 @@ def _pieces(
     for _, span, name, item in sorted(rows, key=lambda row: row[0]):
         yield from _texts(tokens, loss_mask, range(at, span.position), words)
         size = f"{span.height} x {span.width}"
-        yield Piece("rows", f"{name} {size}", span.rows, name, item)
+        yield ShownPiece("rows", f"{name} {size}", span.rows, name, item)
         at = span.position + span.rows
     yield from _texts(tokens, loss_mask, range(at, len(tokens)), words)
 
@@ -114,13 +114,13 @@ def _texts(
     loss_mask: npt.NDArray[np.bool_],
     here: range,
     words: Callable[[Sequence[int]], str],
-) -> Iterator[Piece]:
+) -> Iterator[ShownPiece]:
     """Yield runs of tokens that are all learnt or all not."""
     cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
     for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
         if first < last:
             kind: Literal["text", "learnt"] = "learnt" if loss_mask[first] else "text"
-            yield Piece(kind, words(tokens[first:last].tolist()), last - first)
+            yield ShownPiece(kind, words(tokens[first:last].tolist()), last - first)
 
 
 def _words(spec: Spec) -> Callable[[Sequence[int]], str]:

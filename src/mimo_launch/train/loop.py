@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import Order, global_order
+from mimo_launch.data.sample_order import SampleOrder, global_order
 from mimo_launch.optimizer.grad_norm import StepTotals
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import Spec
@@ -123,7 +123,7 @@ def _steps(
     session: RankSession,
     steps: StepRunner,
     reader: StepReader,
-    order: Order,
+    order: SampleOrder,
     emit: Listener,
     hooks: Hooks,
     state: RunState,

@@ -17,7 +17,7 @@ import torch
 
 from mimo_launch.comm.pending_numbers import Moment
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import Order, Sample
+from mimo_launch.data.sample_order import Sample, SampleOrder
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
@@ -76,7 +76,7 @@ class StepRunner:
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
 
-    def start(self, state: RunState, order: Order, flags: tuple[int, ...]) -> None:
+    def start(self, state: RunState, order: SampleOrder, flags: tuple[int, ...]) -> None:
         """Start the next step; `flags` come back summed over all ranks.
 
         Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples; whatever

@@ -93,7 +93,7 @@ class Placing:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GridChoice:
     """A smaller grid for one module, and what it loses."""
 
     grid: Grid
@@ -101,7 +101,7 @@ class Choice:
     loss: int
 
 
-def fewest(spec: Spec, most_ranks: int) -> tuple[Mapping[str, Choice], list[int]]:
+def fewest(spec: Spec, most_ranks: int) -> tuple[Mapping[str, GridChoice], list[int]]:
     """Return the choice for each module, and the cuts, whose ranks and losses are least.
 
     Raises: ValueError if nothing fits on `most_ranks` ranks.
@@ -128,11 +128,11 @@ class _Search:
         self.smallest = {
             name: min(c.grid.num_ranks for c in found) for name, found in self.all.items()
         }
-        self.by_size: dict[tuple[str, int], list[Choice]] = {}
-        self.best: tuple[Mapping[str, Choice], list[int]] | None = None
+        self.by_size: dict[tuple[str, int], list[GridChoice]] = {}
+        self.best: tuple[Mapping[str, GridChoice], list[int]] | None = None
         self.cost, self.trials = inf, 0
 
-    def extend(self, chosen: Mapping[str, Choice], loss: int) -> None:
+    def extend(self, chosen: Mapping[str, GridChoice], loss: int) -> None:
         """Try all choices for the next module, those that may be best first."""
         exact = {name: choice.grid.num_ranks for name, choice in chosen.items()}
         rest = {name: self.smallest[name] for name in self.order if name not in chosen}
@@ -151,7 +151,7 @@ class _Search:
             if self.trials < MAX_TRIALS:
                 self.extend({**chosen, name: choice}, loss + choice.loss)
 
-    def _options(self, name: str, chosen: Mapping[str, Choice]) -> list[Choice]:
+    def _options(self, name: str, chosen: Mapping[str, GridChoice]) -> list[GridChoice]:
         if name == LANGUAGE:
             return self.all[name]
         dp = chosen[LANGUAGE].grid.dp
@@ -162,7 +162,7 @@ class _Search:
         return self.by_size[name, dp]
 
 
-def _choices(module: ModuleSpec, most_ranks: int) -> list[Choice]:
+def _choices(module: ModuleSpec, most_ranks: int) -> list[GridChoice]:
     """Return the best smaller grids of a module, one for each dp and number of ranks."""
     old, found = module.grid, []
     # Other widths of a user's own class may not split over a tp that the user did not write.
@@ -175,7 +175,7 @@ def _choices(module: ModuleSpec, most_ranks: int) -> list[Choice]:
     for sizes in _products(list(values.values()), most_ranks):
         grid = Grid(**dict(zip(values, sizes, strict=True)))
         experts, loss = _smaller_experts(module, grid)
-        found.append(Choice(grid, experts, loss + _loss(module, grid)))
+        found.append(GridChoice(grid, experts, loss + _loss(module, grid)))
     return _best(found, lambda grid: (grid.dp, grid.num_ranks))
 
 
@@ -189,9 +189,9 @@ def _products(values: list[list[int]], most: int) -> Iterator[tuple[int, ...]]:
             yield (value, *rest)
 
 
-def _best(choices: Iterable[Choice], key: Callable[[Grid], object]) -> list[Choice]:
+def _best(choices: Iterable[GridChoice], key: Callable[[Grid], object]) -> list[GridChoice]:
     """Return the choice of least loss for each key, those of few ranks and losses first."""
-    found: dict[object, Choice] = {}
+    found: dict[object, GridChoice] = {}
     for choice in choices:
         best = found.setdefault(key(choice.grid), choice)
         if choice.loss < best.loss:
@@ -217,7 +217,7 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
     return loss
 
 
-def _with_fan(choice: Choice, old: tuple[int, int], language: int) -> Choice:
+def _with_fan(choice: GridChoice, old: tuple[int, int], language: int) -> GridChoice:
     """Add what an encoder loses of its relation to a smaller language dp."""
     new = choice.grid.dp, language
     loss = LOST_FAN * (fan(*new) != fan(*old)) + LOST_RATIO * (Fraction(*new) != Fraction(*old))

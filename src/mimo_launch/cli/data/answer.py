@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.cli.shared.html_page import html_page
-from mimo_launch.survey.facts import Facts, Modality, Spread
-from mimo_launch.survey.reading_speed import Speed
-from mimo_launch.survey.shown_samples import Piece, Record
+from mimo_launch.survey.facts import Facts, Modality, SampleSpread
+from mimo_launch.survey.reading_speed import ReadingSpeed
+from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 from mimo_launch.survey.survey import LeftOut, Survey
 
 _MOST_BAD = 5
@@ -77,7 +77,7 @@ def _lines(found: Survey, wanted: float | None) -> Iterator[str]:
             yield f"    {_cut(record_text(record))}"
 
 
-def _spread(spread: Spread) -> str:
+def _spread(spread: SampleSpread) -> str:
     return (
         f"{spread.min:,} to {spread.max:,}, median {spread.p50:,}, "
         f"90 % in {spread.p5:,} to {spread.p95:,}"
@@ -133,7 +133,7 @@ def _read(found: Survey, wanted: float | None) -> Iterator[str]:
     )
 
 
-def _verdict(speed: Speed, wanted: float | None) -> str:
+def _verdict(speed: ReadingSpeed, wanted: float | None) -> str:
     if wanted is None:
         return ""
     ratio = speed.tokens_per_s / wanted
@@ -142,14 +142,14 @@ def _verdict(speed: Speed, wanted: float | None) -> str:
     return f", TOO SLOW for {wanted:,.0f} ({ratio:.0%} of that)"
 
 
-def record_text(record: Record) -> str:
+def record_text(record: ShownRecord) -> str:
     """Return a record in one line: learnt text in double brackets, images in angle brackets."""
     if record.bad is not None:
         return f"cannot be read: {record.bad}"
     return " ".join(_piece(piece) for piece in record.pieces)
 
 
-def _piece(piece: Piece) -> str:
+def _piece(piece: ShownPiece) -> str:
     if piece.kind == "rows":
         return f"<{piece.text}: {piece.tokens} rows>"
     text = piece.text.replace("\n", "\\n")
@@ -196,13 +196,13 @@ def _samples(found: Survey) -> Iterator[str]:
         yield f"<p><small>{sample.padding:,} tokens of padding</small></p>"
 
 
-def _body(record: Record) -> str:
+def _body(record: ShownRecord) -> str:
     if record.bad is not None:
         return escape(f"cannot be read: {record.bad}")
     return " ".join(_piece_as_html(piece, record) for piece in record.pieces)
 
 
-def _piece_as_html(piece: Piece, record: Record) -> str:
+def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
     if piece.kind == "rows":
         words = escape(f"{piece.text}: {piece.tokens} rows", quote=True)
         data = b64encode(png(record.images[piece.encoder][piece.item])).decode()

@@ -15,7 +15,7 @@ import typer
 from mimo_launch.cli.shared.console import Console
 
 if TYPE_CHECKING:
-    from mimo_launch.data.webdataset.index import Progress, Say
+    from mimo_launch.data.webdataset.index import IndexProgress, Say
     from mimo_launch.spec.model import Spec
 
 
@@ -47,7 +47,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
             console.note(f"data: {split.summary()}")
 
 
-def _silence(progress: "Progress") -> None:
+def _silence(progress: "IndexProgress") -> None:
     pass
 
 
@@ -61,7 +61,7 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     rich = rich_on(sys.stderr, console)
     told: set[tuple[str, str]] = set()
 
-    def tell(progress: "Progress") -> None:
+    def tell(progress: "IndexProgress") -> None:
         if (progress.split, progress.why) not in told:
             told.add((progress.split, progress.why))
             shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
@@ -80,7 +80,7 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     stack.enter_context(Bars(bar, rich, console, transient=True))
     task = bar.add_task("shards", total=None, samples=0, bad=0)
 
-    def draw(progress: "Progress") -> None:
+    def draw(progress: "IndexProgress") -> None:
         tell(progress)
         done, shards = progress.done, progress.shards
         bar.update(task, total=shards, completed=done, samples=progress.samples, bad=progress.bad)

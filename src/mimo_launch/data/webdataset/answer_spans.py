@@ -34,7 +34,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Something that somebody wrote: the content, the reasoning or a call of a message."""
 
     message: int
@@ -63,7 +63,7 @@ class Conversation:
         self._end, self._end_behind = re.compile(end), re.compile(rf"\s*(?:{end})")
         self._word_end = re.compile(rf"\s|{end}")
         self.text = chat.render(said, **settings)
-        self._pieces: list[Piece] = []
+        self._pieces: list[TextPiece] = []
         for number, message in enumerate(said):
             marked(message, lambda name: self._new(number, message["role"], name))  # noqa: B023
         self._chosen, self._whole = self._find_marks()
@@ -78,18 +78,18 @@ class Conversation:
         return [span for span in spans if span is not None]
 
     def _new(self, message: int, role: str, name: str) -> int:
-        self._pieces.append(Piece(message, role, name))
+        self._pieces.append(TextPiece(message, role, name))
         if len(self._pieces) > MOST:
             raise BadSample(f"it has more than {MOST:,} messages and calls")
         return len(self._pieces) - 1
 
     def _render(
-        self, chosen: Callable[[Piece], bool], most: int | None = None, **settings: Any
+        self, chosen: Callable[[TextPiece], bool], most: int | None = None, **settings: Any
     ) -> Marked:
         """Return the text of the first messages, with marks around the pieces that are chosen."""
         return self._read(self._with_marks(chosen, most), **settings)
 
-    def _with_marks(self, chosen: Callable[[Piece], bool], most: int | None) -> Said:
+    def _with_marks(self, chosen: Callable[[TextPiece], bool], most: int | None) -> Said:
         numbers = iter(range(len(self._pieces)))
 
         def number(name: str) -> int | None:
@@ -103,9 +103,9 @@ class Conversation:
         marks = self._chat.marks_answers
         return read_marks(self._chat.render(said, marks_blocks=marks, **settings))
 
-    def _find_marks(self) -> tuple[Callable[[Piece], bool], Marked]:
+    def _find_marks(self) -> tuple[Callable[[TextPiece], bool], Marked]:
         """Return the text with marks, of as many pieces as the template leaves alone."""
-        choices: tuple[Callable[[Piece], bool], ...] = (
+        choices: tuple[Callable[[TextPiece], bool], ...] = (
             lambda _: True,
             lambda piece: piece.role == "assistant",
             # Blocks need no other marks.
@@ -140,7 +140,7 @@ class Conversation:
                 continue
             raise BadSample(_lost(piece.name, f" of message {piece.message + 1} ({piece.role})"))
 
-    def _writes(self, piece: Piece, most: int | None) -> bool:
+    def _writes(self, piece: TextPiece, most: int | None) -> bool:
         """Return whether marks around a piece show in the text of the first messages."""
         try:
             found = self._render(lambda each: each is piece, most)

@@ -40,7 +40,7 @@ FOLDER = ".mimo-index"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class IndexProgress:
     """How far the index of a split is; `why` it is made at all."""
 
     split: Split
@@ -51,7 +51,7 @@ class Progress:
     bad: int
 
 
-Say = Callable[[Progress], None]
+Say = Callable[[IndexProgress], None]
 
 
 def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
@@ -70,7 +70,7 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
             return columns
     folder = next(filter(_can_be_made, folders), folders[-1])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    now = Progress(split, "another process makes it", 0, len(shards), 0, 0)
+    now = IndexProgress(split, "another process makes it", 0, len(shards), 0, 0)
     with _lock(folder.with_suffix(".lock"), partial(say, now)):
         # Whoever had the lock may have made it.
         columns, why = _usable(folder, wanted)
@@ -167,7 +167,7 @@ def _make(
     shards: Sequence[Path],
     folder: Path,
     identity: dict[str, Any],
-    progress: Progress,
+    progress: IndexProgress,
     say: Say,
 ) -> None:
     """Make an index beside its place, and then put it there."""

@@ -27,7 +27,7 @@ from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Col
 from mimo_launch.data.webdataset.media_rows import (
     MediaInput,
     MediumSize,
-    Placed,
+    PlacedMedium,
     media_inputs_of,
     place_rows,
     rows_among,
@@ -70,7 +70,7 @@ class ShardIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class IndexedSample:
     """What is known of one sample.
 
     `runs` are first and end of each run of learnt tokens, [runs, 2]. `media` are suffixes of its
@@ -79,7 +79,7 @@ class Seen:
 
     num_tokens: int
     runs: np.ndarray
-    placed: list[Placed]
+    placed: list[PlacedMedium]
     media: dict[Medium, list[str]]
 
 
@@ -92,7 +92,7 @@ class SampleIndexer:
         self.media_inputs: tuple[MediaInput, ...] = media_inputs_of(spec)
         self.sample_encoder = SampleEncoder(spec, data, self.media_inputs)
 
-    def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> Seen:
+    def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> IndexedSample:
         """Return what there is to know of a sample.
 
         Args:
@@ -122,7 +122,7 @@ class SampleIndexer:
         if not loss_mask.any():
             raise BadSample("it has no token to learn")
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
-        return Seen(len(is_row), runs, placed, media)
+        return IndexedSample(len(is_row), runs, placed, media)
 
     def _size(self, medium: Medium, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium == "audio":
@@ -172,7 +172,7 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     return ShardIndex(columns, tuple(suffixes), tuple(bad))
 
 
-def _indexed(indexer: SampleIndexer, reader: ShardReader, member: Member) -> Seen:
+def _indexed(indexer: SampleIndexer, reader: ShardReader, member: Member) -> IndexedSample:
     if member.fault:
         raise BadSample(member.fault)
     try:
@@ -185,7 +185,11 @@ def _indexed(indexer: SampleIndexer, reader: ShardReader, member: Member) -> See
 
 
 def _add(
-    rows: dict[str, list[int]], number: int, member: Member, seen: Seen, suffixes: dict[str, int]
+    rows: dict[str, list[int]],
+    number: int,
+    member: Member,
+    seen: IndexedSample,
+    suffixes: dict[str, int],
 ) -> None:
     """Append one sample to the columns of a shard."""
     runs = seen.runs

@@ -86,7 +86,7 @@ def media_inputs_of(spec: Spec) -> tuple[MediaInput, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedMedium:
     """Rows of one encoder in a sample, made of its `member`-th image or clip."""
 
     encoder: int
@@ -98,7 +98,7 @@ def place_rows(
     media_inputs: Sequence[MediaInput],
     media: Sequence[tuple[int, Medium]],
     sizes: dict[Medium, list[MediumSize]],
-) -> list[Placed]:
+) -> list[PlacedMedium]:
     """Return where rows stand in a sample, in order.
 
     Args:
@@ -109,7 +109,7 @@ def place_rows(
     Raises:
         BadSample: No row can be made of an image or a clip.
     """
-    placed: list[Placed] = []
+    placed: list[PlacedMedium] = []
     taken: dict[Medium, int] = {"image": 0, "audio": 0}
     rows_so_far = 0
     for before, medium in media:
@@ -118,7 +118,7 @@ def place_rows(
         for number, media_input in enumerate(media_inputs):
             if media_input.medium == medium:
                 span = ImageSpan(before + rows_so_far, *media_input.rows(sizes[medium][member]))
-                placed.append(Placed(number, member, span))
+                placed.append(PlacedMedium(number, member, span))
                 rows_so_far += span.rows
     return placed
 

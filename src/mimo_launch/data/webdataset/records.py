@@ -32,7 +32,7 @@ _PART_MEDIA: dict[str, Medium] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessagePart:
     """A piece of a message: some text, or the next image or clip of the sample."""
 
     kind: Literal["text"] | Medium
@@ -48,7 +48,7 @@ class Message:
     """
 
     role: str
-    parts: tuple[Part, ...] | None
+    parts: tuple[MessagePart, ...] | None
     rest: Mapping[str, Any] = field(default_factory=dict)
     in_parts: bool = False
 
@@ -150,7 +150,7 @@ def _conversation(
     markers: dict[str, Medium] = {data.image_marker: "image", data.audio_marker: "audio"}
     messages = [_message(turn, markers) for turn in turns]
     if template.system is not None and messages[0].role != "system":
-        messages.insert(0, Message("system", (Part("text", template.system),)))
+        messages.insert(0, Message("system", (MessagePart("text", template.system),)))
     if not any(m.role == "assistant" and m.says_something() for m in messages):
         raise BadSample("it has no answer of the assistant to learn from")
     return tuple(messages)
@@ -187,27 +187,30 @@ def _is_said(content: Any) -> bool:
     return content is None or isinstance(content, str)
 
 
-def _parts(content: Any, markers: dict[str, Medium]) -> list[Part]:
+def _parts(content: Any, markers: dict[str, Medium]) -> list[MessagePart]:
     if isinstance(content, str):
         return _split(content, markers)
     if not isinstance(content, list):
         raise BadSample(f"the content of a message is {_type_of(content)}")
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     for each in content:
         kind = each.get("type") if isinstance(each, dict) else None
         if kind == "text" and isinstance(each.get("text"), str):
             parts += _split(each["text"], markers)
         elif isinstance(kind, str) and kind in _PART_MEDIA:
-            parts.append(Part(_PART_MEDIA[kind]))
+            parts.append(MessagePart(_PART_MEDIA[kind]))
         else:
             raise BadSample(f"a message has a part of unknown type {kind!r}")
     return parts
 
 
-def _split(text: str, markers: dict[str, Medium]) -> list[Part]:
+def _split(text: str, markers: dict[str, Medium]) -> list[MessagePart]:
     """Return a text cut at its markers."""
     pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
-    parts = [Part(markers[each]) if each in markers else Part("text", each) for each in pieces]
+    parts = [
+        MessagePart(markers[each]) if each in markers else MessagePart("text", each)
+        for each in pieces
+    ]
     return [part for part in parts if part.kind != "text" or part.text]
 
 

@@ -21,7 +21,7 @@ from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode import Medium
 from mimo_launch.data.webdataset.media_rows import MediaInput
-from mimo_launch.data.webdataset.records import Message, Part, Record
+from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
@@ -102,7 +102,9 @@ class SampleEncoder:
         """What a user should know of the chat template, a line each."""
         if self._chat is None:
             return ()
-        asked, said = (Message(role, (Part("text", role),)) for role in ("user", "assistant"))
+        asked, said = (
+            Message(role, (MessagePart("text", role),)) for role in ("user", "assistant")
+        )
         try:
             conversation = self._conversed(Record(messages=(asked, said)))
             [(_, last)] = conversation.answers()

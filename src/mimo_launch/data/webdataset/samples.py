@@ -23,7 +23,7 @@ from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.media_rows import MediaInput, rows_among
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
-from mimo_launch.data.webdataset.tar_files import Place, ShardReader
+from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.model import Spec, WebdatasetData, clip_input, image_input
@@ -142,15 +142,15 @@ class OpenSplit:
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
         return tuple((encoder, member, ImageSpan(*size)) for encoder, member, *size in values)
 
-    def members(self, row: int) -> dict[str, Place]:
+    def members(self, row: int) -> dict[str, MemberPlace]:
         """Return the members of a sample by suffix, images and clips in order."""
         columns, here = self.index.columns, self.index.range("member", row)
         names = ("suffix", "offset", "size")
         values = zip(*(columns[f"member_{name}"][here].tolist() for name in names), strict=True)
         suffixes = self.index.meta["suffixes"]
-        return {suffixes[suffix]: Place(offset, size) for suffix, offset, size in values}
+        return {suffixes[suffix]: MemberPlace(offset, size) for suffix, offset, size in values}
 
-    def read(self, row: int, place: Place) -> bytes:
+    def read(self, row: int, place: MemberPlace) -> bytes:
         """Return the bytes of a member of a sample. Raises: OSError, EOFError."""
         return self._reader.read(int(self.index.columns["shard"][row]), place)
 

@@ -22,7 +22,7 @@ _MAX_OPEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemberPlace:
     """Where a member's bytes are in its shard."""
 
     offset: int
@@ -37,7 +37,7 @@ class Member:
     """
 
     key: str
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, MemberPlace] = field(default_factory=dict)
     fault: str = ""
 
 
@@ -76,7 +76,7 @@ def samples_of(path: Path) -> Iterator[Member]:
         yield now
 
 
-def _members(path: Path) -> Iterator[tuple[str, str, Place, str]]:
+def _members(path: Path) -> Iterator[tuple[str, str, MemberPlace, str]]:
     """Yield key, suffix, place and fault of the files of a tar. Raises: TarError, OSError."""
     for member in _headers(path):
         # Names like `__url__` are the library's own. Folders and devices are no samples.
@@ -87,7 +87,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, Place, str]]:
         suffix, fault = named[2].lower(), ""
         if is_link or member.issparse():
             fault = f"its `.{suffix}` is a {'link' if is_link else 'sparse file'}"
-        yield named[1], suffix, Place(member.offset_data, member.size), fault
+        yield named[1], suffix, MemberPlace(member.offset_data, member.size), fault
 
 
 def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
@@ -129,7 +129,7 @@ class ShardReader:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, _File] = OrderedDict()
 
-    def read(self, shard: int, place: Place, limit: int | None = None) -> bytes:
+    def read(self, shard: int, place: MemberPlace, limit: int | None = None) -> bytes:
         """Return the bytes of a member, or its first `limit`.
 
         Raises: OSError; EOFError if the shard is shorter than it was.
