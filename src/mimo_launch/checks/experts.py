@@ -74,7 +74,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
 
 
 def choices_of_experts(spec: Spec, name: str) -> Findings:
-    """A token has so many experts to choose from, and the router learns which."""
+    """A token chooses no more experts than there are, and the router can learn which."""
     moe = kind_of(spec.modules[name].model).moe
     if moe is None:
         return

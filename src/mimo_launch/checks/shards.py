@@ -22,10 +22,10 @@ from mimo_launch.spec.model import (
 )
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
-# Headers of so many members are looked at: a millisecond or two.
+# Number of members whose headers are read: a millisecond or two.
 _LOOKED_AT = 64
 _MOST_LISTED = 3
-# So many shards are opened, for one header each.
+# Number of shards that are opened, for one header each.
 _MOST_OPENED = 1000
 
 

@@ -75,7 +75,10 @@ def _options(
     ctx: typer.Context,
     color: Annotated[Color, typer.Option(help="When to colour messages.")] = Color.AUTO,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Say more; tracebacks of our faults.")
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, help="Say more; show tracebacks of internal errors."
+        ),
     ] = 0,
     version: Annotated[
         bool,

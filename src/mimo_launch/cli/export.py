@@ -29,9 +29,9 @@ Examples:
   mimo-launch export runs/llava --to only-language --module language
 
 Write the weights of a checkpoint, saved on any layout, as Hugging Face folders: safetensors and
-config.json, with tokenizer and processor files from where the weights came. The folder is the
-whole model where transformers has one of this shape, else it holds one folder per module. It
-appears when it is complete. Exits with 0, with 2 when the run cannot be read or is no model of
+config.json, with the tokenizer and processor files of the folder that the weights came from. The
+result is a whole model if transformers has one of this shape, otherwise one folder per module. It
+appears only once it is complete. Exits with 0, with 2 when the run cannot be read or is no model of
 transformers, or with 1 when the files cannot be written.
 """
 

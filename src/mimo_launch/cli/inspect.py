@@ -26,8 +26,8 @@ Examples:
   mimo-launch inspect models/llava --json
 
 Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
-from it. It reads config.json and the headers of safetensors files, or the index of a checkpoint;
-no tensor, so it is quick for any size. Exits with 0, with 2 when the folder cannot be read, or
+from it. Reads config.json and the headers of safetensors files, or the index of a checkpoint, but
+no tensors, so it is quick at any size. Exits with 0, with 2 when the folder cannot be read, or
 with 1 when it holds no module that can be trained here.
 """
 

@@ -34,10 +34,10 @@ placement and schedule but small widths and depths, and the same on one rank of 
 plain loop. First two steps: compare the loss, the gradient norm of each module, every gradient by
 name and the weights after an SGD step. Then training with your optimizer, learning rates and
 evaluation: a few steps, one of which is skipped, a checkpoint, and a run that goes on from it;
-compare every number that is told, and weights and moments at the end. All to a relative error of
-1e-10. In float32 gradients alone are compared, to 1e-3: a weaker proof, of the kernels that float64
-does not use. What a proof leaves out or makes small is listed. Exits with 0 when everything agrees,
-1 when not, 2 when the spec is wrong.
+compare every reported number, and weights and moments at the end. All to a relative error of 1e-10.
+In float32 only gradients are compared, to 1e-3: a weaker proof, of the kernels that float64 does
+not use. Lists what the proof leaves out or scales down. Exits with 0 when everything agrees, 1 when
+it does not, 2 when the spec is wrong.
 """
 
 

@@ -1,4 +1,4 @@
-"""A layout for models on so many GPUs, by one simple rule.
+"""A layout for given models and a number of GPUs, by one simple rule.
 
 Decides: the rule. All modules share all ranks. The language model gets the smallest tp * pp that
 fits into memory, tp before pp, and dp for the rest; an encoder is data parallel. A step has the

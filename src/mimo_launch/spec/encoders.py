@@ -163,8 +163,8 @@ class Clips(Strict):
     )
     stack: Count = Field(
         1,
-        description="Frame stacking: so many neighbouring tokens become one row, as wide as all of "
-        "them, in front of the projector.",
+        description="Frame stacking: this many neighbouring tokens become one row, as wide as all "
+        "of them, in front of the projector.",
     )
 
     @property

@@ -17,7 +17,7 @@ MEGABYTE = 10**6
 
 
 def read_small(path: str | Path, most: int) -> bytes:
-    """Return the bytes of a regular file of at most so many. Raises: OSError."""
+    """Return the bytes of a regular file no larger than `most`. Raises: OSError."""
     # Without O_NONBLOCK a FIFO is not even opened before somebody writes to it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())

@@ -62,10 +62,10 @@ class Moe(Strict):
         examples=[0.001],
     )
     every: Count = Field(
-        1, description="Each so-many-th layer of a decoder has experts; the others have the MLP."
+        1, description="Every n-th layer of a decoder has experts; the others have the MLP."
     )
     first_dense: CountFrom0 = Field(
-        0, description="The first layers of a decoder, so many, have the MLP in any case."
+        0, description="Number of layers at the start of a decoder that always have the MLP."
     )
 
     def architecture(self) -> dict[str, Any]:

@@ -24,8 +24,8 @@ Examples:
   mimo-launch report runs/small runs/large --smooth 20 -o compared.html
   mimo-launch report runs/quickstart -o loss.png
 
-Draw loss, gradient norms, learning rates and throughput of runs, which may still be at work. The
-suffix of the file says what it becomes: .html (with a table of the runs; nothing is fetched to show
+Draw loss, gradient norms, learning rates and throughput of runs, which may still be running. The
+suffix of the file sets its format: .html (with a table of the runs; nothing is fetched to show
 it), .png or .svg. Needs matplotlib. Exits with 0, with 2 when a run cannot be read, or with 1 when
 the file cannot be written.
 """

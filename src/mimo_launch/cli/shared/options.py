@@ -39,7 +39,7 @@ Nproc = Annotated[
     ),
 ]
 Where = Annotated[
-    Device, typer.Option("--device", help="Where workers compute; auto is GPUs where there is any.")
+    Device, typer.Option("--device", help="Where workers compute; auto uses GPUs if there are any.")
 ]
 HostProcesses = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Processes per host that the job will have.")
@@ -52,7 +52,7 @@ ConsoleRanks = Annotated[
 Nnodes = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Hosts of the job, 1 by default; given, RANK and WORLD_SIZE do not count."
+        min=1, help="Hosts of the job, 1 by default; if given, RANK and WORLD_SIZE are ignored."
     ),
 ]
 NodeRank = Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")]
@@ -83,7 +83,7 @@ def constants_of(path: Path | None) -> "Calibration | None":
 
 
 def device_here(spec: "Spec", wanted: "DeviceKind", num_workers: int) -> "RankDevice":
-    """Return the device of so many workers on this host. Raises: typer.BadParameter."""
+    """Return the device that `num_workers` on this host compute on. Raises: typer.BadParameter."""
     from mimo_launch.launcher.gpus import NotEnoughGpus, device_of, refuse_backends
 
     try:

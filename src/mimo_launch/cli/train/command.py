@@ -46,9 +46,9 @@ Examples:
 
 Validate and plan the spec, start one worker per rank and train: each on a GPU of its own where the
 host has any (see --device), else on its processors. Under torchrun the process joins as the rank
-it is given; under srun one task per rank does so, too, and one task per host starts the workers of
+it is given; under srun one task per rank does the same, and one task per host starts the workers of
 that host. The run folder holds the resolved spec, the plan, metrics.jsonl and the workers' logs. A
-run whose folder has a complete checkpoint goes on after it.
+run whose folder has a complete checkpoint continues from it.
 The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops at once.
 Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 129, 130
 or 143 when interrupted.
