@@ -11,13 +11,15 @@ from mimo_launch.drawing.layer_row_types import ExpertPlace, ExpertsRow
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.share import even_cut
 from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import ExpertGrid, Grid, LanguageModel, Spec
+from mimo_launch.spec.model import ExpertGrid, Grid, Spec
 
 
 def expert_rows(spec: Spec, layout: Layout, sample: SampleData) -> tuple[ExpertsRow, ...]:
@@ -31,15 +33,15 @@ def expert_rows(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Experts
 
 def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -> ExpertsRow:
     mine, view = spec.modules[module.name], module.experts
-    model = mine.model
-    if not isinstance(model, LanguageModel) or model.moe is None or view is None:
+    model, kind = mine.model, kind_of(mine.model)
+    moe, layers = kind.moe, [i for i in range(model.layers) if kind.has_experts(i)]
+    if moe is None or view is None:
         raise TypeError(f"{module.name} has no experts")
-    moe, layers = model.moe, [i for i in range(model.layers) if model.has_experts(i)]
     alone = mine.model_copy(update={"grid": Grid(), "experts": ExpertGrid()})
     whole = Stage(module.name, 0, 0, model.layers, is_first=True, is_last=True)
     changed = spec.model_copy(update={"modules": {**spec.modules, module.name: alone}})
     parameters = stage_weights(changed, whole, 0).numel
-    one = (2 + model.gated_mlp) * moe.width * model.hidden
+    one = (1 + kind.widths.ups) * moe.width * model.hidden
     work = workload(layout, module, sample)
     # Per layer and microbatch: there and back, forward and backward, and forward once more where
     # activations are recomputed.
@@ -58,7 +60,7 @@ def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -
         per_rank=moe.experts // view.size("ep"),
         parameters=parameters,
         active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
-        sent_bytes=round(ways * sent * _most_in_a_stage(model, module)),
+        sent_bytes=round(ways * sent * _most_in_a_stage(kind, module)),
         places=tuple(_places(view, moe.experts)),
     )
 
@@ -73,10 +75,9 @@ def _places(view: ExpertView, experts: int) -> Iterator[ExpertPlace]:
         yield ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=tuple(ranks))
 
 
-def _most_in_a_stage(model: LanguageModel, module: ModuleLayout) -> int:
+def _most_in_a_stage(kind: ModelKind, module: ModuleLayout) -> int:
     """Return the most layers of experts that a rank holds."""
     counts = [0] * module.grid.size("pp")
     for stage in module.stages:
-        numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-        counts[module.pp_index(stage.index)] += sum(model.has_experts(i) for i in numbers)
+        counts[module.pp_index(stage.index)] += sum(kind.has_experts(i) for i in stage.layers)
     return max(counts)

@@ -25,6 +25,7 @@ from mimo_launch.export.tensors import FileTensor, file_tensors, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.spec.model import LanguageModel, Spec
 
@@ -167,7 +168,7 @@ class Exporter:
                 place,
                 dtype_of,
                 prefix=prefix_of(name),
-                vocab=vocab_size(self.spec) if isinstance(model, LanguageModel) else None,
+                vocab=vocab_size(self.spec) if kind_of(model).computes_loss else None,
             )
             for is_end in (False, True)
         ]

@@ -19,9 +19,10 @@ from mimo_launch.hugging_face.image_recipe import (
     ShortEdge,
     Smart,
 )
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
-from mimo_launch.spec.model import Spec, VitModel, WebdatasetData, image_input
+from mimo_launch.spec.model import Spec, WebdatasetData, image_input
 
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -62,9 +63,9 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     if folder is not None:
         return read_recipe(folder)
     middle = (0.5,) * images.channels
-    if isinstance(model, VitModel) and model.positions == "learned" and model.image is not None:
-        height, width = model.image
-        resize: Exact | Smart = Exact(height * model.patch, width * model.patch)
+    if (grid := kind_of(model).learned_grid) is not None:
+        height, width = (side * images.patch for side in grid)
+        resize: Exact | Smart = Exact(height, width)
     else:
         side = images.row_side
         resize = Smart(side, side**2, data.max_rows * side**2)

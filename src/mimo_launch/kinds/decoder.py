@@ -12,7 +12,7 @@ from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Weight, Widths
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
 from mimo_launch.kinds.share import Share
-from mimo_launch.spec.model import DecoderModel
+from mimo_launch.spec.model import DecoderModel, RopeScaling
 
 BLOCK = (
     Saved(name="block input", stream=1, shared=True),
@@ -51,6 +51,16 @@ class DecoderKind(LanguageKind):
     """Blocks of attention and SwiGLU, or of attention and experts."""
 
     model: DecoderModel
+
+    @property
+    def mrope(self) -> tuple[int, int, int] | None:
+        """Pairs of a head that turn with time, height and width, where tokens have all three."""
+        return self.model.mrope
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How long wavelengths are slowed down."""
+        return self.model.rope_scaling
 
     @property
     def has_standard_blocks(self) -> bool:

@@ -21,7 +21,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
 )
 from mimo_launch.kinds.share import Share
-from mimo_launch.spec.model import EncoderModel, LanguageModel, Moe
+from mimo_launch.spec.model import EncoderModel, LanguageModel, Moe, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,26 @@ class ModelKind(ABC):
     def has_key_bias(self) -> bool:
         """Whether keys have a bias if queries and values have."""
         return True
+
+    @property
+    def mrope(self) -> tuple[int, int, int] | None:
+        """Pairs of a head that turn with time, height and width, where tokens have all three."""
+        return None
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How long wavelengths are slowed down."""
+        return None
+
+    @property
+    def turns_patches(self) -> bool:
+        """Whether queries and keys turn by the place of a patch."""
+        return False
+
+    @property
+    def learned_grid(self) -> tuple[int, int] | None:
+        """Height and width, in patches, of its table of learned positions, if it has one."""
+        return None
 
     @property
     def moe(self) -> Moe | None:

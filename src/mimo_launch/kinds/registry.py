@@ -15,8 +15,9 @@ from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
     DecoderModel,
+    EncoderModel,
     HybridModel,
-    Model,
+    LanguageModel,
     VitModel,
 )
 
@@ -29,6 +30,6 @@ KINDS: dict[type, type[ModelKind]] = {
 }
 
 
-def kind_of(model: Model) -> ModelKind:
+def kind_of(model: EncoderModel | LanguageModel) -> ModelKind:
     """Return what the kind of a model says of it."""
     return KINDS[type(model)](model)

@@ -29,6 +29,16 @@ class VisionKind(TransformerEncoderKind):
         return self.model.class_token
 
     @property
+    def turns_patches(self) -> bool:
+        """Whether queries and keys turn by the place of a patch."""
+        return self.model.positions == "rope2d"
+
+    @property
+    def learned_grid(self) -> tuple[int, int] | None:
+        """Height and width, in patches, of the table of learned positions, if there is one."""
+        return self.model.image if self.model.positions == "learned" else None
+
+    @property
     def has_final_norm(self) -> bool:
         """Whether a norm stands between the last block and the projector."""
         return self.model.final_norm
@@ -45,11 +55,11 @@ class VisionKind(TransformerEncoderKind):
         yield Weight((width, model.patch_numbers))
         one_row = model.patch_bias + model.class_token + 2 * model.pre_norm
         yield from (Weight((width,)),) * one_row
-        if model.image is not None and model.positions == "learned":
-            yield Weight((model.class_token + model.image[0] * model.image[1], width))
+        if (grid := self.learned_grid) is not None:
+            yield Weight((model.class_token + grid[0] * grid[1], width))
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return (*BLOCK, ROTATED) if self.model.positions == "rope2d" else BLOCK
+        return (*BLOCK, ROTATED) if self.turns_patches else BLOCK
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, layer, passes)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TextIO, TypeVar
 
-from mimo_launch.spec.model import CustomModel, Spec
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.model import Spec
 
 Answer = TypeVar("Answer")
 
@@ -95,7 +96,7 @@ def ask_child(question: Callable[[], Answer]) -> Answer:
 
 def custom_class_fault(spec: Spec) -> str:
     """Return what is wrong with the classes of a user's own that a spec names, or nothing."""
-    if not any(isinstance(module.model, CustomModel) for module in spec.modules.values()):
+    if not any(kind_of(module.model).is_custom for module in spec.modules.values()):
         return ""
     import_for_workers()  # Now: else the child would import torch for itself alone.
 

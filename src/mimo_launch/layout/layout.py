@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.layout.expert_grid import ExpertView
 from mimo_launch.layout.rank_grid import RankGrid
@@ -16,13 +17,10 @@ from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.stages import Stage, cut_into_stages
 from mimo_launch.spec.model import (
     Balance,
-    EncoderModel,
     ExpertGrid,
-    LanguageModel,
     ModuleSpec,
     ScheduleKind,
     Spec,
-    VitModel,
     rank_range,
 )
 
@@ -206,7 +204,7 @@ def build_layout(spec: Spec) -> Layout:
 
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
-    is_encoder = name != LANGUAGE
+    kind, is_encoder = kind_of(module.model), name != LANGUAGE
     stages = cut_into_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
     grid = RankGrid(
         module.order,
@@ -222,12 +220,10 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         in_phases=is_encoder and runs_in_phases(spec, name),
         group_size=encoder_group_size(spec, name) if is_encoder else 1,
         full_sharding=module.sharding == "full",
-        tied=isinstance(module.model, LanguageModel) and module.model.tied,
+        tied=kind.is_tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
-        patches_per_row=module.model.patches_per_row
-        if isinstance(module.model, EncoderModel)
-        else 1,
-        class_token=isinstance(module.model, VitModel) and module.model.class_token,
+        patches_per_row=kind.patches_per_row,
+        class_token=kind.has_class_token,
         balance=module.balance,
         experts=_expert_view(module, grid),
         fp8=module.fp8 is not None,
@@ -235,7 +231,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
 
 
 def _expert_view(module: ModuleSpec, grid: RankGrid) -> ExpertView | None:
-    if not isinstance(module.model, LanguageModel) or module.model.moe is None:
+    if kind_of(module.model).moe is None:
         return None
     sizes = module.experts or ExpertGrid()
     return ExpertView.of(grid, tp=sizes.tp, ep=sizes.ep)

@@ -5,7 +5,7 @@ Relies on: `layout` and `comm`.
 Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 from mimo_launch.comm.non_finite import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.comm.step_clock import StepClock
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
 from mimo_launch.layers.aux_loss import LossMeter
 from mimo_launch.layers.initial_weights import init_parameters
@@ -30,14 +31,13 @@ from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.model import (
-    AudioModel,
-    CustomModel,
     LanguageModel,
     Spec,
     TransformerEncoder,
-    VitModel,
 )
 
+# What builds a stage of an encoder of ours, by `kind`.
+ENCODER_STAGES: dict[str, Callable[..., nn.Module]] = {"vit": VisionStage, "audio": AudioStage}
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -114,7 +114,7 @@ def build_modules(
         flags: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
             # Weights get memory only once they are sharded: no rank ever holds a whole model.
-            is_own = isinstance(spec.modules[module.name].model, CustomModel)
+            is_own = kind_of(spec.modules[module.name].model).is_custom
             with nullcontext() if is_own else torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
@@ -179,13 +179,11 @@ def encoder_stage(
     recompute: bool,
 ) -> nn.Module:
     """Return the layers of one stage of an encoder of ours. Raises: TypeError for another model."""
-    if isinstance(model, AudioModel):
-        return AudioStage(context, model, stage, language_width=language_width, recompute=recompute)
-    if isinstance(model, VitModel):
-        return VisionStage(
-            context, model, stage, language_width=language_width, recompute=recompute
-        )
-    raise TypeError(f"no stage is a {model.kind}")
+    if model.kind not in ENCODER_STAGES:
+        raise TypeError(f"no stage is a {model.kind}")
+    return ENCODER_STAGES[model.kind](
+        context, model, stage, language_width=language_width, recompute=recompute
+    )
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:

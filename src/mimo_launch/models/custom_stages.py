@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, declared_parameters
 from mimo_launch.layers.plain_parameters import adopt_parameters
@@ -88,7 +89,7 @@ def check_custom_classes(spec: Spec) -> None:
     Raises: CustomClassError
     """
     for module in build_layout(spec).encoders:
-        if isinstance(spec.modules[module.name].model, CustomModel):
+        if kind_of(spec.modules[module.name].model).is_custom:
             tp, cp = (Group(tuple(range(module.grid.size(a))), 0, None) for a in ("tp", "cp"))
             context = ParallelContext(tp, cp, module.sequence_parallel, owner=module.name)
             for stage in module.stages:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_masks import Documents, causal_mask
 from mimo_launch.layers.cross_entropy import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.layers.linear import Norm
@@ -103,8 +104,8 @@ class LanguageStage(nn.Module):
             self.model.rope_theta,
             x_nD.dtype,
             documents=batch.documents,
-            sections=self.model.mrope if isinstance(self.model, DecoderModel) else None,
-            scaling=self.model.rope_scaling if isinstance(self.model, DecoderModel) else None,
+            sections=kind_of(self.model).mrope,
+            scaling=kind_of(self.model).rope_scaling,
             shares=batch.shares,
         )
         for layer in self.layers.values():

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_masks import ImageMask, turned_by_place
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -35,7 +36,7 @@ from mimo_launch.spec.model import Model, VitModel
 
 def turns_by_place(model: Model) -> bool:
     """Return whether blocks turn queries and keys by the places of patches."""
-    return isinstance(model, VitModel) and model.positions == "rope2d"
+    return kind_of(model).turns_patches
 
 
 class VisionStage(nn.Module):

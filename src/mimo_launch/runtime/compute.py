@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.to_device import to_device
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_masks import ImageMask, image_mask, zigzag_positions
 from mimo_launch.layers.class_tokens import class_token_mask
 from mimo_launch.layout.encoder_placement import LANGUAGE
@@ -35,7 +36,7 @@ from mimo_launch.runtime.model_inputs import (
     token_shares,
 )
 from mimo_launch.schedule.actions import Action
-from mimo_launch.spec.model import DecoderModel, Spec, image_input
+from mimo_launch.spec.model import Spec, image_input
 
 
 @dataclass(slots=True)
@@ -190,8 +191,7 @@ class Stages:
 
         Every stage makes its own: they follow from the data of the step.
         """
-        model = self.spec.language.model
-        if not isinstance(model, DecoderModel) or model.mrope is None:
+        if kind_of(self.spec.language.model).mrope is None:
             return held
         images = [name for name, each in self.spec.encoders.items() if image_input(each.model)]
         return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]

@@ -18,12 +18,13 @@ import torch
 from mimo_launch.comm.pending_numbers import Moment
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.spec.model import LanguageModel, Spec
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
@@ -153,8 +154,7 @@ class StepRunner:
 
 
 def _has_experts(spec: Spec) -> bool:
-    model = spec.language.model
-    return isinstance(model, LanguageModel) and model.moe is not None
+    return kind_of(spec.language.model).moe is not None
 
 
 def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: bool) -> StepFinished:

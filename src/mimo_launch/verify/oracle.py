@@ -20,6 +20,7 @@ from torch import Tensor
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, records_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -97,14 +98,14 @@ class Oracle:
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
         self.loads = []
         total, labels = torch.zeros((), dtype=torch.float64), 0
-        balance = torch.zeros((), dtype=torch.float64)
+        balance, moe = torch.zeros((), dtype=torch.float64), kind_of(self.model).moe
         for sample in samples:
             load = Load()
             for index in records_of(sample):
                 loss, num_labels = self.record_loss("train", index, load)
                 total, labels = total + loss, labels + num_labels
-            if isinstance(self.model, LanguageModel) and self.model.moe is not None:
-                balance = balance + load.loss(self.model.moe) / len(samples)
+            if moe is not None:
+                balance = balance + load.loss(moe) / len(samples)
                 self.loads.append(load)
         self.balance_loss = float(balance.detach())
         if labels == 0:
@@ -122,7 +123,7 @@ class Oracle:
 
     def move_biases(self) -> None:
         """Move the biases of experts by the loads of the last step, if language trains."""
-        moe = self.model.moe if isinstance(self.model, LanguageModel) else None
+        moe = kind_of(self.model).moe
         if moe is not None and moe.bias_update_rate and self.spec.language.frozen is False:
             self.weights |= moved_biases(self.weights, self.loads, moe)
 

@@ -9,7 +9,7 @@ Leaves: where rows go, and what is made of them, to `oracle`.
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from mimo_launch.layers.attention_masks import image_mask
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
+from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.model import (
     AudioModel,
     CustomModel,
@@ -41,12 +42,23 @@ from mimo_launch.verify.oracle_layers import (
 
 def encode(weights: Weights, encoder: str, model: Model, array: np.ndarray) -> Tensor:
     """Return the rows [r, L] of one image or clip alone. Raises: TypeError for another model."""
-    if isinstance(model, AudioModel):
-        x_ND = _layers(weights, _hear(weights, encoder, array), encoder, model, None)
-        return _project(weights, _neighbours(x_ND, model.stack), encoder, model)
-    if isinstance(model, VitModel):
-        return _project(weights, _see(weights, encoder, model, array), encoder, model)
-    raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
+    if model.kind not in ENCODERS:
+        raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
+    return ENCODERS[model.kind](weights, encoder, model, array)
+
+
+def _of_audio(weights: Weights, encoder: str, model: AudioModel, clip: np.ndarray) -> Tensor:
+    x_ND = _blocks(weights, _hear(weights, encoder, clip), encoder, model, eps=1e-5)
+    x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", 1e-5)
+    return _project(weights, _neighbours(x_ND, model.stack), encoder, model)
+
+
+def _of_vit(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
+    x_ND = _see(weights, encoder, model, image)
+    return _project(weights, x_ND, encoder, model, model.projector_activation)
+
+
+ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _of_audio, "vit": _of_vit}
 
 
 def _see(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
@@ -78,7 +90,10 @@ def _see(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> 
         x_ND = torch.cat([token.unsqueeze(0), x_ND])
     if model.pre_norm:
         x_ND = layer_norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
-    x_ND = _layers(weights, x_ND, encoder, model, turn)[int(model.class_token) :]
+    x_ND = _blocks(weights, x_ND, encoder, model, model.activation, turn, eps=model.norm_eps)
+    if model.final_norm:
+        x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
+    x_ND = x_ND[int(model.class_token) :]
     return _pixel_shuffle(x_ND, width, model.shuffle) if model.shuffle > 1 else x_ND
 
 
@@ -101,12 +116,17 @@ def _hear(weights: Weights, encoder: str, clip: np.ndarray) -> Tensor:
     return x_DF.T + weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
 
 
-def _layers(
-    weights: Weights, x_ND: Tensor, encoder: str, model: TransformerEncoder, turn: Tensor | None
+def _blocks(
+    weights: Weights,
+    x_ND: Tensor,
+    encoder: str,
+    model: TransformerEncoder,
+    activation: Activation = "gelu",
+    turn: Tensor | None = None,
+    *,
+    eps: float,
 ) -> Tensor:
-    """Return the tokens behind the blocks and the last norm; `turn` are rotary angles."""
-    eps = model.norm_eps if isinstance(model, VitModel) else 1e-5
-    activation = model.activation if isinstance(model, VitModel) else "gelu"
+    """Return the tokens behind the blocks; `turn` are rotary angles."""
     for i in range(model.layers):
         layer = f"{encoder}.layers.{i}"
         y = layer_norm(weights, x_ND, f"{layer}.attention_norm", eps)
@@ -119,15 +139,18 @@ def _layers(
         x_ND = x_ND + linear(weights, attend(q, k, v, None), f"{layer}.attention.o")
         y = linear(weights, layer_norm(weights, x_ND, f"{layer}.mlp_norm", eps), f"{layer}.mlp.up")
         x_ND = x_ND + linear(weights, _activated(y, activation), f"{layer}.mlp.down")
-    if isinstance(model, VitModel) and not model.final_norm:
-        return x_ND
-    return layer_norm(weights, x_ND, f"{encoder}.norm", eps)
+    return x_ND
 
 
-def _project(weights: Weights, x_ND: Tensor, encoder: str, model: TransformerEncoder) -> Tensor:
+def _project(
+    weights: Weights,
+    x_ND: Tensor,
+    encoder: str,
+    model: TransformerEncoder,
+    activation: Activation = "gelu",
+) -> Tensor:
     if model.projector == "linear":
         return linear(weights, x_ND, f"{encoder}.projector.linear")
-    activation = model.projector_activation if isinstance(model, VitModel) else "gelu"
     hidden = _activated(linear(weights, x_ND, f"{encoder}.projector.up"), activation)
     return linear(weights, hidden, f"{encoder}.projector.down")
 

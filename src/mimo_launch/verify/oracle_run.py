@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mimo_launch.data.sample_order import global_order, heldout_batches, records_of, steps_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.spec.model import CustomModel, LrSchedule, Spec
+from mimo_launch.spec.model import LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_layers import Load
 
@@ -161,7 +162,7 @@ def _decay(oracle: Oracle, module: str) -> float:
 def _decays(oracle: Oracle, name: str) -> bool:
     """Return whether a weight is one that decays: a matrix that tokens are multiplied with."""
     module = oracle.spec.modules[name.partition(".")[0]]
-    if isinstance(module.model, CustomModel):
+    if kind_of(module.model).is_custom:
         return oracle.custom_decays[name]
     if name.endswith(TABLES):
         return oracle.spec.optimizer.decay.embeddings

@@ -20,10 +20,11 @@ from torch import Tensor
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.run_on_ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import LanguageModel, Spec
+from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Event
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.run_state import RunState
@@ -190,8 +191,7 @@ def _compare_step(
         compare_numbers("loss", "language", outcome.loss, right.loss, bound)
         for outcome in {outcome.loss: outcome for outcome in ranks}.values()
     ]
-    model = spec.language.model
-    has_experts = isinstance(model, LanguageModel) and model.moe is not None
+    has_experts = kind_of(spec.language.model).moe is not None
     # Where language is frozen, those terms alone are counted that reach an encoder.
     if has_experts and spec.language.frozen is False:
         verdicts += [

@@ -20,10 +20,10 @@ from fractions import Fraction
 from itertools import product, takewhile
 from math import gcd, inf, lcm
 
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.model import (
-    CustomModel,
     ExpertGrid,
     Grid,
     HybridModel,
@@ -166,7 +166,7 @@ def _choices(module: ModuleSpec, most_ranks: int) -> list[GridChoice]:
     """Return the best smaller grids of a module, one for each dp and number of ranks."""
     old, found = module.grid, []
     # Other widths of a user's own class may not split over a tp that the user did not write.
-    own = isinstance(module.model, CustomModel)
+    own = kind_of(module.model).is_custom
     values = {
         axis: [n for n in range(1, min(getattr(old, axis), most_ranks) + 1)
                if not (own and axis == "tp" and old.tp % n)]

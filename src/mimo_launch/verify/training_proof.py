@@ -22,6 +22,7 @@ from torch import Tensor
 from mimo_launch.checkpoint import start_of_run  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.checkpoint.chunks import MOMENTS, sharded
 from mimo_launch.comm.world import device_for
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.fsdp_shards import local_tensor
@@ -29,7 +30,7 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.optimizer.grad_norm import PendingTotals
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.model_inputs import StepInputs
-from mimo_launch.spec.model import LanguageModel, Spec
+from mimo_launch.spec.model import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
 from mimo_launch.train.session import RankSession
@@ -193,8 +194,7 @@ def _count_steps(ranks: list[RankRun], right: RightRun) -> Iterator[ModuleVerdic
 
 
 def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[ModuleVerdict]:
-    model = spec.language.model
-    has_experts = isinstance(model, LanguageModel) and model.moe is not None
+    has_experts = kind_of(spec.language.model).moe is not None
     for step, want in zip(run.steps, right.steps, strict=False):
         yield _number("loss", "language", step.loss, want.loss)
         if has_experts and spec.language.frozen is False:
