@@ -24,8 +24,8 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_masks import image_mask
-from mimo_launch.layers.class_tokens import class_token_mask
+from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.class_tokens import class_token_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.model import Spec
 
@@ -113,13 +113,13 @@ def test_images_with_class_tokens_keep_their_masks() -> None:
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     lengths = [3, 7, 1]
-    mask = class_token_mask(lengths, sum(lengths), len(lengths), range(1), CPU)
+    mask = class_token_context(lengths, sum(lengths), len(lengths), range(1), CPU)
     x_ND = torch.randn(sum(lengths) + len(lengths), 32, dtype=torch.float64)
     with calls_of_kernel(CPU) as calls:
         found = attention(x_ND, mask)
         assert calls == []
         # The same images without class tokens do go over lists.
-        attention(x_ND, image_mask(lengths, range(len(x_ND)), CPU, alone=True))
+        attention(x_ND, image_context(lengths, range(len(x_ND)), CPU, alone=True))
         assert calls == [sum(lengths)]
     assert found.equal(attention(x_ND, mask))
 

@@ -14,12 +14,11 @@ from tests.support.lists import attention_by
 from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.layers.attention_masks import (
-    CausalMask,
+from mimo_launch.layers.attention_contexts import (
+    AttentionContext,
     Documents,
-    ImageMask,
-    causal_mask,
-    image_mask,
+    image_context,
+    sequence_context,
     turned_by_place,
     zigzag_positions,
 )
@@ -131,7 +130,7 @@ def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, 
         block = _block(case, context)
         x = torch.empty(0, case.shape.width, dtype=torch.bfloat16, device=device)
         x.requires_grad_()
-        mask = image_mask([], range(0), device, alone=True)
+        mask = image_context([], range(0), device, alone=True)
         if case.turned:
             places = torch.zeros(0, 2, device=device)
             mask = turned_by_place(mask, places, case.shape.head_size, torch.bfloat16)
@@ -221,12 +220,12 @@ def _places(case: Case, context: ParallelContext) -> Tensor:
     return places.chunk(tp.size)[tp.index] if case.sequence_parallel else places
 
 
-def mask_of(case: Case, context: ParallelContext) -> CausalMask | ImageMask:
+def mask_of(case: Case, context: ParallelContext) -> AttentionContext:
     cp, device = context.cp, context.device
     if case.lengths:
         size = case.num_tokens // cp.size
         held = range(cp.index * size, (cp.index + 1) * size)
-        mask = image_mask(list(case.lengths), held, device, alone=cp.size == 1)
+        mask = image_context(list(case.lengths), held, device, alone=cp.size == 1)
         if not case.turned:
             return mask
         tokens = torch.arange(held.start, held.stop, device=device)
@@ -239,7 +238,7 @@ def mask_of(case: Case, context: ParallelContext) -> CausalMask | ImageMask:
         documents = Documents(numbers.to(device), case.documents)
     positions = zigzag_positions(seq, cp.index, cp.size, device)
     size = case.shape.head_size
-    return causal_mask(
+    return sequence_context(
         case.batch, positions, size, 10000.0, context.compute_dtype, documents=documents
     )
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.layers import attention_masks, linear
+from mimo_launch.layers import attention_contexts, linear
 from mimo_launch.models import fsdp
 from mimo_launch.runtime import compute, executor
 from mimo_launch.runtime.mailbox import Address
@@ -415,7 +415,7 @@ def axes_lost_behind_the_first_stage() -> None:
     def losing(self: Any, hidden: Any, batch: Any) -> Any:
         if hidden is not None:
             cp, seq = self.context.cp, batch.positions.shape[2] * self.context.cp.size
-            places = attention_masks.zigzag_positions(
+            places = attention_contexts.zigzag_positions(
                 seq, cp.index, cp.size, batch.positions.device
             )
             batch = replace(batch, positions=places)

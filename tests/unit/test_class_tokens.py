@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.layers.class_tokens import class_token_mask
+from mimo_launch.layers.class_tokens import class_token_context
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.row_owners import held_patches, local_class_tokens
 
@@ -34,7 +34,7 @@ def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: in
     size, seen = (patches + class_tokens) * tp, 0
     for rank in range(cp):
         shards = range(rank * tp, (rank + 1) * tp)
-        mask = class_token_mask(lengths, patches, class_tokens, shards, CPU)
+        mask = class_token_context(lengths, patches, class_tokens, shards, CPU)
         mine = everyone[rank * size : (rank + 1) * size]
         if (mine < 0).all():
             assert mask.tokens.numel() == 0
@@ -56,7 +56,7 @@ def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: in
 
 
 def test_without_an_image_there_is_nothing_to_attend_to() -> None:
-    mask = class_token_mask([], 0, 0, range(1), CPU)
+    mask = class_token_context([], 0, 0, range(1), CPU)
     assert mask.tokens.numel() == mask.queries.numel() == mask.keys.numel() == 0
 
 

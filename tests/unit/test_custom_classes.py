@@ -14,7 +14,7 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher.forking import custom_class_fault
-from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
@@ -225,6 +225,6 @@ def test_rows_that_language_would_misplace_are_refused(
     network = build_own_stage(enc, whole_stage(enc, "vision"), ParallelContext())
     how = reader(enc.encoders["vision"].model)
     patches = Patches(torch.zeros(6, how.width), torch.zeros(6, how.axes, dtype=torch.int64))
-    mask = image_mask([6], range(6), torch.device("cpu"), alone=True)
+    mask = image_context([6], range(6), torch.device("cpu"), alone=True)
     with pytest.raises(CustomClassError, match=words):
         network(None, EncoderInput(mask, (6,), patches, images=((2, 3),)))

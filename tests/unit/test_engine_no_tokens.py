@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from mimo_launch.layers.attention_masks import image_mask, turned_by_place  # noqa: E402
+from mimo_launch.layers.attention_contexts import image_context, turned_by_place  # noqa: E402
 from mimo_launch.layers.parallel_context import ParallelContext  # noqa: E402
 from mimo_launch.layers.te_layers import TeLayers  # noqa: E402
 from mimo_launch.models.te_block import TeBlock, canonical_segments  # noqa: E402
@@ -66,7 +66,7 @@ def test_without_a_token_a_block_gives_none_and_gradients_of_zeros(
     block = TeBlock(layers, VIT, segments, name="layers.0", recompute=False)
     if in_fp8:
         block.fp8 = SimpleNamespace(running=torch.enable_grad)
-    mask = image_mask([], range(0), CPU, alone=True)
+    mask = image_context([], range(0), CPU, alone=True)
     if turned:
         mask = turned_by_place(mask, torch.zeros(0, 2), VIT.head_size, torch.float32)
     out = block(torch.empty(0, VIT.width), mask)

@@ -10,7 +10,7 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.flops import backward_flops, forward_flops
 from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.layer import Flops, Workload
-from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData
@@ -127,7 +127,7 @@ def test_vision_costs_what_torch_counts(projector: str, frames: int) -> None:
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    mask = image_mask([24, 24], range(48), torch.device("cpu"), alone=True)
+    mask = image_context([24, 24], range(48), torch.device("cpu"), alone=True)
     patches = Patches(torch.randn(48, 12), torch.zeros(48, 2, dtype=torch.long))
     ahead, back = counted(lambda: network(None, EncoderInput(mask, (12,), patches)))
     forward = forward_flops(made, stage, work)
@@ -151,7 +151,7 @@ def test_audio_costs_what_torch_counts() -> None:
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    mask = image_mask([12, 12], range(24), torch.device("cpu"), alone=True)
+    mask = image_context([12, 12], range(24), torch.device("cpu"), alone=True)
     patches = Patches(torch.randn(24, 5 * 5), torch.arange(24)[:, None] % 12)
     ahead, back = counted(lambda: network(None, EncoderInput(mask, (12,), patches)))
     forward = forward_flops(made, stage, work)

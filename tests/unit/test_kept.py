@@ -12,11 +12,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mimo_launch.kinds import decoder, transformer_encoder
-from mimo_launch.layers.attention_masks import (
-    CausalMask,
-    ImageMask,
-    causal_mask,
-    image_mask,
+from mimo_launch.layers.attention_contexts import (
+    AttentionContext,
+    image_context,
+    sequence_context,
     turned_by_place,
 )
 from mimo_launch.layers.parallel_context import ParallelContext, _compiled
@@ -53,11 +52,11 @@ def block_of(
     return block
 
 
-def mask_of(name: str, dtype: torch.dtype, *, turned: bool = False) -> CausalMask | ImageMask:
+def mask_of(name: str, dtype: torch.dtype, *, turned: bool = False) -> AttentionContext:
     if name == "vision":
-        mask = image_mask([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
+        mask = image_context([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
         return turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype) if turned else mask
-    return causal_mask(2, torch.arange(256), 32, 1e4, dtype, documents=None)
+    return sequence_context(2, torch.arange(256), 32, 1e4, dtype, documents=None)
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def kept_by_autograd(
     return kept_by_block(block, mask_of(name, dtype, turned=turned), dtype)
 
 
-def kept_by_block(block: Block, mask: CausalMask | ImageMask, dtype: torch.dtype) -> int:
+def kept_by_block(block: Block, mask: AttentionContext, dtype: torch.dtype) -> int:
     known = [*block.parameters(), *(x for x in (mask.cos, mask.sin) if x is not None)]
     left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}

@@ -11,12 +11,11 @@ from tests.unit.test_kept import block_of, kept_by_block
 from torch import Tensor
 
 from mimo_launch.layers import attention, varlen_attention
-from mimo_launch.layers.attention_masks import (
-    CausalMask,
+from mimo_launch.layers.attention_contexts import (
+    AttentionContext,
     Documents,
-    ImageMask,
-    causal_mask,
-    image_mask,
+    image_context,
+    sequence_context,
 )
 
 CPU = torch.device("cpu")
@@ -35,12 +34,12 @@ class FlashAttention(torch.autograd.Function):
         return out_NhK
 
 
-def mask_of(name: str) -> CausalMask | ImageMask:
+def mask_of(name: str) -> AttentionContext:
     if name == "vision":
-        return image_mask(list(LENGTHS), range(TOKENS), CPU, alone=True)
+        return image_context(list(LENGTHS), range(TOKENS), CPU, alone=True)
     numbers = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)).view(2, -1)
     documents = Documents(numbers, LENGTHS)
-    return causal_mask(2, torch.arange(256), 32, 1e4, DTYPE, documents=documents)
+    return sequence_context(2, torch.arange(256), 32, 1e4, DTYPE, documents=documents)
 
 
 def kept(name: str, *, by_lists: bool) -> int:

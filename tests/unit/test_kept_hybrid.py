@@ -11,7 +11,7 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import mamba
-from mimo_launch.layers.attention_masks import causal_mask
+from mimo_launch.layers.attention_contexts import sequence_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.weight_gradients import GradAccumulator
 from mimo_launch.layout.layout import build_layout
@@ -90,7 +90,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
         torch.nn.init.normal_(parameter, std=0.02)
         parameter.requires_grad_(not frozen)
     left_out = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    mask = causal_mask(2, torch.arange(256), 32, None, dtype, documents=None)
+    mask = sequence_context(2, torch.arange(256), 32, None, dtype, documents=None)
     kept: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

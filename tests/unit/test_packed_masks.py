@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mimo_launch.layers.attention_masks import image_mask  # noqa: E402
+from mimo_launch.layers.attention_contexts import image_context  # noqa: E402
 from mimo_launch.layers.packed_sequences import packed  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ def test_lists_hold_the_tokens_that_the_index_tensors_name(lengths: list[int], c
     seen = 0
     for index in range(cp):
         held = range(index * size, (index + 1) * size)
-        mask = image_mask(lengths, held, CPU, alone=cp == 1)
+        mask = image_context(lengths, held, CPU, alone=cp == 1)
         assert mask.same is None
         own = [n for n in mask.own_lengths if n]
         assert sum(own) == mask.tokens.numel()
@@ -49,5 +49,5 @@ def test_documents_have_lengths_that_fill_their_sequences() -> None:
 
 
 def test_a_rank_that_holds_every_image_beside_others_does_not_go_its_own_way() -> None:
-    assert image_mask([2, 2], range(4), CPU, alone=True).same == (2, 2)
-    assert image_mask([2, 2], range(4), CPU, alone=False).same is None
+    assert image_context([2, 2], range(4), CPU, alone=True).same == (2, 2)
+    assert image_context([2, 2], range(4), CPU, alone=False).same is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mimo_launch.hugging_face.architectures import Modules, alone
-from mimo_launch.layers.attention_masks import scaled
+from mimo_launch.layers.attention_contexts import scaled
 from mimo_launch.spec.model import DecoderModel, RopeScaling
 from mimo_launch.verify.oracle_layers import frequencies
 

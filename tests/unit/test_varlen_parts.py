@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mimo_launch.layers.attention_masks import Documents, causal_mask, zigzag_positions
+from mimo_launch.layers.attention_contexts import Documents, sequence_context, zigzag_positions
 from mimo_launch.layers.varlen_attention import parts_of_documents, takes_lists
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def pairs_of_parts(lengths: tuple[int, ...], cp_size: int, cp_index: int) -> tor
 def test_a_token_sees_what_the_mask_lets_it_see(lengths: tuple[int, ...], cp_size: int) -> None:
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).view(2, SEQ)
     documents = Documents(numbers, lengths)
-    mask = causal_mask(2, torch.arange(SEQ), 8, None, torch.float32, documents=documents)
+    mask = sequence_context(2, torch.arange(SEQ), 8, None, torch.float32, documents=documents)
     allowed = torch.block_diag(*mask.lower_right(SEQ, SEQ)[:, 0]).bool()
     for index in range(cp_size):
         positions = zigzag_positions(SEQ, index, cp_size, CPU)

@@ -23,7 +23,7 @@ from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
-from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layout.encoder_placement import LANGUAGE
@@ -256,7 +256,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     )
     # Padded as `layout.row_owners` has it.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
-    mask = image_mask(list(spans), range(tokens), context.device, alone=True)
+    mask = image_context(list(spans), range(tokens), context.device, alone=True)
     places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places)
     hidden = noise(context, tokens, model.hidden).requires_grad_()

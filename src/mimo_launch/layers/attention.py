@@ -1,8 +1,8 @@
 """Attention with heads cut over tp and tokens over cp: causal, or inside each image of a list.
 
 Decides: projections, and how keys and values of other cp ranks are reached.
-Relies on: `attention_masks` for which tokens attend to which; SDPA, whose softmax runs in at least
-fp32; `varlen_attention`, which does without masks where it can.
+Relies on: `attention_contexts` for which tokens attend to which; SDPA, whose softmax runs in at
+least fp32; `varlen_attention`, which does without masks where it can.
 Leaves: what surrounds attention to `models`.
 
 Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.share import even_cut
-from mimo_launch.layers.attention_masks import CausalMask, ImageMask, in_order
+from mimo_launch.layers.attention_contexts import (
+    AttentionContext,
+    ImageContext,
+    SequenceContext,
+    in_order,
+)
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated
@@ -58,7 +63,7 @@ class Attention(nn.Module):
             Norm(context, head_size, "rms", eps=eps, inner=True) if qk_norm else None for _ in "qk"
         )
 
-    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return attention over the tokens, [n, D] -> [n, D]."""
         x_ND = self.context.enter(x_nD)
         fused = self.inputs(x_ND)
@@ -68,10 +73,10 @@ class Attention(nn.Module):
         q, k, v = fused.view(shape).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if isinstance(mask, CausalMask):
-            heads = self._causal(q, k, v, mask)
+        if isinstance(attention_context, SequenceContext):
+            heads = self._causal(q, k, v, attention_context)
         else:
-            heads = self._per_image(q, k, v, mask)
+            heads = self._per_image(q, k, v, attention_context)
         out: Tensor = self.output(heads)
         return out
 
@@ -86,22 +91,24 @@ class Attention(nn.Module):
         k, v = both.chunk(2, dim=1)
         return k, v
 
-    def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
+    def _causal(
+        self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, sequences: SequenceContext
+    ) -> Tensor:
         """Return causal attention inside each sequence, [N, h * K]."""
         cp = self.context.cp.size
-        q, k = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
-        if mask.cos is not None and mask.sin is not None:
-            q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
+        q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
+        if sequences.cos is not None and sequences.sin is not None:
+            q, k = (self.context.fused(rotated, x, sequences.cos, sequences.sin) for x in (q, k))
         k_all, v_all = (
-            in_order(x, mask.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
+            in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
-        if mask.documents is not None and takes_lists(q_NhK):
-            lengths = mask.documents.lengths
+        if sequences.documents is not None and takes_lists(q_NhK):
+            lengths = sequences.documents.lengths
             return inside_documents(q, k_all, v_all, lengths, self.context.cp).flatten(1)
         q, k_all, v_all = (x.transpose(1, 2) for x in (q, k_all, v_all))
         if cp == 1:
             seq = q.shape[2]
-            allowed = None if mask.documents is None else mask.lower_right(seq, seq)
+            allowed = None if sequences.documents is None else sequences.lower_right(seq, seq)
             out = self._attend(q, k_all, v_all, allowed)
         else:
             # This rank's two chunks of the sequence; each sees the keys up to its own end.
@@ -109,7 +116,7 @@ class Attention(nn.Module):
             outs = []
             for part, chunk in zip(q.chunk(2, dim=2), (index, 2 * cp - 1 - index), strict=True):
                 end = (chunk + 1) * size
-                allowed = mask.lower_right(size, end)
+                allowed = sequences.lower_right(size, end)
                 outs.append(self._attend(part, k_all[:, :, :end], v_all[:, :, :end], allowed))
             out = torch.cat(outs, dim=2)
         return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
@@ -125,31 +132,33 @@ class Attention(nn.Module):
             enable_gqa=self.heads != self.kv_heads,
         )
 
-    def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
+    def _per_image(
+        self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, images: ImageContext
+    ) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         num_tokens, heads, head_size = q_NhK.shape
-        if mask.cos is not None and mask.sin is not None:
+        if images.cos is not None and images.sin is not None:
             q_NhK, k_NgK = (
-                self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q_NhK, k_NgK)
+                self.context.fused(rotated, x, images.cos, images.sin) for x in (q_NhK, k_NgK)
             )
-        if mask.same is not None:
+        if images.same is not None:
             q, k, v = (
-                x.view(*mask.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK)
+                x.view(*images.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK)
             )
             out = F.scaled_dot_product_attention(q, k, v)
             return out.transpose(1, 2).reshape(num_tokens, -1)
         k_all, v_all = self._gather_kv(k_NgK, v_NgK)
-        if mask.tokens.numel() == 0:
+        if images.tokens.numel() == 0:
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
             return q_NhK.flatten(1) * 0 + (k_all.sum() + v_all.sum()) * 0
-        if mask.own_lengths and takes_lists(q_NhK):
-            out = inside_images(q_NhK, k_all, v_all, mask).flatten(1)
+        if images.own_lengths and takes_lists(q_NhK):
+            out = inside_images(q_NhK, k_all, v_all, images).flatten(1)
             padding = num_tokens - len(out)
             return F.pad(out, (0, 0, 0, padding)) if padding else out
-        q = q_NhK[mask.queries].transpose(1, 2)
-        k, v = (x[mask.keys].transpose(1, 2) for x in (k_all, v_all))
-        allowed = None if mask.is_full else mask.valid[:, None, None, :]
+        q = q_NhK[images.queries].transpose(1, 2)
+        k, v = (x[images.keys].transpose(1, 2) for x in (k_all, v_all))
+        allowed = None if images.is_full else images.valid[:, None, None, :]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-        flat = out.transpose(1, 2).reshape(-1, heads * head_size)[mask.tokens]
+        flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))

@@ -5,14 +5,15 @@ Relies on: every reduction of gradients being a sum.
 Leaves: the losses themselves to those who add them.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class LossMeter:
-    """Sum of the losses that enter the gradient beside the main one, on the device."""
+class AuxLoss:
+    """Sum over a step of the losses that enter the gradient beside the main one, on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.total = torch.zeros((), dtype=torch.float64, device=device)
@@ -21,11 +22,27 @@ class LossMeter:
         """Begin a step."""
         self.total.zero_()
 
+    def add(self, loss: Tensor) -> None:
+        """Add a loss whose backward has started."""
+        self.total += loss
 
-class _AddLoss(torch.autograd.Function):
+
+@dataclass(frozen=True, slots=True)
+class RoutingContext:
+    """What experts must know of the tokens of a microbatch to balance their load.
+
+    `shares` [batch, S] are 1/T for each of the T tokens of a sequence, 0 for its padding; `loss`
+    adds up what balancing costs.
+    """
+
+    shares: Tensor
+    loss: AuxLoss
+
+
+class _AddAuxLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, meter: LossMeter | None) -> Tensor:
-        ctx.meter = meter
+    def forward(ctx: Any, x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
+        ctx.total = total
         ctx.save_for_backward(loss)
         return x.view_as(x)
 
@@ -33,15 +50,14 @@ class _AddLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (loss,) = ctx.saved_tensors
         # Here and not in the forward, which runs twice where activations are recomputed.
-        if ctx.meter is not None:
-            ctx.meter.total += loss
+        ctx.total.add(loss)
         return grad, torch.ones_like(loss), None
 
 
-def add_loss(x: Tensor, loss: Tensor, meter: LossMeter | None) -> Tensor:
-    """Return x; its backward also starts that of a scalar loss, and adds it to the meter.
+def add_aux_loss(x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
+    """Return x; its backward also starts that of a scalar loss, and adds it to `total`.
 
     So a loss in the middle of a model needs no way to the last stage: every reduction is a sum.
     """
-    out: Tensor = _AddLoss.apply(x, loss, meter)  # type: ignore[no-untyped-call]
+    out: Tensor = _AddAuxLoss.apply(x, loss, total)  # type: ignore[no-untyped-call]
     return out

@@ -1,8 +1,8 @@
-"""Which tokens attend to which where each image has a class token beside its patches.
+"""The context of attention where each image has a class token beside its patches.
 
 Decides: where class tokens stand. A shard (a cp rank or, under sequence parallelism, a tp rank of
 one) holds its patches, then its part of the class tokens of all images of the replica.
-Relies on: `masks.ImageMask`, whose index tensors name tokens wherever they stand.
+Relies on: `attention_contexts.ImageContext`, whose index tensors name tokens wherever they stand.
 Leaves: how many of both a shard holds to `layout.row_owners`.
 """
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from mimo_launch.comm.to_device import to_device
-from mimo_launch.layers.attention_masks import ImageMask, Index
+from mimo_launch.layers.attention_contexts import ImageContext, Index
 
 
-def class_token_mask(
+def class_token_context(
     lengths: list[int], patches: int, class_tokens: int, shards: range, device: torch.device
-) -> ImageMask:
-    """Return the mask of images with the given numbers of patches and a class token each.
+) -> ImageContext:
+    """Return the context of images with the given numbers of patches and a class token each.
 
     Every shard holds so many `patches` and `class_tokens`, padding included; this rank `shards`.
     """
@@ -33,7 +33,7 @@ def class_token_mask(
     # Padding, which may stand before other tokens, reads some place: nothing reads padding.
     tokens = np.zeros(len(held) if here.any() else 0, dtype=np.int64)
     tokens[queries[own]] = np.flatnonzero(own)
-    return ImageMask(
+    return ImageContext(
         same=None,
         queries=to_device(queries, device),
         keys=to_device(np.where(valid, places, 0), device),

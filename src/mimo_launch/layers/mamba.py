@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exchange, exit_tp
 from mimo_launch.kinds.share import even_cut
-from mimo_launch.layers.attention_masks import CausalMask, in_order, in_shards
+from mimo_launch.layers.attention_contexts import SequenceContext, in_order, in_shards
 from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
@@ -146,7 +146,7 @@ class Mamba(nn.Module):
         self.norm = GroupNorm(context, sizes, eps)
         self.output = RowLinear(context, "out", sizes.inner, width, bias=False, scale=out_scale)
 
-    def forward(self, x_nD: Tensor, mask: CausalMask) -> Tensor:
+    def forward(self, x_nD: Tensor, sequences: SequenceContext) -> Tensor:
         """Return the mixed tokens, [n, D] -> [n, D]; documents do not reach into each other."""
         x_ND = self.context.enter(x_nD)
         fused = self.inputs(x_ND)
@@ -154,25 +154,27 @@ class Mamba(nn.Module):
             fused = torch.cat([fused, self.shared_bc(x_ND)], dim=1)
         inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
         z, x, dt, b, c = torch.split(fused, [inner, inner, self.heads, shared, shared], dim=1)
-        y_Nf = self._along_sequences((x, b, c), dt, mask)
+        y_Nf = self._along_sequences((x, b, c), dt, sequences)
         out: Tensor = self.output(self.norm(y_Nf, z))
         return out
 
-    def _along_sequences(self, xbc: tuple[Tensor, ...], dt_Nh: Tensor, mask: CausalMask) -> Tensor:
+    def _along_sequences(
+        self, xbc: tuple[Tensor, ...], dt_Nh: Tensor, sequences: SequenceContext
+    ) -> Tensor:
         """Return what the recurrence makes of this rank's tokens, [N, f]."""
         cp = self.context.cp
         shares = [self._share(index) for index in range(cp.size)]
         channels = [self._channels(xbc, share, dim=1) for share in shares]
         if cp.size == 1:
-            xbc_BS, dt_BSe = (in_order(t, mask.batch, 1) for t in (channels[0], dt_Nh))
-            return self._mix(xbc_BS, dt_BSe, shares[0], mask).flatten(0, 1)
+            xbc_BS, dt_BSe = (in_order(t, sequences.batch, 1) for t in (channels[0], dt_Nh))
+            return self._mix(xbc_BS, dt_BSe, shares[0], sequences).flatten(0, 1)
         steps = [_rows(dt_Nh, share.heads, 1, dim=1) for share in shares]
         parts = [torch.cat(part, dim=1) for part in zip(channels, steps, strict=True)]
         # One part of all features per cp rank; then the tokens of all ranks of this one's.
         arrived = exchange(torch.stack(parts), cp).flatten(0, 1)
         sizes = [channels[0].shape[1], steps[0].shape[1]]
-        xbc_BS, dt_BSe = torch.split(in_order(arrived, mask.batch, cp.size), sizes, dim=2)
-        y_BSe = self._mix(xbc_BS, dt_BSe, shares[cp.index], mask)
+        xbc_BS, dt_BSe = torch.split(in_order(arrived, sequences.batch, cp.size), sizes, dim=2)
+        y_BSe = self._mix(xbc_BS, dt_BSe, shares[cp.index], sequences)
         back = in_shards(y_BSe, cp.size).view(cp.size, -1, y_BSe.shape[2])
         return exchange(back, cp).transpose(0, 1).flatten(1)
 
@@ -195,11 +197,13 @@ class Mamba(nn.Module):
             dim=dim,
         )
 
-    def _mix(self, xbc_BS: Tensor, dt_BSe: Tensor, share: _Share, mask: CausalMask) -> Tensor:
+    def _mix(
+        self, xbc_BS: Tensor, dt_BSe: Tensor, share: _Share, sequences: SequenceContext
+    ) -> Tensor:
         """Run convolution and recurrence over whole sequences of some heads, [B, S, e * P]."""
         sizes, heads, groups = self.sizes, len(share.heads), len(share.groups)
         inner, shared = heads * sizes.head_dim, groups * sizes.state
-        numbers = None if mask.documents is None else mask.documents.numbers
+        numbers = None if sequences.documents is None else sequences.documents.numbers
         weight, bias = (self._of_channels(t, share) for t in (self.conv.weight, self.conv.bias))
         mixed = causal_conv(xbc_BS, weight, bias, documents_BS=numbers)
         x, b, c = torch.split(mixed, [inner, shared, shared], dim=2)

@@ -1,7 +1,7 @@
 """Sequences one after another in one list, as kernels without padding take them.
 
 Decides: that their bounds come from lengths which the host knows, so that nobody waits for a GPU.
-Relies on: `comm.to_device`; `attention_masks` for the images of a rank.
+Relies on: `comm.to_device`; `attention_contexts` for the images of a rank.
 Leaves: attention inside each sequence to the backends.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.to_device import to_device
-from mimo_launch.layers.attention_masks import ImageMask
+from mimo_launch.layers.attention_contexts import ImageContext
 
 # How far a query sees, in tokens behind and ahead of it; -1 is without limit.
 CAUSAL, WHOLE = (-1, 0), (-1, -1)
@@ -38,15 +38,15 @@ def packed(lengths: Sequence[int], device: torch.device) -> Packed:
 
 
 def packed_images(
-    q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, mask: ImageMask
+    q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext
 ) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
     """Return what attends inside images, without padding: queries, keys, values, and both lists.
 
     Queries are this rank's, keys and values those of all cp ranks; there is an image here.
     """
-    own, last_key = sum(mask.own_lengths), mask.first_key + sum(mask.key_lengths)
-    k, v = (x[mask.first_key : last_key] for x in (k_MgK, v_MgK))
-    queries, keys = (packed(x, q_NhK.device) for x in (mask.own_lengths, mask.key_lengths))
+    own, last_key = sum(images.own_lengths), images.first_key + sum(images.key_lengths)
+    k, v = (x[images.first_key : last_key] for x in (k_MgK, v_MgK))
+    queries, keys = (packed(x, q_NhK.device) for x in (images.own_lengths, images.key_lengths))
     return q_NhK[:own], k, v, queries, keys
 
 

@@ -18,7 +18,6 @@ from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_toke
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.kinds.share import even_cut
-from mimo_launch.layers.aux_loss import LossMeter
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
 
@@ -46,7 +45,7 @@ class ParallelContext:
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
     provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
-    `meter` adds up the losses that balance their load, `clock` notes when tokens travel. `replicas`
+    `clock` notes when tokens travel. `replicas`
     (dp x cp) are the ranks that hold the same layers and other tokens. `fp8`: blocks multiply in 8
     bits.
     """
@@ -64,7 +63,6 @@ class ParallelContext:
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
     replicas: Group = SINGLE
-    meter: LossMeter | None = None
     clock: StepClock = field(default_factory=lambda: StepClock(torch.device("cpu")))
 
     def part(self, total: int) -> range:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.layers.aux_loss import add_loss
+from mimo_launch.layers.aux_loss import AuxLoss, add_aux_loss
 from mimo_launch.layers.expert_bias import ExpertBias
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
@@ -74,8 +74,10 @@ class Router(SegmentedModule):
         if model.bias_update_rate is not None:
             self.expert_bias = ExpertBias(context, model.experts, model.bias_update_rate)
 
-    def forward(self, x_nD: Tensor, tokens: TokenShares | None) -> Choice:
-        """Return the choice of every token; with `tokens` its backward balances the load."""
+    def forward(
+        self, x_nD: Tensor, tokens: TokenShares | None = None, loss: AuxLoss | None = None
+    ) -> Choice:
+        """Return the choice of every token; with a `loss` its backward balances the load."""
         wide = widened(x_nD)
         logits = F.linear(wide, self.weight.to(wide.dtype))
         is_softmax = self.model.score == "softmax"
@@ -86,10 +88,9 @@ class Router(SegmentedModule):
         if self.model.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights * self.model.scale
-        if tokens is not None and self.coefficient and scores_nE.requires_grad:
-            weights = add_loss(
-                weights, self._balance(scores_nE, experts, tokens), self.context.meter
-            )
+        balances = self.coefficient and scores_nE.requires_grad
+        if tokens is not None and loss is not None and balances:
+            weights = add_aux_loss(weights, self._balance(scores_nE, experts, tokens), loss)
         if tokens is not None and self.expert_bias is not None:
             weights = self.expert_bias.count(weights, experts, tokens.share > 0)
         return Choice(experts, weights)

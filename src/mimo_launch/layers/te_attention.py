@@ -1,7 +1,7 @@
 """Attention with Transformer Engine: its norm and projections, its kernels, its ring over cp.
 
 Decides: which of its attention formats carries each mask, and what goes around it unpadded.
-Relies on: `te_layers` for the layers, `attention_masks` for lengths that the host knows.
+Relies on: `te_layers` for the layers, `attention_contexts` for lengths that the host knows.
 Leaves: the residual stream to `models.te_block`.
 
 Legend: n tokens between regions, N tokens of this rank inside, D width, h heads and g key/value
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.attention_contexts import AttentionContext, ImageContext, SequenceContext
 from mimo_launch.layers.packed_sequences import CAUSAL, WHOLE, Packed, packed, packed_images
 from mimo_launch.layers.pointwise import rotated
 from mimo_launch.layers.te_layers import TeLayers
@@ -51,32 +51,34 @@ class TeAttention(nn.Module):
         self.ring = layers.attention(*sizes, ring=True) if self.context.cp.size > 1 else self.core
         self.output = layers.row(heads * head_size, width, bias=bias)
 
-    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return attention over the tokens."""
         fused = self.inputs(x_nD)
         shape = fused.shape[0], self.heads + 2 * self.kv_heads, self.head_size
         q, k, v = fused.view(shape).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if isinstance(mask, CausalMask):
-            mixed = self._causal(q, k, v, mask)
+        if isinstance(attention_context, SequenceContext):
+            mixed = self._causal(q, k, v, attention_context)
         else:
-            mixed = self._per_image(q, k, v, mask)
+            mixed = self._per_image(q, k, v, attention_context)
         out: Tensor = self.output(mixed)
         return out
 
-    def _causal(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: CausalMask) -> Tensor:
+    def _causal(
+        self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, sequences: SequenceContext
+    ) -> Tensor:
         """Return causal attention inside each document, [N, h * K]."""
-        q, k, v = (x.view(mask.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
-        if mask.cos is not None and mask.sin is not None:
-            q, k = (self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q, k))
+        q, k, v = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
+        if sequences.cos is not None and sequences.sin is not None:
+            q, k = (self.context.fused(rotated, x, sequences.cos, sequences.sin) for x in (q, k))
         v = v.contiguous()
-        if mask.documents is None:
+        if sequences.documents is None:
             out: Tensor = self.ring(
                 q, k, v, qkv_format="bshd", attn_mask_type="causal", window_size=CAUSAL
             )
         elif self.context.cp.size == 1:
-            documents = packed(mask.documents.lengths, q.device)
+            documents = packed(sequences.documents.lengths, q.device)
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
             out = self._packed(q, k, v, documents, documents, causal=True)
         else:
@@ -84,15 +86,17 @@ class TeAttention(nn.Module):
             raise ValueError("transformer_engine has no ring over packed documents")
         return out.reshape(q_NhK.shape[0], -1)
 
-    def _per_image(self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, mask: ImageMask) -> Tensor:
+    def _per_image(
+        self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, images: ImageContext
+    ) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         num_tokens = q_NhK.shape[0]
-        if mask.cos is not None and mask.sin is not None:
+        if images.cos is not None and images.sin is not None:
             q_NhK, k_NgK = (
-                self.context.fused(rotated, x, mask.cos, mask.sin) for x in (q_NhK, k_NgK)
+                self.context.fused(rotated, x, images.cos, images.sin) for x in (q_NhK, k_NgK)
             )
-        if mask.same is not None:
-            shape = (*mask.same, *q_NhK.shape[1:])
+        if images.same is not None:
+            shape = (*images.same, *q_NhK.shape[1:])
             q, k, v = (x.contiguous().view(shape) for x in (q_NhK, k_NgK, v_NgK))
             out: Tensor = self.core(
                 q, k, v, qkv_format="bshd", attn_mask_type="no_mask", window_size=WHOLE
@@ -102,11 +106,11 @@ class TeAttention(nn.Module):
             # In one collective, so that the order of its backward is the same on every rank.
             both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
             k_NgK, v_NgK = both.chunk(2, dim=1)
-        if not mask.own_lengths:
+        if not images.own_lengths:
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
             return q_NhK.flatten(1) * 0 + (k_NgK.sum() + v_NgK.sum()) * 0
-        *parts, queries, keys = packed_images(q_NhK, k_NgK, v_NgK, mask)
+        *parts, queries, keys = packed_images(q_NhK, k_NgK, v_NgK, images)
         q, k, v = (x.contiguous() for x in parts)
         out = self._packed(q, k, v, queries, keys, causal=False)
         padding = num_tokens - len(out)

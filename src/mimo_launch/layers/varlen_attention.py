@@ -21,7 +21,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.varlen import varlen_attn
 
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.layers.attention_masks import ImageMask
+from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.packed_sequences import CAUSAL, WHOLE, Packed, packed, packed_images
 
 # torch 2.11 does not know the word: it gives the kernel, which shares heads itself, what comes.
@@ -60,12 +60,12 @@ def inside_documents(
     return _attend(q, k, v, queries, keys, CAUSAL)
 
 
-def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, mask: ImageMask) -> Tensor:
+def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
     """Return attention inside each image, [tokens but padding, h, K].
 
     Queries are this rank's, keys those of all cp ranks.
     """
-    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, mask), WHOLE)
+    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, images), WHOLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Decides: the ids of text and of the rows of images, as runs of tokens that count alike.
 Relies on: the StepData, so that every stage of language knows them and nobody sends them.
-Leaves: angles to `layers.attention_masks`.
+Leaves: angles to `layers.attention_contexts`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
 from there; what follows an image starts behind its longer side.

@@ -18,7 +18,7 @@ from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
-from mimo_launch.layers.aux_loss import LossMeter
+from mimo_launch.layers.aux_loss import AuxLoss
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import DeclaredParameter, declared_parameters
@@ -46,7 +46,7 @@ class RankModule:
     """One module on this rank: its layout, its context and its wrapped stages by index.
 
     Per stage a flag sees this rank's gradients before they are summed over dp x cp; `terms` sees
-    what is then summed over tp or between tied stages.
+    what is then summed over tp or between tied stages. `aux_loss` adds up what balances experts.
     """
 
     layout: ModuleLayout
@@ -55,6 +55,7 @@ class RankModule:
     sharding: str
     flags: dict[int, FiniteFlag]
     terms: FiniteFlag
+    aux_loss: AuxLoss | None = None
 
     @property
     def name(self) -> str:
@@ -130,7 +131,8 @@ def build_modules(
         if context.fp8 is not None:
             context.fp8.allocate()
         terms = FiniteFlag(context.device)
-        modules[module.name] = RankModule(module, context, stages, sharding, flags, terms)
+        aux_loss = None if module.experts is None else AuxLoss(context.device)
+        modules[module.name] = RankModule(module, context, stages, sharding, flags, terms, aux_loss)
     return modules
 
 
@@ -202,7 +204,7 @@ def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
     if module.experts is None:
         return {}
     ep, tp = (grids.group(module.name, axis) for axis in ("ep", "expert_tp"))
-    return {"ep": ep, "expert_tp": tp, "meter": LossMeter(grids.device)}
+    return {"ep": ep, "expert_tp": tp}
 
 
 def _fp8(spec: Spec, name: str, tp: Group, replicas: Group) -> Fp8 | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.encoder_inputs import EncoderInput, reader
@@ -205,7 +205,7 @@ class EncoderStage(nn.Module):
         shares = context.tp.size if context.sequence_parallel else 1
         size = self.model.patches_per_row * shares
         held = range(context.cp.index * size, (context.cp.index + 1) * size)
-        mask = image_mask(
+        mask = image_context(
             [size * context.cp.size], held, context.device, alone=context.cp.size == 1
         )
         dtype, device = context.compute_dtype, context.device

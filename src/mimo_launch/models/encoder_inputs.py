@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mimo_launch.layers.attention_masks import ImageMask
+from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.audio_frames import VALUES_PER_BAND, cut_clip
 from mimo_launch.models.image_patches import Patches, cut_image
@@ -75,7 +75,7 @@ class EncoderInput:
     `images` are height and width, in rows, of each image of the group.
     """  # noqa: D205
 
-    mask: ImageMask
+    mask: ImageContext
     sizes: tuple[int, ...]
     patches: Patches | None
     places: Tensor | None = None

@@ -8,7 +8,7 @@ Leaves: what surrounds the layers to `language_model`.
 from torch import Tensor, nn
 
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.mamba import Mamba
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -84,15 +84,15 @@ class HybridLayer(Layer):
         else:
             raise ValueError(f"no layer of a hybrid model is a {letter}")
 
-    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         normed = self.norm(x_nD)
         mixed: Tensor
         if self.mamba is not None:
-            mixed = self.mamba(normed, mask)
+            mixed = self.mamba(normed, attention_context)
         elif self.attention is not None:
-            mixed = self.attention(normed, mask)
+            mixed = self.attention(normed, attention_context)
         elif self.moe is not None:
-            mixed = self.moe(normed, mask)
+            mixed = self.moe(normed, attention_context)
         else:
             mixed = self.mlp(normed)  # type: ignore[misc]
         return x_nD + mixed

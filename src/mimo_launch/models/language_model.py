@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_masks import Documents, causal_mask
+from mimo_launch.layers.attention_contexts import Documents, sequence_context
+from mimo_launch.layers.aux_loss import RoutingContext
 from mimo_launch.layers.cross_entropy import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -47,8 +48,8 @@ class LanguageInput:
     tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
     holds of each sequence; without labels the last stage gives greedy answers. positions [S], or
     [3, B, S] where they have three axes. documents: what the samples pack, None where every sample
-    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only. shares
-    [B, S], where there are experts: 1/T for each of the T tokens of a sample, 0 for its padding.
+    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only. routing:
+    what experts balance their load by, where there are any.
     """
 
     num_sequences: int
@@ -58,7 +59,7 @@ class LanguageInput:
     labels: Tensor | None
     rows: Mapping[str, Tensor]
     placements: Mapping[str, Placement]
-    shares: Tensor | None = None
+    routing: RoutingContext | None = None
 
 
 class LanguageStage(nn.Module):
@@ -97,7 +98,7 @@ class LanguageStage(nn.Module):
         replica returns the same value. Gradient: of the sum of token losses, no mean.
         """
         x_nD = self._embed(batch) if hidden is None else hidden
-        mask = causal_mask(
+        attention_context = sequence_context(
             batch.num_sequences,
             batch.positions,
             self.model.head_size,
@@ -106,10 +107,10 @@ class LanguageStage(nn.Module):
             documents=batch.documents,
             sections=kind_of(self.model).mrope,
             scaling=kind_of(self.model).rope_scaling,
-            shares=batch.shares,
+            routing=batch.routing,
         )
         for layer in self.layers.values():
-            x_nD = layer(x_nD, mask)
+            x_nD = layer(x_nD, attention_context)
         if not self.stage.is_last:
             return x_nD
         x_ND = self.context.enter(self.norm(x_nD))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
 from mimo_launch.kinds.share import even_cut
-from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.attention_contexts import AttentionContext, SequenceContext
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.router import Choice, Router, TokenShares
@@ -52,14 +52,17 @@ class MoeMlp(nn.Module):
         self.experts = Experts(context, shape.model, width, gated=gated, out_scale=out_scale)
         self.shared = shared
 
-    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the weighted answers of every token's experts.
 
-        Without shares in the mask the load is not balanced.
+        Without a routing context the load is not balanced.
         """
-        shares_BS = mask.shares if isinstance(mask, CausalMask) else None
+        routing = None
+        if isinstance(attention_context, SequenceContext):
+            routing = attention_context.routing
+        tokens = None if routing is None else self._tokens(routing.shares)
         own_nD, sizes = self._own(x_nD)
-        choice = self.router(own_nD, self._tokens(shares_BS))
+        choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
         planned = PlannedTrip(self.context, choice.experts, self.num_experts)
         # While the host waits for the sizes of the trip, the device has this to compute.
         shared = None if self.shared is None else self.shared(x_nD)
@@ -76,10 +79,8 @@ class MoeMlp(nn.Module):
         sizes = tuple(len(even_cut(x_nD.shape[0], tp.size, index)) for index in range(tp.size))
         return split_rows(x_nD, sizes, tp), sizes
 
-    def _tokens(self, shares_BS: Tensor | None) -> TokenShares | None:
+    def _tokens(self, shares_BS: Tensor) -> TokenShares:
         """Return what this tp rank's tokens are of their samples."""
-        if shares_BS is None:
-            return None
         tp, (samples, positions) = self.context.tp, shares_BS.shape
         part = even_cut(samples * positions, tp.size, tp.index)
         places = torch.arange(part.start, part.stop, device=shares_BS.device)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, declared_parameters
 from mimo_launch.layers.pointwise import ACTIVATIONS
@@ -107,27 +107,29 @@ class TeBlock(SegmentedModule):
             if self.fp8 is not None and is_product:
                 self.fp8.add(f"{name}.{path}", layer)
 
-    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the block's output for every token."""
         if x_nD.shape[0] == 0:
             # The kernels take no empty list: tokens of zeros go through, and nobody sees them.
             # Their gradients are zeros, which the other ranks of a reduction wait for.
             tokens = 1 if self.fp8 is None else FP8_STEP
-            unturned = replace(mask, cos=None, sin=None)  # Nothing says where these tokens are.
+            unturned = replace(
+                attention_context, cos=None, sin=None
+            )  # Nothing says where these tokens are.
             return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()
-        return self._run(x_nD, mask)
+        return self._run(x_nD, attention_context)
 
-    def _run(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def _run(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
             # Inside the block, so that FSDP's hooks stand outside and run once.
-            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            out: Tensor = checkpoint(self._compute, x_nD, attention_context, use_reentrant=False)
             return out
-        return self._compute(x_nD, mask)
+        return self._compute(x_nD, attention_context)
 
-    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         # Here, so that recomputing runs in it as well.
         with nullcontext() if self.fp8 is None else self.fp8.running():
-            x_nD = x_nD + self.attention(x_nD, mask)
+            x_nD = x_nD + self.attention(x_nD, attention_context)
             out: Tensor = x_nD + self.mlp(x_nD)
         return out
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_masks import CausalMask, ImageMask
+from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
@@ -104,15 +104,15 @@ class Layer(nn.Module):
         super().__init__()
         self.recompute = recompute
 
-    def forward(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the layer's output for every token."""
         if self.recompute and torch.is_grad_enabled():
             # Inside the layer, so that FSDP's hooks stand outside and run once.
-            out: Tensor = checkpoint(self._compute, x_nD, mask, use_reentrant=False)
+            out: Tensor = checkpoint(self._compute, x_nD, attention_context, use_reentrant=False)
             return out
-        return self._compute(x_nD, mask)
+        return self._compute(x_nD, attention_context)
 
-    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
+    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         raise NotImplementedError
 
 
@@ -139,10 +139,14 @@ class Block(Layer):
         self.mlp_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
         self.mlp = _mlp(context, shape, out_scale)
 
-    def _compute(self, x_nD: Tensor, mask: CausalMask | ImageMask) -> Tensor:
-        attended = self.attention(self.attention_norm(x_nD), mask)
+    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        attended = self.attention(self.attention_norm(x_nD), attention_context)
         x_nD, normed = self.mlp_norm.after(x_nD, attended)
-        change = self.mlp(normed, mask) if isinstance(self.mlp, MoeMlp) else self.mlp(normed)
+        change = (
+            self.mlp(normed, attention_context)
+            if isinstance(self.mlp, MoeMlp)
+            else self.mlp(normed)
+        )
         out: Tensor = x_nD + change
         return out
 

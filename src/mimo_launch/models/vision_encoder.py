@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_masks import ImageMask, turned_by_place
+from mimo_launch.layers.attention_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
@@ -97,7 +97,7 @@ class VisionStage(nn.Module):
     def _norm(self) -> Norm:
         return Norm(self.context, self.model.hidden, "layer", eps=self.model.norm_eps)
 
-    def _turned(self, packed: EncoderInput, dtype: torch.dtype) -> ImageMask:
+    def _turned(self, packed: EncoderInput, dtype: torch.dtype) -> ImageContext:
         """Return the mask of the blocks, which turns queries and keys where that tells places."""
         if not turns_by_place(self.model):
             return packed.mask

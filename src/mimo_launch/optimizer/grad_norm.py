@@ -107,8 +107,8 @@ def reduce_totals(
             zeros[name] = _num_zeros((*alone, *shared), device)
     aux_loss = torch.zeros((), dtype=torch.float64, device=device)
     for module in modules.values():
-        if module.context.meter is not None:
-            aux_loss += module.context.meter.total
+        if module.aux_loss is not None:
+            aux_loss += module.aux_loss.total
     noted = to_device(torch.tensor(flags, dtype=torch.float64), device)
     counts = list(zeros.values()) if count_zeros else []
     slots = torch.cat(

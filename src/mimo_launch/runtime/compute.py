@@ -15,8 +15,9 @@ from torch import Tensor
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.to_device import to_device
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_masks import ImageMask, image_mask, zigzag_positions
-from mimo_launch.layers.class_tokens import class_token_mask
+from mimo_launch.layers.attention_contexts import ImageContext, image_context, zigzag_positions
+from mimo_launch.layers.aux_loss import RoutingContext
+from mimo_launch.layers.class_tokens import class_token_context
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
@@ -141,7 +142,7 @@ class Stages:
         if turns_by_place(model):
             places = to_device(image_places(view, held), module.context.device)
         return EncoderInput(
-            self._image_mask(module, view, held),
+            self._image_context(module, view, held),
             view.owned(module.context.cp.index),
             patches,
             places,
@@ -149,13 +150,15 @@ class Stages:
             view.sizes,
         )
 
-    def _image_mask(self, module: RankModule, view: EncoderView, held: range) -> ImageMask:
+    def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device
         if not module.layout.class_token:
-            return image_mask(view.lengths, held, device, alone=cp.size == 1)
+            return image_context(view.lengths, held, device, alone=cp.size == 1)
         shards = module.context.tp.size if module.context.sequence_parallel else 1
         mine = range(cp.index * shards, (cp.index + 1) * shards)
-        return class_token_mask(view.lengths, len(held) // shards, view.class_tokens, mine, device)
+        return class_token_context(
+            view.lengths, len(held) // shards, view.class_tokens, mine, device
+        )
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
         module = self.modules[LANGUAGE]
@@ -177,14 +180,15 @@ class Stages:
             labels=None if labels is None else labels[:, held],
             rows={name: bridge.received(microbatch) for name, bridge in bridges},
             placements={name: bridge.placements[microbatch] for name, bridge in bridges},
-            shares=self._shares(view, held),
+            routing=self._routing(view, held),
         )
 
-    def _shares(self, view: LanguageView, held: Tensor) -> Tensor | None:
-        """Return what experts need to know of the tokens held of each sequence, [B, S]."""
-        if self.modules[LANGUAGE].layout.experts is None:
+    def _routing(self, view: LanguageView, held: Tensor) -> RoutingContext | None:
+        """Return what experts need to know of the tokens held of each sequence."""
+        loss = self.modules[LANGUAGE].aux_loss
+        if loss is None:
             return None
-        return token_shares(view, self.grids.device)[:, held]
+        return RoutingContext(token_shares(view, self.grids.device)[:, held], loss)
 
     def _positions(self, view: LanguageView, step: StepState, held: Tensor) -> Tensor:
         """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import StepClock
-from mimo_launch.layers.attention_masks import zigzag_positions
+from mimo_launch.layers.attention_contexts import zigzag_positions
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_views import StepViews
@@ -88,8 +88,8 @@ class Executor:
         step = self._begin(inputs)
         for module in self.modules.values():
             module.terms.clear()
-            if module.context.meter is not None:
-                module.context.meter.clear()
+            if module.aux_loss is not None:
+                module.aux_loss.clear()
             for stage in module.stages:
                 module.flags[stage].clear()
                 _set_gradient_sync(module, stage, sync=False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.to_device import to_device
-from mimo_launch.layers.attention_masks import Documents
+from mimo_launch.layers.attention_contexts import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.mrope_positions import NUM_AXES, position_runs
 from mimo_launch.layout.step_data import ImageSpan, StepData

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mimo_launch.layers.attention_masks import image_mask
+from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
@@ -231,7 +231,7 @@ class OneRankEncoder:
         size = len(cut.values)
         held = range(size)
         packed = EncoderInput(
-            mask=image_mask([size], held, self.context.device, alone=True),
+            mask=image_context([size], held, self.context.device, alone=True),
             sizes=(size // per_row,),
             patches=pack([cut], how, self.context, held),
             images=(self.model.input.size_in_rows(array.shape),),

@@ -1,6 +1,6 @@
-"""Which tokens attend to which, as index tensors made once per microbatch.
+"""What attention must know of its tokens beside their values, made once per microbatch.
 
-Decides: positions of this rank's tokens, and the places of images in a packed list.
+Decides: which tokens see which, positions of this rank's tokens, places of images in a list.
 Relies on: the zigzag rule and the contiguous cut of `layout.row_owners`.
 Leaves: the attention itself to `attention`.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.to_device import to_device
+from mimo_launch.layers.aux_loss import RoutingContext
 from mimo_launch.spec.model import RopeScaling
 
 Index = npt.NDArray[np.int64]
@@ -33,13 +34,12 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True)
-class CausalMask:
+class SequenceContext:
     """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
 
     `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence; [B, S, K] where
     the sequences differ in positions; None where attention knows no positions. `documents` are
-    packed into sequences and do not see each other. `shares` [batch, S] are 1/T for each of the T
-    tokens of a sequence, 0 for its padding; experts need them.
+    packed into sequences and do not see each other. `routing` is what experts balance by.
     """
 
     batch: int
@@ -47,7 +47,7 @@ class CausalMask:
     cos: Tensor | None
     sin: Tensor | None
     documents: Documents | None
-    shares: Tensor | None = None
+    routing: RoutingContext | None = None
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
         """Return the mask of the last `queries` of the first `keys` positions, which end together.
@@ -100,7 +100,7 @@ def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
     return torch.stack([first, second.flip(0)], dim=2).flatten(0, 3)
 
 
-def causal_mask(
+def sequence_context(
     batch: int,
     positions: Tensor,
     head_size: int,
@@ -110,9 +110,9 @@ def causal_mask(
     documents: Documents | None,
     sections: tuple[int, ...] | None = None,
     scaling: RopeScaling | None = None,
-    shares: Tensor | None = None,
-) -> CausalMask:
-    """Return the mask of `batch` sequences of which this rank holds the given positions.
+    routing: RoutingContext | None = None,
+) -> SequenceContext:
+    """Return the context of `batch` sequences of which this rank holds the given positions.
 
     Without a `theta` nothing is turned.
 
@@ -121,7 +121,7 @@ def causal_mask(
     run on from one document to the next: a rotary embedding sees distances only.
     """
     if theta is None:
-        return CausalMask(batch, positions.device, None, None, documents, shares)
+        return SequenceContext(batch, positions.device, None, None, documents, routing)
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
     frequency = theta**-exponent
@@ -134,7 +134,7 @@ def causal_mask(
         parts = torch.split(angle, list(sections), dim=-1)
         angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
     angle = torch.cat([angle, angle], dim=-1)
-    return CausalMask(batch, positions.device, angle.cos(), angle.sin(), documents, shares)
+    return SequenceContext(batch, positions.device, angle.cos(), angle.sin(), documents, routing)
 
 
 def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
@@ -149,7 +149,7 @@ def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageMask:
+class ImageContext:
     """Tokens are images one after another; a token sees its own image.
 
     Where the list is made of whole images of one length and nothing else, `same` says how many and
@@ -174,8 +174,14 @@ class ImageMask:
     sin: Tensor | None = None
 
 
-def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: bool) -> ImageMask:
-    """Return the mask of images with the given numbers of tokens.
+# What a layer that mixes tokens is given with them.
+AttentionContext = SequenceContext | ImageContext
+
+
+def image_context(
+    lengths: list[int], held: range, device: torch.device, *, alone: bool
+) -> ImageContext:
+    """Return the context of images with the given numbers of tokens.
 
     `held` are the tokens of this rank in the list of all; it may reach into the padding. `alone`:
     the module has no other cp rank. One that holds all images beside others that hold padding
@@ -193,7 +199,7 @@ def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: 
     keys, valid = _padded(begin, end)
     own_begin, own_end = np.maximum(begin, held.start), np.minimum(end, held.stop)
     queries, own = _padded(own_begin, own_end)
-    return ImageMask(
+    return ImageContext(
         same,
         to_device(np.where(own, queries - held.start, 0), device),
         to_device(keys, device),
@@ -207,9 +213,9 @@ def image_mask(lengths: list[int], held: range, device: torch.device, *, alone: 
 
 
 def turned_by_place(
-    mask: ImageMask, places_N2: Tensor, head_size: int, dtype: torch.dtype
-) -> ImageMask:
-    """Return the mask with the angles of (y, x) of this rank's tokens (2-D RoPE).
+    images: ImageContext, places_N2: Tensor, head_size: int, dtype: torch.dtype
+) -> ImageContext:
+    """Return the context with the angles of (y, x) of this rank's tokens (2-D RoPE).
 
     Of the pairs of a head, half turn with y and half with x, both at the frequencies of a head half
     as wide. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
@@ -218,7 +224,7 @@ def turned_by_place(
     exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
     angle = (places_N2.to(wide).unsqueeze(-1) * ROPE2D_THETA**-exponent).flatten(1)
     angle = torch.cat([angle, angle], dim=-1)
-    return replace(mask, cos=angle.cos(), sin=angle.sin())
+    return replace(images, cos=angle.cos(), sin=angle.sin())
 
 
 def _padded(begin: Index, end: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
