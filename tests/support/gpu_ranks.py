@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 # World sizes of tests that may choose.
 SIZES = [size for size in (1, 2, 4) if size <= NUM_DEVICES]
 # A new spec makes new communicators; the first one also loads kernels.
-TIMEOUT_SECONDS = 90
+TIMEOUT_SECONDS = 240
 
 # World sizes of the test that runs; outcomes of tests by the largest of theirs; jobs and seconds.
 USED: set[int] = set()
