@@ -29,11 +29,10 @@ def choices_of(made: Spec) -> Choices:
         if session.rank not in language.grid:
             return {}
         replica = language.grid.index("dp", session.rank)
+        views = (step.views.language(replica, index) for index in range(samples.microbatches))
         tokens = {
-            microbatch: read_text(
-                session.layout, inputs, replica, microbatch, session.device
-            ).tokens
-            for microbatch in range(samples.microbatches)
+            index: read_text(view, inputs, session.device).tokens
+            for index, view in enumerate(views)
         }
         found = session.executor.choose(session.mine.decoding, step, tokens)
         return {

@@ -161,7 +161,7 @@ def install(fault: str, rank: int, step: int) -> None:
     if fault == "group":
         patch(GridSet, "__init__", 1)
     elif fault == "loader":
-        patch(DigitStrips, "plan", 8 * (step - 1) + 1)
+        patch(DigitStrips, "describe", 8 * (step - 1) + 1)
     else:
         patch(Executor, "run", step)
 
