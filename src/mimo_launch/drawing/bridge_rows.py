@@ -24,7 +24,7 @@ from mimo_launch.schedule.roles import exchanges, needs_backward
 
 def bridge_row(plan: Plan, step: StepData, module: ModuleLayout, per_node: int | None) -> BridgeRow:
     """Return the bridge from an encoder to language."""
-    layout, groups = plan.layout, plan.layout.samples.microbatches // module.group_size
+    layout, groups = plan.layout, plan.layout.num_groups(module)
     rows = _nominal_rows(plan.layout, step, module)
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
     return BridgeRow(
@@ -61,7 +61,7 @@ def _nominal_rows(
     repeats the first: one group and the first part have all there is to know.
     """
     samples = whole.samples
-    groups = samples.microbatches // module.group_size
+    groups = whole.num_groups(module)
     one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
     layout = replace(whole, samples=one)
     views = StepViews(layout, StepData(0, nominal.samples[: one.global_batch]))
@@ -90,7 +90,7 @@ def fan(num_src: int, num_dst: int) -> str:
 
 def peer_rows(views: StepViews, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
     """Yield whom a rank exchanges rows with over one bridge, in the forward direction."""
-    groups = views.layout.samples.microbatches // module.group_size
+    groups = views.layout.num_groups(module)
     counts: dict[tuple[str, int], list[int]] = {}
     for group in range(groups):
         for transfer in route(views, module.name, group, rank=rank):

@@ -96,11 +96,6 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
     )
 
 
-def num_groups(layout: Layout, module: ModuleLayout) -> int:
-    """Return how many forwards a stage of a module runs in a step."""
-    return layout.samples.microbatches // module.group_size
-
-
 def _header(plan: Plan, step: StepData) -> Header:
     spec, samples, sample = plan.spec, plan.layout.samples, step.samples[0]
     return Header(
@@ -156,7 +151,7 @@ def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
                 first_layer=stage.first_layer,
                 last_layer=stage.first_layer + stage.num_layers - 1,
                 samples=layout.samples.global_batch // module.grid.size("dp"),
-                groups=num_groups(layout, module),
+                groups=layout.num_groups(module),
                 group_size=module.group_size,
             )
         )
@@ -222,7 +217,7 @@ def _sample_rows(views: StepViews, rank: int) -> Iterator[SampleRow]:
     layout = views.layout
     for module in layout.modules_of(rank):
         replica = module.grid.index("dp", rank)
-        for index in range(num_groups(layout, module)):
+        for index in range(layout.num_groups(module)):
             samples = (
                 tuple(layout.samples.language(replica, index))
                 if module.is_language

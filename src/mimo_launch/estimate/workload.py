@@ -14,7 +14,7 @@ from mimo_launch.layout.step_data import SampleData
 def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:
     """Return the work of one forward of a module when every sample is like this one."""
     samples, size = layout.samples, layout.samples.microbatch_size
-    forwards = samples.microbatches // module.group_size
+    forwards = layout.num_groups(module)
     if module.is_language:
         held = size * layout.seq // module.grid.size("cp")
         spans = language_spans(sample, layout.seq) * size

@@ -119,6 +119,10 @@ class Layout:
         """Return the modules that `rank` holds a stage of."""
         return tuple(module for module in self.modules if rank in module.grid)
 
+    def num_groups(self, module: ModuleLayout) -> int:
+        """Return how many forwards a stage of a module runs in a step."""
+        return self.samples.microbatches // module.group_size
+
     @cached_property
     def roles(self) -> tuple[Role, ...]:
         """The stages that each rank holds; ranks that hold the same share one object."""

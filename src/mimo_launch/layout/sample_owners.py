@@ -84,7 +84,7 @@ def shared_out(
     """Return the samples of an island by group and by replica inside of it."""
     inside = replicas_that_share(layout, module)
     replicas = range(island * inside, (island + 1) * inside)
-    groups = range(layout.samples.microbatches // module.group_size)
+    groups = range(layout.num_groups(module))
     evens = [
         tuple(even_share(layout, module, replica, group) for replica in replicas)
         for group in groups

@@ -220,7 +220,7 @@ class StepViews:
         return Imbalance(before / mean, after / mean)
 
     def _groups(self, module: ModuleLayout) -> range:
-        return range(self.layout.samples.microbatches // module.group_size)
+        return range(self.layout.num_groups(module))
 
     def _encoder_samples(self, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
         inside = replicas_that_share(self.layout, module)

@@ -159,7 +159,7 @@ class Filler:
         return True
 
     def _start_queue(self, queue: _Queue, *, patient: bool) -> bool:
-        num_groups = self.layout.samples.microbatches // queue.module.group_size
+        num_groups = self.layout.num_groups(queue.module)
         action = queue.head(num_groups)
         if action is None:
             return False

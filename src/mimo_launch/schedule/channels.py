@@ -163,7 +163,7 @@ class Meetings:
             return self.tied(rank)
         if action.kind is Kind.SHARE:
             return self.whole_replica(module, rank)
-        num_groups = self.layout.samples.microbatches // module.group_size
+        num_groups = self.layout.num_groups(module)
         edge = 0 if action.kind is Kind.FORWARD else num_groups - 1
         if fills_bubbles(self.layout, module) and action.index != edge:
             return self.replica(module, rank)

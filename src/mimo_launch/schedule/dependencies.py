@@ -48,7 +48,7 @@ def _of_end(layout: Layout, role: Role, action: Action) -> list[Action]:
     if action.kind is Kind.SHARE:
         return []  # Of the forwards of an evaluation, which has no backward.
     return [
-        Action(name, stage, B, layout.samples.microbatches // layout[name].group_size - 1)
+        Action(name, stage, B, layout.num_groups(layout[name]) - 1)
         for name, stage in role
         if action.module in (name, STEP) and needs_backward(layout, layout[name], stage)
     ]

@@ -45,8 +45,7 @@ def _way(layout: Layout, costs: Costs, module: ModuleLayout, kind: Kind) -> floa
 def _work(layout: Layout, costs: Costs, rank: int) -> float:
     """Return the time that a rank computes."""
     return sum(
-        _cost(layout, costs, module, stage.index, kind)
-        * (layout.samples.microbatches // module.group_size)
+        _cost(layout, costs, module, stage.index, kind) * layout.num_groups(module)
         for module in layout.modules_of(rank)
         for stage in module.stages_of(rank)
         for kind in (F, B)

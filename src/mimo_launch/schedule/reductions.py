@@ -40,7 +40,7 @@ def _reduced(layout: Layout, slot: Slot) -> Slot:
 
 def last_index(layout: Layout, module: ModuleLayout) -> int:
     """Return the index of the last backward of every stage of a module."""
-    return layout.samples.microbatches // module.group_size - 1
+    return layout.num_groups(module) - 1
 
 
 def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
