@@ -117,7 +117,11 @@ def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
 
 def channels(layout: Layout, rank: int, action: Action) -> list[Channel]:
     """Return the channels that a point-to-point action of `rank` uses."""
-    others = partners(layout, rank, action)
+    return channels_to(rank, action, partners(layout, rank, action))
+
+
+def channels_to(rank: int, action: Action, others: Iterable[int]) -> list[Channel]:
+    """Return the channels between `rank` and those that a point-to-point action of it meets."""
     head = (action.module, action.stage is None, action.kind in FORWARD_KINDS)
     if is_sender(action.kind):
         return [Channel(*head, rank, other) for other in others]
@@ -140,7 +144,11 @@ class Meetings:
 
     def channels(self, rank: int, action: Action) -> list[Channel]:
         """Return the channels that a point-to-point action of a rank uses."""
-        return channels(self.layout, rank, action)
+        return channels_to(rank, action, self.partners(rank, action))
+
+    def partners(self, rank: int, action: Action) -> Sequence[int]:
+        """Return the ranks that a point-to-point action of a rank may meet."""
+        return partners(self.layout, rank, action)
 
     def component(self, rank: int, encoder: str) -> Sequence[int]:
         """Return the ranks of the collective exchange that a rank takes part in."""

@@ -24,11 +24,10 @@ from mimo_launch.schedule.roles import (
     groups_of,
     is_bridge_end,
     needs_backward,
-    role_of,
 )
 from mimo_launch.schedule.sends_and_receives import program_of
 
-__all__ = ["Programs", "Role", "generate", "generate_forward", "needs_backward", "role_of"]
+__all__ = ["Programs", "Role", "generate", "generate_forward", "needs_backward"]
 
 Programs = tuple[Program, ...]
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.sample_owners import replica_links
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.channels import FORWARD_KINDS, Channel, Meetings, components_of, is_sender
+from mimo_launch.schedule.channels import Meetings, components_of
 from mimo_launch.schedule.roles import fills_bubbles
 
 
@@ -72,21 +72,15 @@ class ClassMeetings(Meetings):
         self._stages: dict[tuple[str, int], tuple[int, ...]] = {}
         self._replicas: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def channels(self, rank: int, action: Action) -> list[Channel]:
-        """Return one channel to or from each class that any rank of this one meets."""
+    def partners(self, rank: int, action: Action) -> Sequence[int]:
+        """Return the classes that any rank of this one meets."""
+        is_up = action.kind in (Kind.SEND_F, Kind.RECV_B)
         if action.stage is None:
             out, back = self._of_bridge(action.module)
-            at_encoder = action.kind in (Kind.SEND_F, Kind.RECV_B)
-            others = (out if at_encoder else back).get(rank, [])
-        else:
-            step = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
-            module = self.layout[action.module]
-            here, there = (module.pp_index(stage) for stage in (action.stage, action.stage + step))
-            others = self._of_edge(module, here, there).get(rank, [])
-        head = (action.module, action.stage is None, action.kind in FORWARD_KINDS)
-        if is_sender(action.kind):
-            return [Channel(*head, rank, other) for other in others]
-        return [Channel(*head, other, rank) for other in others]
+            return (out if is_up else back).get(rank, [])
+        module, other = self.layout[action.module], action.stage + (1 if is_up else -1)
+        places = module.pp_index(action.stage), module.pp_index(other)
+        return self._of_edge(module, *places).get(rank, [])
 
     def replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the classes of the ranks that hold the same stages of the same replica."""

@@ -18,11 +18,6 @@ class Group:
     microbatches: range
 
 
-def role_of(layout: Layout, rank: int) -> Role:
-    """Return the (module, stage) pairs that a rank holds, encoders first."""
-    return layout.roles[rank]
-
-
 def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = None) -> bool:
     """Return whether a module, or one of its stages, has any gradient to compute.
 
