@@ -21,7 +21,7 @@ from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.model import Spec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankPlan:
     """One rank's part of a plan: its programs, and the channels to others that they use."""
 
@@ -31,12 +31,12 @@ class RankPlan:
     decoding: Program
     channels: tuple[Channel, ...]
 
-    @property
+    @cached_property
     def stage_slots(self) -> Program:
         """The computes and transfers of a training step, without what ends it."""
         return tuple(slot for slot in self.training if slot[0].kind not in ONCE)
 
-    @property
+    @cached_property
     def sums(self) -> tuple[Action, ...]:
         """The sums of gradients that follow the last backward, over tp and of a tied embedding."""
         ends = (slot[0] for slot in self.training)

@@ -158,7 +158,7 @@ class Executor:
         return broadcast(full, last, self.grids.group(LANGUAGE, "pp"))
 
     def _begin(self, inputs: StepInputs) -> StepState:
-        views = StepViews(self.layout, inputs.data)
+        views = inputs.views or StepViews(self.layout, inputs.data)
         self.mail.clear()
         for bridge in self.bridges.values():
             bridge.begin(views)

@@ -19,7 +19,7 @@ from mimo_launch.layers.attention_contexts import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.mrope_positions import NUM_AXES, position_runs
 from mimo_launch.layout.step_data import ImageSpan, StepData
-from mimo_launch.layout.step_views import EncoderView, LanguageView
+from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.image_patches import Patches, patch_places
 from mimo_launch.models.language_model import Placement
 
@@ -33,6 +33,10 @@ class StepInputs(Protocol):
     @property
     def data(self) -> StepData:
         """What the samples look like."""
+
+    @property
+    def views(self) -> StepViews | None:
+        """What whoever read the samples has worked out of `data`, to go on with."""
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""

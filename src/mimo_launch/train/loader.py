@@ -22,7 +22,7 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, make_step_data
 from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.layout.step_data import SampleData, StepData, without_records
-from mimo_launch.layout.step_views import Imbalance
+from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.models.image_patches import Patches
@@ -43,6 +43,7 @@ class DatasetInputs:
     dataset: Dataset
     split: Split
     data: StepData
+    views: StepViews | None = None
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
@@ -94,6 +95,7 @@ class ReadInputs:
     left_out: frozenset[int] = frozenset()
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
     reading: Reading | None = None
+    views: StepViews | None = None
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
@@ -124,7 +126,7 @@ class ReadInputs:
             for sample, numbers in zip(self.data.samples, self.numbers, strict=True)
         )
         data = replace(self.data, samples=samples, planned=self.data.indexed)
-        return replace(self, data=data, left_out=frozenset(bad))
+        return replace(self, data=data, left_out=frozenset(bad), views=None)
 
     def _readable(self, sample: int) -> list[tuple[int, SampleData]]:
         """Return the records of a sample that can be read, with their numbers."""

@@ -166,6 +166,7 @@ class StepReader:
         inputs, reasons = read_step(
             source, reads, session.spec, beat, pinned=pinned, threads=self._decoders
         )
+        inputs = replace(inputs, views=views)
         if split == "train":
             inputs = replace(inputs, imbalance=_imbalances(views))
         seconds = time.perf_counter() - begin
