@@ -60,7 +60,8 @@ class Rotation:
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples of a step; its number is the one asked for."""
         self._progress.enter(Phase.READING, step + 1)
-        return replace(self._steps[step % NUM_STEPS], data=self.data_of(step))
+        # Views would remember the passes before; a step of training begins without.
+        return replace(self._steps[step % NUM_STEPS], data=self.data_of(step), views=None)
 
     def data_of(self, step: int) -> StepData:
         """Return what the samples of a step look like."""
