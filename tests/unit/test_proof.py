@@ -98,6 +98,16 @@ def test_a_mistake_of_one_rank_of_many_alike_is_found() -> None:
     assert not same_as_all_ranks(layout, with_program(programs, 17, short))
 
 
+def test_of_ranks_that_hold_a_tied_embedding_one_may_do_otherwise() -> None:
+    """Rank 4 runs another program than 3 and 5 do: rank 1 meets another class than 0 and 2 do."""
+    modules = {"language": box(0, tp=3, pp=2, model={"tied": True})}
+    plan = Plan.of(spec(modules, microbatches=2))
+    for place, slot in enumerate(plan.training[4]):
+        rest = plan.training[4][place + 1 :]
+        for program in ((*plan.training[4][:place], *rest), (*rest, slot)):
+            same_as_all_ranks(plan.layout, (*plan.training[:4], program, plan.training[5]))
+
+
 def test_alike_ranks_have_one_role_and_alike_ranks_beside_them() -> None:
     layout = layout_of(1, vision=box(0), language=box(0, dp=4))
     assert refined(layout.roles, layout.modules) == (0, 1, 1, 1)

@@ -89,8 +89,9 @@ class ClassMeetings(Meetings):
         return self._replicas[module.name, rank]
 
     def tied(self, rank: int) -> Sequence[int]:
-        """Return the classes of the two ranks that hold the same part of a tied embedding."""
-        return self._first_of(super().tied(rank))
+        """Return the classes of all ranks of a replica that hold a part of a tied embedding."""
+        replica = super().whole_replica(self.layout.language, rank)
+        return self._first_of(each for each in replica if each in self.layout.tied_ranks)
 
     def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the classes of the ranks of the same replica."""
