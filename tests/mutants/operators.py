@@ -30,8 +30,10 @@ TEXTS = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
 # Files and functions that need a GPU, or kernels that only GPUs have.
 GPU_ONLY = {
     "te_layers", "te_fp8", "te_attention", "te_block", "ssd_kernels", "warm_up",
-    "_p2p_options", "_seconds",
+    "set_allocator", "_p2p_options", "_seconds",
 }  # fmt: skip
+# What a statement that only GPUs run speaks of.
+GPU_WORDS = ("cuda", "fp8", "set_allocator(")
 # Keywords that guard only, or that only GPUs see.
 GUARDS = {"strict", "encoding", "device", "non_blocking", "pin_memory"}
 SKIPPED = ("annotation", "returns", "decorator_list", "bases")
@@ -107,12 +109,14 @@ def compiles(mutant: Mutant) -> bool:
 def _changes(node: ast.AST, required: dict[str, set[str]]) -> Iterator[Change]:
     """Yield every change below a node."""
     starts = isinstance(node, ast.FunctionDef) and node.name == "__init__"
+    skipped = (*SKIPPED, "body") if isinstance(node, ast.If) and _asks_for_gpu(node) else SKIPPED
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             is_text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             imports = isinstance(child, ast.JoinedStr | ast.Import | ast.ImportFrom)
-            on_gpus = isinstance(child, ast.FunctionDef) and child.name in GPU_ONLY
-            if on_gpus or name in SKIPPED or is_text or imports or not isinstance(child, ast.AST):
+            if name in skipped or is_text or imports or not isinstance(child, ast.AST):
+                continue
+            if _is_for_gpus(child):
                 continue
             if isinstance(child, ast.stmt) and not (starts and isinstance(child, ast.Assign)):
                 yield from _of_statement(child)
@@ -126,6 +130,18 @@ def _changes(node: ast.AST, required: dict[str, set[str]]) -> Iterator[Change]:
             elif isinstance(child, ast.expr):
                 yield from _of_expression(child)
             yield from _changes(child, required)
+
+
+def _asks_for_gpu(node: ast.If) -> bool:
+    test = ast.unparse(node.test)
+    return test.endswith((".is_cuda", "== 'cuda'")) and not test.startswith("not ")
+
+
+def _is_for_gpus(node: ast.AST) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name in GPU_ONLY
+    simple = isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.For)
+    return simple and any(word in ast.unparse(node) for word in GPU_WORDS)
 
 
 def _of_statement(node: ast.stmt) -> Iterator[Change]:
