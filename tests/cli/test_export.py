@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.exports import digits_run
 
-from mimo_launch.hugging_face.headers import read_headers
+from mimo_launch.hugging_face.folder import read_headers
 
 Cli = Callable[[str], tuple[int, str, str]]
 

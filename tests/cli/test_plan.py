@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.cli.app import run
-from mimo_launch.drawing import layer_row_types, rows
+from mimo_launch.drawing import layer_rows, rows
 from mimo_launch.estimate import rows as estimate_rows
 from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.plan import Plan
@@ -166,7 +166,7 @@ def test_every_key_is_documented() -> None:
     text = (ROOT / "docs" / "plan-json.md").read_text()
     names = {
         field.name
-        for module in (rows, layer_row_types, estimate_rows)
+        for module in (rows, layer_rows, estimate_rows)
         for kind in vars(module).values()
         if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
         for field in fields(kind)

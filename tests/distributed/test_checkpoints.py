@@ -24,9 +24,9 @@ from mimo_launch.checkpoint.folder import (
     read_marker,
 )
 from mimo_launch.checkpoint.index import read_index
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checks.all_checks import check
-from mimo_launch.estimate.checkpoint_size import checkpoint_bytes
+from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan

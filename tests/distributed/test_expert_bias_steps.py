@@ -6,7 +6,7 @@ from tests.support.planted_experts import BIASED, routed
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order, steps_of
 from mimo_launch.launcher.run_on_ranks import run_ranks
-from mimo_launch.layers.expert_bias import ExpertBias
+from mimo_launch.layers.router import ExpertBias
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.generate import generate_forward
 from mimo_launch.spec.model import Spec

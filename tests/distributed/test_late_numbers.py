@@ -13,7 +13,7 @@ from tests.distributed.test_session import two_modules, weights_of
 from tests.support.specs import spec
 
 from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.comm.world import device_for
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
@@ -31,7 +31,7 @@ from mimo_launch.train.events import (
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.step_timeline import Profile
+from mimo_launch.train.step import Profile
 
 Weights = dict[str, torch.Tensor]
 

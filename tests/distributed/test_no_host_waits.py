@@ -11,7 +11,7 @@ from tests.support.planted_experts import routed
 from tests.support.planted_hybrid import split_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mimo_launch.comm.pending_numbers import HostCopy
+from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import run_ranks

@@ -11,7 +11,7 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan

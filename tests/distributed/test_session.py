@@ -14,7 +14,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
-from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import StepFinished

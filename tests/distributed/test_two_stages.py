@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size

@@ -24,8 +24,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_contexts import image_context
-from mimo_launch.layers.class_tokens import class_token_context
+from mimo_launch.layers.attention_contexts import class_token_context, image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.model import Spec
 

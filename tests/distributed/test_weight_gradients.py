@@ -15,8 +15,7 @@ from mimo_launch.comm.world import DeviceKind, device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.experts import Experts
-from mimo_launch.layers.fsdp_shards import local_tensor
-from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.layers.parameter_segments import SegmentedModule, local_tensor
 from mimo_launch.layout.layout import world_size
 from mimo_launch.models import fsdp
 from mimo_launch.plan.plan import Plan

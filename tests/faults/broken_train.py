@@ -21,7 +21,7 @@ from mimo_launch.checkpoint import saver
 from mimo_launch.cli.app import main
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.digits import DigitStrips
-from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models import language_model
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.train.session import RankSession

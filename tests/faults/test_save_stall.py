@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mimo_launch.checkpoint.chunks import state_chunks
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec

@@ -89,7 +89,7 @@ def outcomes(folder: Path) -> list[Outcome]:
     """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
     import mimo_launch.checks.load_and_check
     import mimo_launch.cli.plan.tables
-    import mimo_launch.drawing.json_text  # noqa: F401
+    import mimo_launch.drawing.report  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     found: list[Outcome] = []

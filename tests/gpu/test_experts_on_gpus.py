@@ -12,7 +12,7 @@ from tests.support.specs import box, hybrid, spec
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layers.experts import _is_grouped, grouped_linear
-from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.loader import step_inputs

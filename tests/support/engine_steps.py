@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.checkpoint.chunks import FP8
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import Ranks
-from mimo_launch.layers.fsdp_shards import local_segments
+from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.loader import step_inputs

@@ -15,8 +15,8 @@ from tests.support.hugging_face import started
 from torch import Tensor
 
 from mimo_launch.checkpoint.index import open_checkpoint
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checkpoint.saver import CheckpointSaver
-from mimo_launch.checkpoint.start_of_run import start_run
 from mimo_launch.export.export import ExportProgress, write_export
 from mimo_launch.export.export_plan import Exporter
 from mimo_launch.launcher.run_on_ranks import run_ranks

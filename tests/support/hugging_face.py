@@ -12,7 +12,7 @@ from tests.support.specs import box, spec
 from torch import Tensor, nn
 
 from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
-from mimo_launch.checkpoint.start_of_run import start_run
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder

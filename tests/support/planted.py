@@ -473,7 +473,7 @@ def class_tokens_become_rows() -> None:
 
 def images_share_a_class_token() -> None:
     """All images attend to the class token of the first one."""
-    from mimo_launch.layers import class_tokens as module
+    from mimo_launch.layers import attention_contexts as module
 
     correct = module._places
 
@@ -487,7 +487,7 @@ def images_share_a_class_token() -> None:
 
 def position_of_the_class_token_forgotten() -> None:
     """Patches read learned positions from row 0 on, which is that of the class token."""
-    from mimo_launch.models.patch_embedding import LearnedPositions
+    from mimo_launch.models.vision_encoder import LearnedPositions
 
     correct = LearnedPositions.forward
 
@@ -500,7 +500,7 @@ def position_of_the_class_token_forgotten() -> None:
 
 def positions_of_another_image() -> None:
     """Learned positions are interpolated for the height and width of the largest image."""
-    from mimo_launch.models.patch_embedding import LearnedPositions
+    from mimo_launch.models.vision_encoder import LearnedPositions
 
     correct = LearnedPositions.forward
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.comm import token_exchange
+from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.non_finite import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
-from mimo_launch.layers import expert_bias, router
+from mimo_launch.layers import router
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models import fsdp, mixture_of_experts
+from mimo_launch.models import fsdp, transformer_block
 from mimo_launch.optimizer import module_optimizers
 from mimo_launch.runtime import compute
 from mimo_launch.spec.model import Spec
@@ -59,7 +59,7 @@ def balance_of_a_microbatch() -> None:
 
 def shared_expert_counted_per_tp_rank() -> None:
     """Answers of experts are added to each tp rank's part of the shared one, before its sum."""
-    correct = mixture_of_experts.MoeMlp.forward
+    correct = transformer_block.MoeMlp.forward
 
     def forward(self: Any, x: Any, mask: Any) -> torch.Tensor:
         shared, self.shared = self.shared, None
@@ -67,7 +67,7 @@ def shared_expert_counted_per_tp_rank() -> None:
         self.shared = shared
         return routed * self.context.tp.size + shared(x)
 
-    mixture_of_experts.MoeMlp.forward = forward
+    transformer_block.MoeMlp.forward = forward
 
 
 def padding_counted() -> None:
@@ -117,7 +117,7 @@ def parts_of_gradients_not_summed() -> None:
         start = sum(ctx.sizes[: ctx.group.index])
         return grad[start : start + ctx.sizes[ctx.group.index]].clone(), None, None, None
 
-    token_exchange._GatherUneven.backward = staticmethod(own)
+    autograd_collectives._GatherUneven.backward = staticmethod(own)
 
 
 def tokens_sent_per_tp_rank() -> None:
@@ -126,9 +126,9 @@ def tokens_sent_per_tp_rank() -> None:
     def all_tokens(self: Any, shares: Any) -> Any:
         samples, positions = shares.shape
         places = torch.arange(samples * positions)
-        return mixture_of_experts.TokenShares(samples, places // positions, shares.flatten())
+        return transformer_block.TokenShares(samples, places // positions, shares.flatten())
 
-    mixture_of_experts.MoeMlp._own, mixture_of_experts.MoeMlp._tokens = (
+    transformer_block.MoeMlp._own, transformer_block.MoeMlp._tokens = (
         lambda self, x: (x, None),
         all_tokens,
     )
@@ -145,10 +145,10 @@ def loads_of_one_tp_rank() -> None:
 
 
 def _without_sum_over(own: Callable[[ParallelContext], Group]) -> None:
-    correct = expert_bias.all_reduce
+    correct = router.all_reduce
 
     def move(biases: Any, context: Any, skip: Any) -> None:
-        expert_bias.all_reduce = lambda x, group: x if group is own(context) else correct(x, group)
+        router.all_reduce = lambda x, group: x if group is own(context) else correct(x, group)
         right(biases, context, skip)
 
     right, module_optimizers.move_biases = module_optimizers.move_biases, move
@@ -156,7 +156,7 @@ def _without_sum_over(own: Callable[[ParallelContext], Group]) -> None:
 
 def chosen_without_bias() -> None:
     """The bias moves, and experts are chosen as if there were none."""
-    expert_bias.ExpertBias.forward = lambda self, scores: scores.detach()
+    router.ExpertBias.forward = lambda self, scores: scores.detach()
 
 
 BIASED = {"score": "sigmoid", "aux_loss": 0.0, "bias_update_rate": 0.01}

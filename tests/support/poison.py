@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.runtime.mailbox import Address
 from mimo_launch.train.session import RankSession
 

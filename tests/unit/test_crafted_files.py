@@ -10,8 +10,7 @@ import pytest
 
 from mimo_launch.checkpoint.folder import DamagedCheckpoint, complete, read_marker
 from mimo_launch.checkpoint.index import read_index, uncovered
-from mimo_launch.hugging_face.folder import ConfigError, read_config
-from mimo_launch.hugging_face.headers import FilesError, read_headers
+from mimo_launch.hugging_face.folder import ConfigError, FilesError, read_config, read_headers
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens
 from mimo_launch.train.metrics_file import NoHistory, read_history
 

@@ -17,8 +17,7 @@ from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.layers.plain_parameters import adopt_parameters
+from mimo_launch.layers.parameter_segments import adopt_parameters, declared_parameters
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.custom_encoder import CustomClassError
 from mimo_launch.models.custom_stages import (
@@ -27,8 +26,7 @@ from mimo_launch.models.custom_stages import (
     plain_values,
     whole_stage,
 )
-from mimo_launch.models.encoder_inputs import EncoderInput, reader
-from mimo_launch.models.image_patches import Patches
+from mimo_launch.models.encoder_inputs import EncoderInput, Patches, reader
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 

@@ -11,9 +11,9 @@ import soundfile
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.shard_patterns import AUDIO_SUFFIXES, IMAGE_FORMATS
 from mimo_launch.data.webdataset.decode import clip_length, decode_clip, decode_image, image_size
 from mimo_launch.data.webdataset.indexer import header_size
+from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
 
 KINDS = ("PNG", "JPEG", "WEBP", "TIFF", "AVIF")
 POSTSCRIPT = b"""%!PS-Adobe-3.0 EPSF-3.0

@@ -7,16 +7,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo_launch.data.sample_sizes import nominal_step_data
-from mimo_launch.estimate.flops import backward_flops, forward_flops
-from mimo_launch.estimate.workload import workload
+from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
 from mimo_launch.kinds.layer import Flops, Workload
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network
-from mimo_launch.models.encoder_inputs import EncoderInput
-from mimo_launch.models.image_patches import Patches
+from mimo_launch.models.encoder_inputs import EncoderInput, Patches
 from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.spec.model import Spec
 

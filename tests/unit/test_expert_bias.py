@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mimo_launch.layers.expert_bias import move_biases
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.layers.router import Router, TokenShares
+from mimo_launch.layers.router import Router, TokenShares, move_biases
 from mimo_launch.spec.language import Moe
 
 CONTEXT = ParallelContext()

@@ -9,12 +9,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mimo_launch.export import safetensors_files
-from mimo_launch.export.export import NOTE, InTheWay, new_folder
-from mimo_launch.export.safetensors_files import write_tensors
+from mimo_launch.export import export
+from mimo_launch.export.export import NOTE, InTheWay, new_folder, write_tensors
 from mimo_launch.export.tensors import FileTensor, file_tensors
 from mimo_launch.hugging_face.family import Place
-from mimo_launch.hugging_face.headers import read_headers
+from mimo_launch.hugging_face.folder import read_headers
 
 SEGMENTS = {
     "q.weight": (4, 6), "k.weight": (2, 6), "v.weight": (2, 6), "patch.weight": (3, 8),
@@ -65,7 +64,7 @@ def test_a_tensor_that_is_not_filled_is_an_error() -> None:
 def test_files_are_cut_and_indexed(
     max_bytes: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safetensors_files, "BATCH", batch)
+    monkeypatch.setattr(export, "BATCH", batch)
     made = [
         FileTensor(f"t{i}", shape, dtype)
         for i, (shape, dtype) in enumerate(

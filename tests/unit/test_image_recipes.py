@@ -10,8 +10,14 @@ import pytest
 from PIL import Image, ImageOps
 
 from mimo_launch.data.webdataset.decode import decode_image, process
-from mimo_launch.hugging_face.image_processor import ProcessorError, read_recipe
-from mimo_launch.hugging_face.image_recipe import ImageRecipe, ImageTooThin, ShortEdge, Smart
+from mimo_launch.hugging_face.image_processor import (
+    ImageRecipe,
+    ImageTooThin,
+    ProcessorError,
+    ShortEdge,
+    Smart,
+    read_recipe,
+)
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip": ("siglip", "SiglipImageProcessorPil", {"size": {"height": 30, "width": 30}}),

@@ -18,8 +18,8 @@ from mimo_launch.layers.attention_contexts import (
     sequence_context,
     turned_by_place,
 )
+from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext, _compiled
-from mimo_launch.layers.weight_gradients import GradAccumulator
 from mimo_launch.models.transformer_block import Block, BlockShape
 from mimo_launch.spec.encoders import Activation
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.layers.weight_gradients import GradAccumulator, linear
+from mimo_launch.layers.linear import GradAccumulator, linear
 
 BF16 = torch.bfloat16
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mimo_launch.layers.cross_entropy import vocab_cross_entropy
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
 
 TOKENS, VOCAB = 256, 64
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.layout.balance import balanced
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.layout.sample_owners import (
+    balanced,
     replica_links,
     replica_sources,
     replicas_that_share,

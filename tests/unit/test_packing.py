@@ -13,12 +13,13 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.packing import best_fit, joined_documents
 from mimo_launch.data.sample_order import (
     GlobalOrder,
     PackedOrder,
     SampleOrder,
+    best_fit,
     global_order,
+    joined_documents,
     make_step_data,
     records_of,
     steps_of,

@@ -10,8 +10,7 @@ from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.bridge_rows import fan
-from mimo_launch.drawing.json_text import report_json
-from mimo_launch.drawing.report import build_rank_report, build_report
+from mimo_launch.drawing.report import build_rank_report, build_report, report_json
 from mimo_launch.drawing.rows import Report
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.bridge_routing import route

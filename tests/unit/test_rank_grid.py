@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mimo_launch.layout.expert_grid import ExpertView
-from mimo_launch.layout.rank_grid import RankGrid
+from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 
 AXES = ("tp", "cp", "dp", "pp")
 TP2_DP3 = RankGrid(("tp", "cp", "dp", "pp"), (2, 1, 3, 1), first_rank=4)

@@ -26,7 +26,7 @@ from mimo_launch.bench.measure import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import RankStep, step_seconds
-from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.report import build_report

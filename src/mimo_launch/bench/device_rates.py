@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.data.sample_sizes import nominal_step_data
-from mimo_launch.estimate.flops import forward_flops
-from mimo_launch.estimate.workload import workload
+from mimo_launch.estimate.workload import forward_flops, workload
 from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
 from mimo_launch.layers.attention_contexts import image_context
-from mimo_launch.layers.fsdp_shards import local_tensor
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage

@@ -24,7 +24,7 @@ from mimo_launch.bench.machine import (
 from mimo_launch.bench.result import BenchOptions, BenchResult, Machine, spread
 from mimo_launch.bench.summary import Measured, aligned, rank_results, speed_of
 from mimo_launch.bench.time_shares import step_seconds
-from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split

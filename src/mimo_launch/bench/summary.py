@@ -13,9 +13,8 @@ from mimo_launch.bench.result import Memory, RankResult, Speed
 from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps_of
 from mimo_launch.comm.step_clock import Noted
 from mimo_launch.estimate.calibration import Calibration
-from mimo_launch.estimate.flops import backward_flops, forward_flops
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.estimate.workload import language_spans
+from mimo_launch.estimate.workload import backward_flops, forward_flops, language_spans
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.comm.host_objects import gather_objects
-from mimo_launch.layers.fsdp_shards import LocalSegment, local_segments
-from mimo_launch.layers.parameter_segments import DeclaredParameter
+from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.layers.parameter_segments import DeclaredParameter, LocalSegment, local_segments
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.optimizer.module_optimizers import Updates

@@ -27,12 +27,18 @@ from mimo_launch.checkpoint.chunks import (
     weight_chunks,
 )
 from mimo_launch.checkpoint.storage import CheckpointError
-from mimo_launch.comm.host_objects import from_first, gather_objects
+from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
-from mimo_launch.hugging_face.family import Place
-from mimo_launch.hugging_face.folder import Config, ConfigError, read_config
-from mimo_launch.hugging_face.headers import TYPES, FilesError, Header, read_headers
-from mimo_launch.hugging_face.part import Part
+from mimo_launch.hugging_face.family import Part, Place
+from mimo_launch.hugging_face.folder import (
+    TYPES,
+    Config,
+    ConfigError,
+    FilesError,
+    Header,
+    read_config,
+    read_headers,
+)
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.train.events import WeightsLoaded

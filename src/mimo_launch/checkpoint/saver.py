@@ -30,7 +30,7 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.checkpoint.index import TENSORS
 from mimo_launch.checkpoint.storage import CheckpointError, write_chunks
-from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event

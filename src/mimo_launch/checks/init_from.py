@@ -15,15 +15,16 @@ from typing import Any
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.architectures import text_of, value_of
+from mimo_launch.hugging_face.family import NoSuchPart, Part
 from mimo_launch.hugging_face.folder import (
     CONFIG,
     ConfigError,
+    FilesError,
     has_weights,
     is_hugging_face,
     read_config,
+    read_headers,
 )
-from mimo_launch.hugging_face.headers import FilesError, read_headers
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size

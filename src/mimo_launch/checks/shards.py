@@ -1,7 +1,7 @@
 """Checks of shards and image processors: files that must be there before a run.
 
 Decides: what is looked at without reading records: names, small JSON files, the first headers.
-Relies on: `data.shard_patterns` for names, `hugging_face.image_processor`.
+Relies on: `data.webdataset.tar_files` for names, `hugging_face.image_processor`.
 Leaves: tokenizers to `vocabulary`, records to the index, which `train` makes.
 """
 
@@ -10,10 +10,19 @@ from itertools import islice
 from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.data.shard_patterns import AUDIO_SUFFIXES, IMAGE_FORMATS, PatternError, shard_files
+from mimo_launch.data.webdataset.tar_files import (
+    AUDIO_SUFFIXES,
+    IMAGE_FORMATS,
+    PatternError,
+    shard_files,
+)
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
-from mimo_launch.hugging_face.image_recipe import Smart
+from mimo_launch.hugging_face.image_processor import (
+    ProcessorError,
+    Smart,
+    processor_folder,
+    recipe_of,
+)
 from mimo_launch.spec.model import (
     Spec,
     WebdatasetData,

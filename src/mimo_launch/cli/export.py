@@ -122,7 +122,7 @@ def _progress(
     from rich.progress import BarColumn, DownloadColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from mimo_launch.cli.shared.bars import Bars, rich_on
+    from mimo_launch.cli.shared.console import Bars, rich_on
     from mimo_launch.diag.quantities import bytes_text
     from mimo_launch.export.export import ExportProgress
 

@@ -43,8 +43,7 @@ def inspect(
     """Say what a folder of weights holds, with the spec for it."""
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.hugging_face.contents import read_contents
-    from mimo_launch.hugging_face.folder import CONFIG, ConfigError, is_hugging_face
-    from mimo_launch.hugging_face.headers import FilesError
+    from mimo_launch.hugging_face.folder import CONFIG, ConfigError, FilesError, is_hugging_face
 
     console = console_of(ctx)
     try:
@@ -65,7 +64,7 @@ def inspect(
 
 
 def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
-    from mimo_launch.hugging_face.headers import TYPES
+    from mimo_launch.hugging_face.folder import TYPES
 
     fragment = _fragment(found)
     if as_json:

@@ -1,12 +1,15 @@
 """Collectives inside the model, each with the adjoint that its place asks for.
 
-Decides: what flows back through every gather, split and sum.
-Relies on: `collectives`; tensors are token lists, sharded along dim 0.
-Leaves: choosing between them to `layers`.
+Decides: what flows back through every gather, split, sum and exchange of tokens.
+Relies on: `collectives`; tensors are token lists, sharded along dim 0, with sizes that the host
+knows.
+Leaves: choosing between them, and which tokens go where, to `layers`.
 
 Legend: N tokens of a microbatch, D width; a lower-case n is this rank's share of N.
 Source: Megatron-LM's operators f and g (arXiv:1909.08053) and their sequence-parallel forms
 (arXiv:2205.05198).
+
+Legend: r rows on this rank, R rows of all ranks of a group, D width.
 """
 
 from typing import Any
@@ -19,9 +22,12 @@ from mimo_launch.comm.collectives import (
     all_gather_uneven,
     all_reduce,
     all_to_all,
+    all_to_all_uneven,
     reduce_scatter,
+    reduce_scatter_uneven,
 )
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.step_clock import StepClock
 
 
 class _EnterTp(torch.autograd.Function):
@@ -169,3 +175,93 @@ def gather_rows(rows_rD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor
     it tp times.
     """
     return _apply(_GatherRows, rows_rD, sizes, group) if group.handle is not None else rows_rD
+
+
+Sizes = tuple[int, ...]
+
+
+class _TokenExchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group, clock: StepClock
+    ) -> Tensor:
+        ctx.send, ctx.receive, ctx.group, ctx.clock = send, receive, group, clock
+        with clock.meeting(group):
+            return all_to_all_uneven(x, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        with ctx.clock.meeting(ctx.group):
+            back = all_to_all_uneven(grad, ctx.receive, ctx.send, ctx.group)
+        return back, None, None, None, None
+
+
+class _GatherUneven(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+        ctx.sizes, ctx.group, ctx.clock = sizes, group, clock
+        with clock.meeting(group):
+            return all_gather_uneven(x, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        with ctx.clock.meeting(ctx.group):
+            return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None, None
+
+
+class _ScatterUneven(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+        ctx.sizes, ctx.group, ctx.clock = sizes, group, clock
+        with clock.meeting(group):
+            return reduce_scatter_uneven(x, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        with ctx.clock.meeting(ctx.group):
+            return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None, None
+
+
+def exchange_tokens(
+    x_rD: Tensor, send: Sizes, receive: Sizes, group: Group, clock: StepClock
+) -> Tensor:
+    """Send rows to each rank of `group` in turn and return what they sent, in their order.
+
+    Shapes: [sum(send), D] -> [sum(receive), D]. Gradient: the same exchange, back. Traffic: an
+    all-to-all with uneven splits; a rank without rows takes part, too.
+    """
+    if group.handle is None:
+        return x_rD
+    out: Tensor = _TokenExchange.apply(x_rD, send, receive, group, clock)  # type: ignore[no-untyped-call]
+    return out
+
+
+def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+    """Return the rows of all ranks, each of which then computes a part of a product with them.
+
+    Shapes: [sizes[index], D] -> [sum(sizes), D]. Gradient: summed over `group`, own rows kept.
+    """
+    if group.handle is None:
+        return x_rD
+    out: Tensor = _GatherUneven.apply(x_rD, sizes, group, clock)  # type: ignore[no-untyped-call]
+    return out
+
+
+def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+    """Sum partial outputs for the rows of all ranks, and keep those of this one.
+
+    Shapes: [sum(sizes), D] -> [sizes[index], D]. Gradient: all-gather.
+    """
+    if group.handle is None:
+        return x_RD
+    out: Tensor = _ScatterUneven.apply(x_RD, sizes, group, clock)  # type: ignore[no-untyped-call]
+    return out
+
+
+def exchange_counts(counts_E: Tensor, ep: Group, tp: Group) -> Tensor:
+    """Return what all ranks have for the experts of this one: [tp ranks, ep ranks, own experts].
+
+    `counts_E` are this rank's tokens for each expert.
+    """
+    theirs = all_to_all(counts_E, ep)
+    return all_gather(theirs, tp).view(tp.size, ep.size, -1)

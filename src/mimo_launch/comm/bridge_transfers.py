@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.collectives import all_to_all_uneven
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.comm.to_device import to_device
 from mimo_launch.layout.bridge_routing import Transfer
 
 

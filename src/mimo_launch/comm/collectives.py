@@ -1,7 +1,8 @@
 """The few collectives we use, under the names that every supported torch has.
 
 Decides: one spelling for calls that torch 2.13 renamed, and padding for uneven shards.
-Relies on: groups from `comm`; a group without a handle holds one rank and does nothing.
+Relies on: groups from `process_groups`, where a group without a handle holds one rank and does
+nothing; for objects, pickles between ranks of one job, which trust each other.
 Leaves: gradients to `autograd_collectives`.
 """
 
@@ -116,3 +117,17 @@ def all_to_all_uneven(
     out = x.new_empty((sum(receive), *x.shape[1:]))
     dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
     return out
+
+
+def gather_objects(value: Any, group: ProcessGroup | None = None) -> list[Any]:
+    """Return what every rank passed in, by rank of the group; the world by default."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def from_first(value: Any, group: ProcessGroup) -> Any:
+    """Return what the first rank of `group`, rank 0, passed in."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]

@@ -3,8 +3,8 @@
 Decides: what a time is: on a processor when a call was made and returned, on a GPU when the stream
 that computes came to it, since the host runs ahead of the GPU.
 Relies on: one clock for all ranks of a host; CUDA events, which cost a few microseconds each.
-Leaves: which parts of a step are noted to the executor, the session and `token_exchange`, reading
-it to `train`.
+Leaves: which parts of a step are noted to the executor, the session and `autograd_collectives`,
+reading it to `train`.
 """
 
 import time

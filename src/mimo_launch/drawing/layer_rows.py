@@ -1,24 +1,79 @@
-"""What `plan.plan` says of the layers of a module, kind by kind.
+"""What `plan` says of the layers of a module, kind by kind, and of its experts.
 
-Decides: that one layer stands for all of its kind, on the tp rank with the largest part.
-Relies on: `estimate.parameters`, `estimate.flops` and `estimate.memory`, which know a stage.
+Decides: which facts there are, under the names that are keys of `plan --json` (docs/plan-json.md);
+that one layer stands for all of its kind, on the tp rank with the largest part; that loads of
+experts are balanced, so that every rank sends as much as any other.
+Relies on: `estimate.parameters`, `estimate.workload` and `estimate.memory`, which know a stage.
 Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from mimo_launch.drawing.layer_row_types import LayerRow
-from mimo_launch.estimate.flops import backward_flops, forward_flops
-from mimo_launch.estimate.memory import kept_by_layers
+from mimo_launch.estimate.memory import COMPUTED, kept_by_layers
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import workload
-from mimo_launch.kinds.layer import Workload
+from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.rank_grid import ExpertView
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
-from mimo_launch.spec.model import Spec
+from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.model import ExpertGrid, Grid, Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """The layers of one kind of a module.
+
+    `parameters` of one of them are those of a rank before it shares them out over dp x cp, its own
+    experts among them. `tflop` are those of all of them in a step, forward and backward, on all
+    ranks; `kept_bytes` what one of them keeps on a rank from a forward to its backward.
+    """
+
+    module: str
+    kind: str
+    layers: int
+    has_experts: bool
+    parameters: int
+    tflop: float
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPlace:
+    """Ranks that hold the same experts of their layers, from the first to the last."""
+
+    first_expert: int
+    last_expert: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsRow:
+    """The experts of a module, and where they stand.
+
+    `layers` of the module have `experts` each, of which a token goes to `top_k`. `ep`, `tp` and
+    `dp` are sizes of their grid, a rank holds `per_rank` of a layer: those that `places` says.
+    `parameters` are those of the whole module, `active_parameters` those that one token meets.
+    `sent_bytes` are what a rank sends to others in the all-to-alls of a step, both ways, when the
+    load is balanced.
+    """
+
+    module: str
+    layers: int
+    experts: int
+    top_k: int
+    ep: int
+    tp: int
+    dp: int
+    per_rank: int
+    parameters: int
+    active_parameters: int
+    sent_bytes: int
+    places: tuple[ExpertPlace, ...]
 
 
 def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[LayerRow, ...]:
@@ -53,3 +108,64 @@ def _rows(spec: Spec, layout: Layout, module: ModuleLayout, work: Workload) -> I
             tflop=flops * work.forwards * module.grid.size("dp") / 1e12,
             kept_bytes=kept_by_layers(spec, layout, module, one, work, tp),
         )
+
+
+def expert_rows(spec: Spec, layout: Layout, sample: SampleData) -> tuple[ExpertsRow, ...]:
+    """Return a row for each module with experts."""
+    return tuple(
+        _row(spec, layout, module, sample)
+        for module in layout.modules
+        if module.experts is not None
+    )
+
+
+def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -> ExpertsRow:
+    mine, view = spec.modules[module.name], module.experts
+    model, kind = mine.model, kind_of(mine.model)
+    moe, layers = kind.moe, [i for i in range(model.layers) if kind.has_experts(i)]
+    if moe is None or view is None:
+        raise TypeError(f"{module.name} has no experts")
+    alone = mine.model_copy(update={"grid": Grid(), "experts": ExpertGrid()})
+    whole = Stage(module.name, 0, 0, model.layers, is_first=True, is_last=True)
+    changed = spec.model_copy(update={"modules": {**spec.modules, module.name: alone}})
+    parameters = stage_weights(changed, whole, 0).numel
+    one = (1 + kind.widths.ups) * moe.width * model.hidden
+    work = workload(layout, module, sample)
+    # Per layer and microbatch: there and back, forward and backward, and forward once more where
+    # activations are recomputed.
+    ways = 2 * (1 + needs_backward(layout, module) + (mine.recompute == "full"))
+    tokens = work.held // module.grid.size("tp") * work.forwards
+    share = (view.size("ep") - 1) / view.size("ep")
+    sent = moe.top_k * tokens * model.hidden * COMPUTED[spec.train.precision] * share
+    return ExpertsRow(
+        module=module.name,
+        layers=len(layers),
+        experts=moe.experts,
+        top_k=moe.top_k,
+        ep=view.size("ep"),
+        tp=view.size("tp"),
+        dp=view.size("dp"),
+        per_rank=moe.experts // view.size("ep"),
+        parameters=parameters,
+        active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
+        sent_bytes=round(ways * sent * _most_in_a_stage(kind, module)),
+        places=tuple(_places(view, moe.experts)),
+    )
+
+
+def _places(view: ExpertView, experts: int) -> Iterator[ExpertPlace]:
+    """Yield which ranks hold which experts: parts of them, replicas and other layers alike."""
+    held: list[list[int]] = [[] for _ in range(view.size("ep"))]
+    for rank in sorted(rank for stage in view.stages for rank in stage):
+        held[view.index("ep", rank)].append(rank)
+    for index, ranks in enumerate(held):
+        own = even_cut(experts, len(held), index)
+        yield ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=tuple(ranks))
+
+
+def _most_in_a_stage(kind: ModelKind, module: ModuleLayout) -> int:
+    """Return the most layers of experts that a rank holds."""
+    counts = [0] * module.grid.size("pp")
+    for stage in module.stages:
+        counts[module.pp_index(stage.index)] += sum(kind.has_experts(i) for i in stage.layers)
+    return max(counts)

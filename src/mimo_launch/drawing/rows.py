@@ -1,13 +1,13 @@
 """What `plan.plan` has to say, as frozen rows of plain values.
 
 Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
-Relies on: `layer_row_types` for kinds of layers, `estimate.rows` for what is expected of a step.
+Relies on: `layer_rows` for kinds of layers, `estimate.rows` for what is expected of a step.
 Leaves: finding the facts to `report` and its siblings, drawing to `cli`.
 """
 
 from dataclasses import dataclass
 
-from mimo_launch.drawing.layer_row_types import ExpertsRow, LayerRow
+from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
 from mimo_launch.estimate.rows import Estimates
 
 Ranks = tuple[int, ...]

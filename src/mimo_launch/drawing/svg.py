@@ -1,7 +1,7 @@
 """A timeline as an SVG picture that needs nothing else: no script, no font file, no style sheet.
 
 Decides: how a step looks; every span is one element of class `box` or `mark`.
-Relies on: `svg_layout` for rows and sizes, `colors` for the palette.
+Relies on: `svg_layout` for rows, sizes and the palette.
 Leaves: the file to the caller.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
 from mimo_launch.diag.quantities import percent
-from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
     DIGIT,
     Row,
     Sizes,
     axis_unit,
+    colors,
     mean_bubble,
     rows_of,
     sizes_of,

@@ -8,7 +8,8 @@ Leaves: drawing to `cli`.
 from mimo_launch.drawing.rows import ProgramRow, TimelineRow, Work
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import format_program
-from mimo_launch.schedule.generate import Programs, needs_backward
+from mimo_launch.schedule.generate import Programs
+from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulation_result import Simulation
 
 

@@ -1,13 +1,19 @@
-"""Seconds of one collective or transfer between given ranks.
+"""Seconds of collectives and transfers, and of what a step does with weights.
 
-Decides: which ranks talk over the network.
-Relies on: `calibration` for latencies and bandwidths.
-Leaves: how many bytes there are to `cost_model`.
+Decides: which ranks talk over the network; how many bytes it takes to gather weights, to add up and
+reduce their gradients, and to update them.
+Relies on: `calibration` for latencies and bandwidths; `parameters` for the weights of a stage and
+its FSDP units.
+Leaves: the bytes of activations, and what hides behind what, to `cost_model`.
 """
 
 from dataclasses import dataclass
 
 from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.memory import COMPUTED, STORED
+from mimo_launch.estimate.parameters import StageWeights, adds_in_products
+from mimo_launch.kinds.layer import Weight
+from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.model import Spec
 
 MICRO, GIGA = 1e-6, 1e9
@@ -41,3 +47,74 @@ class LinkTimes:
         nodes = self.spec.nodes
         crosses = nodes is not None and min(ranks) // nodes.gpus != max(ranks) // nodes.gpus
         return (self.constants.network_bandwidth if crosses else inside) * GIGA
+
+
+# Passes of the optimizer over a shard, in numbers read or written: AdamW reads weight, gradient and
+# two moments and writes all but the gradient; the norm reads each gradient once more.
+_PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
+
+
+@dataclass(frozen=True)
+class WeightTimes:
+    """Times the weights of a stage on one rank."""
+
+    spec: Spec
+    constants: Calibration
+
+    @property
+    def links(self) -> LinkTimes:
+        """The seconds of single collectives."""
+        return LinkTimes(self.spec, self.constants)
+
+    def gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
+        """Return the seconds in which each FSDP unit is gathered, the root last."""
+        number, seconds = COMPUTED[self.spec.train.precision], []
+        for unit in weights.units():
+            group = _replicas(module, unit)
+            size = sum(weight.numel for weight in unit) * number
+            # Copied in and out of the buffer.
+            copies = 4 * size / self.constants.memory_bandwidth / GIGA
+            seconds.append(self.links.collective(group, size) + copies)
+        return seconds
+
+    def reduction(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
+        """Return the seconds in which the gradients of each unit are reduced, the root last."""
+        number, seconds = STORED[self.spec.train.precision], []
+        for unit in weights.units():
+            group = _replicas(module, unit)
+            size = sum(weight.numel for weight in unit if weight.trains) * number
+            copies = 2 * size / self.constants.memory_bandwidth / GIGA
+            seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
+        return seconds
+
+    def accumulation(self, module: ModuleLayout, weights: StageWeights, forwards: int) -> float:
+        """Return the seconds of adding a microbatch's gradients to those before, if there are."""
+        if forwards == 1:
+            return 0.0
+        precision = self.spec.train.precision
+        stored, computed = STORED[precision], COMPUTED[precision]
+        fused = 0
+        if adds_in_products(self.spec, module.name):
+            fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
+        # A pass reads the sum and the gradient and writes the sum. A product reads the sum, and
+        # writes it where it would write the gradient.
+        size = (weights.trained - fused) * (2 * stored + computed)
+        size += fused * (2 * stored - computed)
+        return size / self.constants.memory_bandwidth / GIGA
+
+    def update(self, module: ModuleLayout, weights: StageWeights) -> float:
+        """Return the seconds in which the optimizer updates this rank's shards."""
+        own = sum(
+            sum(weight.numel for weight in unit if weight.trains) / len(_replicas(module, unit))
+            for unit in weights.units()
+        )
+        size = own * STORED[self.spec.train.precision]
+        passes = _PASSES[self.spec.optimizer.kind]
+        return passes * size / self.constants.memory_bandwidth / GIGA
+
+
+def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
+    """Return the ranks that share out the weights of an FSDP unit."""
+    if module.experts is not None and unit and unit[0].role == "experts":
+        return module.experts.groups("dp")[0]
+    return module.grid.group_of(module.grid.ranks.start, "dp", "cp")

@@ -1,8 +1,8 @@
 """Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
 
 Decides: what overlaps and what does not; docs/estimates.md lists it.
-Relies on: `flops`, `parameters` and `workload` for amounts, `calibration` for rates,
-`communication_times` for single collectives, `weight_times` for what a step does with weights.
+Relies on: `parameters` and `workload` for amounts, `calibration` for rates,
+`communication_times` for collectives and for what a step does with weights.
 Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
 """
 
@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mimo_launch.estimate.calibration import Calibration
-from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes
-from mimo_launch.estimate.flops import backward_flops, forward_by_kind
+from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.weight_times import WeightTimes
-from mimo_launch.estimate.workload import row_bytes
+from mimo_launch.estimate.workload import backward_flops, forward_by_kind, row_bytes
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout

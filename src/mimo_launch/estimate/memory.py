@@ -1,22 +1,24 @@
-"""Memory of one stage on one rank: what it holds always, and what each action adds or frees.
+"""Memory of one stage on one rank: what it holds always, what each action adds, what a save writes.
 
-Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them.
+Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them;
+which numbers a checkpoint holds, whatever the layout: all weights, and the moments of those that
+train.
 Relies on: `parameters` for weights, `kinds` for activations, `workload` for tokens.
-Leaves: their sum over the course of a step to `memory_peak`.
+Leaves: their sum over the course of a step to `memory_peak`; what the files of a checkpoint add, a
+few kilobytes per rank.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mimo_launch.estimate.parameters import adds_in_products, ends_of, stage_weights
-from mimo_launch.kinds.layer import Weight, Widths, Workload
+from mimo_launch.kinds.layer import Weight, Widths, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
-from mimo_launch.kinds.share import even_cut
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.model import Grid, Spec
 
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
@@ -225,3 +227,16 @@ def _is_compiled(spec: Spec, name: str) -> bool:
     if module.compile == "auto":
         return spec.train.precision != "fp64" or module.backend != "torch"
     return module.compile
+
+
+def checkpoint_bytes(spec: Spec) -> int:
+    """Return the bytes of the tensors in one checkpoint of a run."""
+    update = {"grid": Grid(), "experts": None}
+    modules = {name: each.model_copy(update=update) for name, each in spec.modules.items()}
+    alone = spec.model_copy(update={"modules": modules})
+    moments, numbers = MOMENTS[spec.optimizer.kind], 0
+    for name, module in modules.items():
+        stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
+        weights = stage_weights(alone, stage, 0)
+        numbers += weights.numel + moments * weights.trained
+    return numbers * STORED[spec.train.precision]

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mimo_launch.kinds.layer import Ends, Weight
+from mimo_launch.kinds.layer import Ends, Share, Weight
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.share import Share
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.model import ExpertGrid, ModuleSpec, Spec

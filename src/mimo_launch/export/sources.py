@@ -21,16 +21,18 @@ import torch
 from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
 from mimo_launch.hugging_face import llava
 from mimo_launch.hugging_face.architectures import Architecture
+from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     Config,
     ConfigError,
+    FilesError,
+    Header,
     has_weights,
     is_hugging_face,
     read_config,
+    read_headers,
 )
-from mimo_launch.hugging_face.headers import FilesError, Header, read_headers
 from mimo_launch.hugging_face.image_processor import PREPROCESSOR, PROCESSOR, processor_folder
-from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tokenizer import TOKENIZER, TokenizerError, token_text
 from mimo_launch.spec.files import read_json

@@ -6,7 +6,7 @@ states become rows come from the source, so that what was read comes back whole;
 norm is there which changes nothing.
 Relies on: a family's `place`; shapes as saved; `architectures.says` to tell that the whole still is
 our model.
-Leaves: reading to `export`, writing to `safetensors_files`.
+Leaves: reading to `export`, writing to `export`.
 """
 
 import math

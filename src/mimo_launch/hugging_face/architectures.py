@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, llava, moe_decoder, qwen2_vl, vit
-from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.family import Family, Part
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
 from mimo_launch.spec.model import DecoderModel, Model, Moe, Strict, VitModel
 

@@ -13,9 +13,16 @@ from typing import Any
 
 from mimo_launch.hugging_face import vit
 from mimo_launch.hugging_face.architectures import value_of
-from mimo_launch.hugging_face.folder import CONFIG, Config, ConfigError, has_weights, read_config
-from mimo_launch.hugging_face.headers import Header, read_headers
-from mimo_launch.hugging_face.part import Part
+from mimo_launch.hugging_face.family import Part
+from mimo_launch.hugging_face.folder import (
+    CONFIG,
+    Config,
+    ConfigError,
+    Header,
+    has_weights,
+    read_config,
+    read_headers,
+)
 from mimo_launch.hugging_face.registry import parts_not_read, parts_of
 from mimo_launch.spec.load import model_from_data
 

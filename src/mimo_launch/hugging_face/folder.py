@@ -1,17 +1,22 @@
-"""A Hugging Face folder as files: is it one, its `config.json`, and numbers in that.
+"""A Hugging Face folder as files: is it one, its `config.json`, and the headers of its safetensors.
 
-Decides: which files are looked at, and how a number is read that may be missing or null.
-Relies on: the names that transformers gives its files.
+Decides: which files are looked at, how a number is read that may be missing or null, and when a
+file is no safetensors file.
+Relies on: the names that transformers gives its files; the format of safetensors: eight bytes with
+the length of a JSON object, the object, then the tensors
+(https://huggingface.co/docs/safetensors/index#format). No package is needed to read that much.
 Leaves: what a configuration means to the families, reading tensors to `checkpoint`.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.spec.files import read_json
+from mimo_launch.spec.files import parse_json, read_json
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -84,3 +89,111 @@ def short(value: Any) -> str:
     """Return a value of the file in a few characters."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# The format allows no longer header.
+MAX_HEADER = 100_000_000
+# Types as the format calls them, and as specs do.
+TYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+_METADATA = "__metadata__"
+_MAX_DIMENSIONS = 16
+# Bytes of an element; types of less than a byte, and new ones, are not checked.
+_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+}
+
+
+class FilesError(ValueError):
+    """The files of weights cannot be read; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One tensor: the name of its file, its type as the format calls it (`BF16`), its shape."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+def read_headers(folder: Path) -> dict[str, Header]:
+    """Return every tensor of the files that transformers would load. Raises: FilesError."""
+    return {
+        name: header for file in weight_files(folder) for name, header in _headers(folder / file)
+    }
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Return the names of the files of weights, in order. Raises: FilesError."""
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    try:
+        index = read_json(folder / INDEX)
+    except (OSError, ValueError) as error:
+        raise FilesError(f"{INDEX} cannot be read: {error}") from error
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
+        raise FilesError(f"{INDEX} has no `weight_map` of file names")
+    # The name alone: a path of a stranger must not lead out of the folder.
+    return sorted({Path(place).name for place in places.values()})
+
+
+def _headers(path: Path) -> Iterator[tuple[str, Header]]:
+    try:
+        if not path.is_file():
+            raise FilesError(f"{path.name} is not there, or no regular file")
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(MAX_HEADER, size):
+                raise FilesError(f"{path.name} is no safetensors file")
+            content = parse_json(file.read(length).decode("utf-8"))
+        found, spans = {}, []
+        for name, entry in content.items():
+            if name != _METADATA:
+                header = Header(path.name, str(entry["dtype"]), _numbers(entry["shape"]))
+                found[name] = header
+                spans.append((name, header, _numbers(entry["data_offsets"])))
+    except FilesError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FilesError(f"{path.name} cannot be read: {error!r}") from error
+    _check_places(path.name, spans, size - 8 - length)
+    yield from found.items()
+
+
+def _check_places(file: str, spans: list[tuple[str, Header, tuple[int, ...]]], size: int) -> None:
+    """Compare where tensors lie with their shapes, and with what there is. Raises: FilesError.
+
+    The format leaves no gaps: one tensor begins where another ends.
+    """
+    end = 0
+    for name, header, place in sorted(spans, key=lambda span: span[2]):
+        if len(place) != 2 or place[0] != end or place[1] < place[0]:
+            raise FilesError(f"{file} is damaged: {name} does not lie behind the tensor before it")
+        end = place[1]
+        width = _BYTES.get(header.dtype)
+        if width is not None and header.numel * width != end - place[0]:
+            raise FilesError(
+                f"{file} is damaged: {name} of shape {list(header.shape)} in {header.dtype} has "
+                f"{header.numel * width:,} bytes, not {end - place[0]:,}"
+            )
+    if end != size:
+        what = "cut off" if end > size else "damaged"
+        raise FilesError(f"{file} is {what}: its header names {end:,} bytes, it has {size:,}")
+
+
+def _numbers(entry: Any) -> tuple[int, ...]:
+    if not isinstance(entry, list) or not all(type(n) is int and 0 <= n < 2**62 for n in entry):
+        raise ValueError(f"{short(entry)} is no list of sizes")
+    if len(entry) > _MAX_DIMENSIONS:
+        raise ValueError(f"{len(entry)} dimensions")
+    return tuple(entry)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, vit
-from mimo_launch.hugging_face.family import differs
+from mimo_launch.hugging_face.family import NoSuchPart, Part, differs
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.model import DecoderModel, VitModel
 
 MODEL_TYPE = "llava"

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.experts import moe_keys
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, Place, differs, moe_keys
 from mimo_launch.hugging_face.folder import Config, number, short
 from mimo_launch.spec.model import DecoderModel
 

@@ -16,10 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
-from mimo_launch.hugging_face.experts import moe_keys
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs, moe_keys
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes, Moe
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"

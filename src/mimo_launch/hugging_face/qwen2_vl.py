@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.vit import ACTIVATIONS
 from mimo_launch.spec.model import DecoderModel, VitModel
 

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, llava, moe_decoder, nemotron_h, qwen2_vl, vit, whisper
-from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
 from mimo_launch.hugging_face.folder import Config, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,

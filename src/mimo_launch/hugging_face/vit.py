@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
 from mimo_launch.hugging_face.folder import Config, number, section, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.model import VitModel
 
 # What transformers calls our activations.

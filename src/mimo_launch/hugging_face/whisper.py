@@ -11,9 +11,8 @@ Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those i
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
 from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import AudioModel
 

@@ -2,7 +2,7 @@
 
 Decides: weights and work of the two convolutions of Whisper (arXiv:2212.04356).
 Relies on: `transformer_encoder` for the rest.
-Leaves: cutting clips to `models.audio_frames`.
+Leaves: cutting clips to `models.encoder_inputs`.
 """
 
 from collections.abc import Iterator

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
-from mimo_launch.kinds.share import Share
 from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
 from mimo_launch.spec.model import CustomModel
 

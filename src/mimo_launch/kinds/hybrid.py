@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import LanguageKind
-from mimo_launch.kinds.layer import Weight, Widths
+from mimo_launch.kinds.layer import Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
-from mimo_launch.kinds.share import Share
 from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP
 from mimo_launch.spec.model import HybridModel, MambaSizes
 

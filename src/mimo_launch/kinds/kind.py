@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     GATHERED,
     MAMBA_RETURNED,
@@ -20,7 +20,6 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.kinds.share import Share
 from mimo_launch.spec.model import EncoderModel, LanguageModel, Moe, RopeScaling
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
-from mimo_launch.kinds.share import Share
 from mimo_launch.spec.model import LanguageModel, Moe
 
 

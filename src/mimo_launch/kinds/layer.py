@@ -1,10 +1,10 @@
 """One layer, or the ends of a module, in numbers: weights, widths, work and operations.
 
-Decides: what counts as an operation: 2 m n k for every matmul, scores and values of attention among
-them (half where it is causal), and the matmuls that Mamba-2 is; nothing else. docs/estimates.md
-says so to users.
+Decides: how much of a width that is cut over tp a rank holds; what counts as an operation: 2 m n k
+for every matmul, scores and values of attention among them (half where it is causal), and the
+matmuls that Mamba-2 is; nothing else. docs/estimates.md says so to users.
 Relies on: the spec's types of sizes.
-Leaves: which layers a model has to the kinds.
+Leaves: which layers a model has to the kinds, which rank stands where to `layout`.
 """
 
 from dataclasses import astuple, dataclass
@@ -13,6 +13,26 @@ from math import prod
 from typing import Literal
 
 from mimo_launch.spec.model import MambaSizes, Moe
+
+
+def even_cut(total: int, parts: int, index: int) -> range:
+    """Return part `index` of `total` items cut as evenly as can be."""
+    return range(total * index // parts, total * (index + 1) // parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `tp` ranks, and the sizes of the grid of its experts."""
+
+    tp: int = 1
+    index: int = 0
+    ep: int = 1
+    expert_tp: int = 1
+
+    def of(self, total: int) -> int:
+        """Return how much of a width this rank holds."""
+        return len(even_cut(total, self.tp, self.index))
+
 
 # Weights that are frozen, reduced or counted in ways of their own.
 Role = Literal["body", "projector", "experts", "constant"]
@@ -23,7 +43,7 @@ class Weight:
     """One parameter: its shape on a tp rank, its role, and whether it is trained.
 
     `in_product` says that its gradient can be added up inside a matrix product
-    (`layers.weight_gradients`). The replicas of `experts` are those of their grid; a `constant` is
+    (`layers.linear`). The replicas of `experts` are those of their grid; a `constant` is
     never trained.
     """
 

@@ -2,7 +2,7 @@
 
 Decides: weights and work of the embedding of patches, class tokens, turned queries and keys.
 Relies on: `transformer_encoder` for the rest.
-Leaves: cutting images to `models.image_patches`.
+Leaves: cutting images to `models.encoder_inputs`.
 """
 
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ def import_for_workers() -> None:
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
-    import mimo_launch.checkpoint.start_of_run
+    import mimo_launch.checkpoint.loading
     import mimo_launch.launcher.worker
     import mimo_launch.train.loop  # noqa: F401
 

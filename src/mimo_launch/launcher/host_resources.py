@@ -5,7 +5,7 @@ open as many files as the host allows it to, and how many it needs; how many che
 to its folder at the same time; which files say what memory there is: those of this process's
 cgroup, version 2 or 1.
 Relies on: the numbers of errors, or their words where native code has no number; the limits of this
-process; /proc and /sys, either of which may be missing; `estimate.checkpoint_size`.
+process; /proc and /sys, either of which may be missing; `estimate.memory`.
 Leaves: saying it to the console and to `failure_report`; a disk that others fill meanwhile to the
 saver.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
 from mimo_launch.diag.quantities import bytes_text
-from mimo_launch.estimate.checkpoint_size import checkpoint_bytes
+from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_folder import ResumePoint
 from mimo_launch.spec.model import Spec
 

@@ -73,9 +73,9 @@ class Training:
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
         """Train, from the newest checkpoint if there is one. Raises: what `train` raises."""
-        from mimo_launch.checkpoint.start_of_run import start_run
+        from mimo_launch.checkpoint.loading import start_run
         from mimo_launch.train.loop import Hooks, train
-        from mimo_launch.train.step_timeline import Profile
+        from mimo_launch.train.step import Profile
 
         steps = self.profile_steps
         profile = Profile(session, run_dir / "profile", steps) if steps else None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.kinds.share import even_cut
+from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.attention_contexts import (
     AttentionContext,
     ImageContext,

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.layers.fsdp_shards import local_segments
-from mimo_launch.layers.parameter_segments import Segment, declared_parameters
+from mimo_launch.layers.parameter_segments import Segment, declared_parameters, local_segments
 
 TILE = 128
 # Below this many tiles threads cost more than they save.

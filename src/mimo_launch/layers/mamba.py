@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exchange, exit_tp
-from mimo_launch.kinds.share import even_cut
+from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.attention_contexts import SequenceContext, in_order, in_shards
 from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext

@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import StepClock
-from mimo_launch.kinds.share import even_cut
+from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
 

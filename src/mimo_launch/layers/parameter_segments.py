@@ -1,26 +1,29 @@
 """Parameters as canonical segments: full, unfused tensors and the part of each a rank holds.
 
 Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to
-the full tensors that users, checkpoints and proofs know by name.
-Relies on: layers declaring their parameters through `declare`.
+the full tensors that users, checkpoints and proofs know by name, before FSDP has sharded it over
+dp x cp and after.
+Relies on: layers declaring their parameters through `declare`; FSDP2 cutting dim 0 into equal runs
+of rows, the last ones shorter or empty.
 Leaves: values to `initial_weights`, sums over tp to `optimizer.gradient_reduction`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 # sharded: this rank alone has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `initial_weights`.
-# given: not drawn, see `plain_parameters`.
+# given: not drawn, see `PlainParameters`.
 InitKind = Literal["normal", "zeros", "ones", "sinusoids", "log_decay", "time_step", "given"]
-# Where layers that know nothing of segments have theirs (see `plain_parameters`).
+# Where layers that know nothing of segments have theirs (see below).
 ADOPTED = "adopted_segments"
 
 
@@ -174,3 +177,107 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
                 placed.append(Placed(f"{prefix}.{segment.name}", segment, row, row + rows))
                 row += rows
             yield DeclaredParameter(attrgetter(attribute)(layer), tuple(placed))
+
+
+def adopt_parameters(root: nn.Module) -> list[str]:
+    """Declare every parameter below `root` that no layer declares, and return their names.
+
+    Raises: ValueError for a parameter without a dimension, of which FSDP2 has no shards, and for
+    one at several places, which would be several once they are given memory.
+    """
+    adopted: list[str] = []
+    first: dict[int, str] = {}
+    for path, layer, attribute, parameter in list(_plain(root)):
+        name = f"{path}.{attribute}" if path else attribute
+        if first.setdefault(id(parameter), name) != name:
+            other = first[id(parameter)]
+            raise ValueError(f"`{name}` is tied to `{other}`; keep one parameter and use it twice")
+        if parameter.ndim == 0:
+            raise ValueError(f"parameter `{name}` has no dimension; give it one, of size 1")
+        segment = Segment(
+            attribute,
+            tuple(parameter.shape),
+            None,
+            0,
+            parameter.shape[0],
+            "complete",
+            counted=True,
+            init="given",
+            decay=parameter.ndim > 1,
+            trains=parameter.requires_grad,
+        )
+        if isinstance(layer, SegmentedModule):
+            layer.segments[attribute] = (segment,)
+        else:
+            vars(layer).setdefault(ADOPTED, {})[attribute] = (segment,)
+        adopted.append(name)
+    return adopted
+
+
+def _plain(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield path, layer, attribute and parameter of what is not declared."""
+    declared = {
+        f"{path}.{attribute}".strip(".")
+        for path, layer in root.named_modules()
+        if isinstance(layer, SegmentedModule)
+        for attribute in layer.segments
+    }
+    for path, layer in root.named_modules():
+        for attribute, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            if f"{path}.{attribute}".strip(".") not in declared:
+                yield path, layer, attribute, parameter
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSegment:
+    """The rows of one segment that this rank holds after sharding over dp x cp.
+
+    `local` is a view into the local tensor; `first_row` is its first row within the part of the
+    segment that this tp rank holds.
+    """
+
+    name: str
+    segment: Segment
+    local: Tensor
+    first_row: int
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the local part of a tensor that FSDP may have sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_rows(parameter: Tensor) -> range:
+    """Return which rows of the unsharded parameter this rank's shard holds."""
+    rows = parameter.shape[0]
+    if not isinstance(parameter, DTensor):
+        return range(rows)
+    mesh = parameter.device_mesh
+    size = -(-rows // mesh.size())
+    start = min(rows, mesh.get_local_rank() * size)
+    return range(start, min(rows, start + size))
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter, if it has one."""
+    return parameter.grad
+
+
+def local_segments(
+    declared: Iterable[DeclaredParameter],
+    tensor_of: Callable[[Tensor], Tensor | None] = gradient_of,
+) -> Iterator[LocalSegment]:
+    """Yield the segments of this rank's shards with views of a tensor that is sharded like them.
+
+    `tensor_of` returns it for a parameter: its gradient, itself, or a moment; None leaves it out.
+    """
+    for item in declared:
+        source = tensor_of(item.parameter)
+        if source is None:
+            continue
+        local, rows = local_tensor(source), shard_rows(item.parameter)
+        for placed in item.placed:
+            first, last = max(rows.start, placed.first_row), min(rows.stop, placed.last_row)
+            if first < last:
+                view = local[first - rows.start : last - rows.start]
+                yield LocalSegment(placed.name, placed.segment, view, first - placed.first_row)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.layers.attention_contexts import AttentionContext, ImageContext, SequenceContext
-from mimo_launch.layers.packed_sequences import CAUSAL, WHOLE, Packed, packed, packed_images
 from mimo_launch.layers.pointwise import rotated
 from mimo_launch.layers.te_layers import TeLayers
+from mimo_launch.layers.varlen_attention import CAUSAL, WHOLE, Packed, packed, packed_images
 
 
 class TeAttention(nn.Module):

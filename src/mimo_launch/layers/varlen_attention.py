@@ -1,6 +1,8 @@
 """Attention inside each sequence of a list, without padding and without a mask, on GPUs.
 
-Decides: which tensors go this way, and which keys a cp rank's parts of packed documents need.
+Decides: how sequences stand one after another, with bounds from lengths that the host knows, so
+that nobody waits for a GPU; which tensors go this way, and which keys a cp rank's parts of packed
+documents need.
 Relies on: torch's flash attention over lists. Where a sequence has more keys than queries, its
 causal mask lets the last query see the last key ("lower right").
 Leaves: everything else, every processor and fp32 and fp64 among them, to the masks of `attention`.
@@ -9,6 +11,7 @@ Legend: N queries, M keys, h heads and g key/value heads of this rank, K head si
 S tokens, of which this rank holds s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
@@ -20,9 +23,51 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.varlen import varlen_attn
 
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.attention_contexts import ImageContext
-from mimo_launch.layers.packed_sequences import CAUSAL, WHOLE, Packed, packed, packed_images
+
+# How far a query sees, in tokens behind and ahead of it; -1 is without limit.
+CAUSAL, WHOLE = (-1, 0), (-1, -1)
+SMALLEST_BOUND = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Sequences one after another: int32 [sequences + 1] bounds, and a limit of their lengths."""
+
+    bounds: Tensor
+    longest: int
+
+
+def packed(lengths: Sequence[int], device: torch.device) -> Packed:
+    """Return sequences of the given lengths.
+
+    The limit is a power of two, so that batches of different images share compiled kernels.
+    """
+    return _packed(tuple(lengths), device)
+
+
+def packed_images(
+    q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext
+) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
+    """Return what attends inside images, without padding: queries, keys, values, and both lists.
+
+    Queries are this rank's, keys and values those of all cp ranks; there is an image here.
+    """
+    own, last_key = sum(images.own_lengths), images.first_key + sum(images.key_lengths)
+    k, v = (x[images.first_key : last_key] for x in (k_MgK, v_MgK))
+    queries, keys = (packed(x, q_NhK.device) for x in (images.own_lengths, images.key_lengths))
+    return q_NhK[:own], k, v, queries, keys
+
+
+@lru_cache(maxsize=256)
+def _packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
+    # Kept because every layer of a stage asks, and because data often repeats its lengths.
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    longest = max(SMALLEST_BOUND, 1 << (max(lengths) - 1).bit_length())
+    return Packed(to_device(bounds.numpy(), device), longest)
+
 
 # torch 2.11 does not know the word: it gives the kernel, which shares heads itself, what comes.
 _GROUPED: dict[str, Any] = (

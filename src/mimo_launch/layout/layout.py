@@ -11,8 +11,7 @@ from functools import cached_property
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
-from mimo_launch.layout.expert_grid import ExpertView
-from mimo_launch.layout.rank_grid import RankGrid
+from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.stages import Stage, cut_into_stages
 from mimo_launch.spec.model import (

@@ -1,8 +1,15 @@
-"""The ranks of one module as a box with named axes, fastest axis first.
+"""The ranks of one module as a box with named axes, fastest axis first, and the box of its experts.
 
-Decides: the rank of each coordinate and the groups along any set of axes.
-Relies on: consecutive ranks from `first_rank` on.
-Leaves: live process groups to `comm`.
+Decides: the rank of each coordinate and the groups along any set of axes; which ranks share out the
+experts of a layer, split one, or hold replicas of one.
+Relies on: consecutive ranks from `first_rank` on; for experts, sizes whose product divides the
+ranks of a stage.
+Leaves: live process groups to `comm`, which tokens go where to `layers.experts`.
+
+The ranks of a stage, in increasing order, are a box with the axes tp, ep and dp, tp fastest:
+neighbours split an expert, their neighbours hold the next experts, and the same comes again for
+each replica. Nothing else follows from the grid of the module: a rank has its tokens from that one
+and its experts from this one, and tokens travel between the two.
 """
 
 from collections.abc import Iterator, Mapping
@@ -97,3 +104,41 @@ class RankGrid:
     def _offsets(self, axes: tuple[str, ...]) -> Iterator[int]:
         steps = [range(0, self.size(a) * self.strides[a], self.strides[a]) for a in axes]
         return (sum(combination) for combination in product(*steps))
+
+
+AXES = ("tp", "ep", "dp")
+
+
+@dataclass(frozen=True)
+class ExpertView:
+    """The box of the experts, the same in every stage, and the ranks of each stage that fill it."""
+
+    box: RankGrid
+    stages: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, grid: RankGrid, *, tp: int, ep: int) -> "ExpertView":
+        """Return the view of a module's grid; replicas take what tp and ep leave."""
+        stages = tuple(grid.slice(pp=index) for index in range(grid.size("pp")))
+        return cls(RankGrid(AXES, (tp, ep, len(stages[0]) // (tp * ep))), stages)
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along `axis`: tp, ep or dp."""
+        return self.box.size(axis)
+
+    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+        """Return every group along an axis, stage after stage."""
+        return tuple(
+            tuple(ranks[place] for place in places)
+            for ranks in self.stages
+            for places in self.box.groups(axis)
+        )
+
+    def index(self, axis: str, rank: int) -> int:
+        """Return the position of `rank` along an axis."""
+        return self.box.index(axis, self._places[rank])
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """The place of each rank in its stage, which is that in the box."""
+        return {rank: place for ranks in self.stages for place, rank in enumerate(ranks)}

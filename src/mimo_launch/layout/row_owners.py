@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.share import even_cut
+from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layout.layout import Layout, ModuleLayout
 
 # Products in 8 bits take tokens, and features, in steps of so many (cuBLASLt: 16 bytes).

@@ -22,10 +22,8 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.layers.pointwise import gelu
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.audio_frames import VALUES_PER_BAND
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import EncoderInput
-from mimo_launch.models.image_patches import Patches, own_share
+from mimo_launch.models.encoder_inputs import VALUES_PER_BAND, EncoderInput, Patches, own_share
 from mimo_launch.models.projector import owned, projector
 from mimo_launch.models.transformer_block import encoder_shape
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN

@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.encoder_inputs import EncoderInput, reader
-from mimo_launch.models.image_patches import Patches, own_share
+from mimo_launch.models.encoder_inputs import EncoderInput, Patches, own_share, reader
 from mimo_launch.models.projector import owned
 from mimo_launch.spec.model import CustomModel
 

@@ -2,7 +2,7 @@
 
 Decides: that a class is imported as `python -m` would, the current folder first; which networks are
 refused; where plain parameters start.
-Relies on: `custom_encoder` for the protocol, `layers.plain_parameters` for plain parameters.
+Relies on: `custom_encoder` for the protocol, `layers.parameter_segments` for plain parameters.
 Leaves: telling users before workers start to `launcher.forking`.
 """
 
@@ -26,8 +26,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule, declared_parameters
-from mimo_launch.layers.plain_parameters import adopt_parameters
+from mimo_launch.layers.parameter_segments import (
+    SegmentedModule,
+    adopt_parameters,
+    declared_parameters,
+)
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_encoder import CustomClassError, EncoderFactory

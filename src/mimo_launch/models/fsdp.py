@@ -17,7 +17,7 @@ from mimo_launch.comm.non_finite import FiniteFlag, watch
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.estimate.parameters import MIN_PARAMETERS_PER_UNIT
 from mimo_launch.layers.experts import Experts
-from mimo_launch.layers.weight_gradients import accumulate_in_products
+from mimo_launch.layers.linear import accumulate_in_products
 
 
 class _Stage(Protocol):

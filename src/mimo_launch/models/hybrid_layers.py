@@ -13,8 +13,7 @@ from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.mamba import Mamba
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.mixture_of_experts import MoeMlp, MoeShape
-from mimo_launch.models.transformer_block import Layer, Mlp
+from mimo_launch.models.transformer_block import Layer, Mlp, MoeMlp, MoeShape
 from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel
 
 

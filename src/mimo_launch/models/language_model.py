@@ -17,15 +17,19 @@ from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import Documents, sequence_context
 from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layers.cross_entropy import greedy_choice, mask_padding, vocab_cross_entropy
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.vocab_parallel import VocabEmbedding, VocabHead
+from mimo_launch.layers.vocab_parallel import (
+    VocabEmbedding,
+    VocabHead,
+    greedy_choice,
+    mask_padding,
+    vocab_cross_entropy,
+)
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.hybrid_layers import hybrid_layers
-from mimo_launch.models.mixture_of_experts import MoeShape
-from mimo_launch.models.transformer_block import BlockShape
+from mimo_launch.models.transformer_block import BlockShape, MoeShape
 from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
 
 

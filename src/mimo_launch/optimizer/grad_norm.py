@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.comm.pending_numbers import HostCopy
-from mimo_launch.comm.to_device import to_device
-from mimo_launch.layers.fsdp_shards import local_segments
+from mimo_launch.comm.async_copies import HostCopy, to_device
+from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import Layout
 from mimo_launch.models.build import RankModule
 

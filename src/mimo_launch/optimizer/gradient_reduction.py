@@ -16,8 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.non_finite import FiniteFlag
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.layers.fsdp_shards import local_segments, local_tensor
-from mimo_launch.layers.parameter_segments import DeclaredParameter, Segment
+from mimo_launch.layers.parameter_segments import (
+    DeclaredParameter,
+    Segment,
+    local_segments,
+    local_tensor,
+)
 from mimo_launch.models.build import RankModule
 
 TIED_NAME = "language.embedding.weight"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mimo_launch.layers.expert_bias import ExpertBias, move_biases
-from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import local_tensor
+from mimo_launch.layers.router import ExpertBias, move_biases
 from mimo_launch.models.build import RankModule
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec

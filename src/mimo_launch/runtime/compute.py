@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.comm.to_device import to_device
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import ImageContext, image_context, zigzag_positions
+from mimo_launch.layers.attention_contexts import (
+    ImageContext,
+    class_token_context,
+    image_context,
+    zigzag_positions,
+)
 from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layers.class_tokens import class_token_context
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData

@@ -1,12 +1,19 @@
 """What the runtime asks of a loader, and the tensors it makes of the answers.
 
-Decides: the form in which text, documents and places reach a model.
-Relies on: `layout.step_views` for the samples of a replica.
-Leaves: reading and decoding to `train`, which asks `layout.sample_readers` who reads what.
+Decides: the form in which text, documents and places reach a model, and the position ids of text
+and of the rows of images on several axes (M-RoPE), as runs of tokens that count alike.
+Relies on: `layout.step_views` for the samples of a replica, so that every stage of language knows
+them and nobody sends them.
+Leaves: reading and decoding to `train`, which asks `layout.sample_readers` who reads what; angles
+to `layers.attention_contexts`.
+
+Text counts by one on every axis. The rows of an image share one time, and count height and width
+from there; what follows an image starts behind its longer side.
+Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +21,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.to_device import to_device
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.layers.attention_contexts import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layout.mrope_positions import NUM_AXES, position_runs
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
-from mimo_launch.models.image_patches import Patches, patch_places
+from mimo_launch.models.encoder_inputs import Patches, patch_places
 from mimo_launch.models.language_model import Placement
+
+NUM_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRun:
+    """Consecutive tokens of text or, with `image`, of one image; their ids start at `position`."""
+
+    first_token: int
+    num_tokens: int
+    position: int
+    image: ImageSpan | None = None
+
+
+def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun]:
+    """Yield the runs of the `seq` tokens of a sample with these images, in order."""
+    token = position = 0
+    for image in sorted(images, key=lambda image: image.position):
+        length = image.position - token
+        yield PositionRun(token, length, position)
+        position += length
+        yield PositionRun(image.position, image.rows, position, image)
+        position += max(image.height, image.width)
+        token = image.position + image.rows
+    yield PositionRun(token, seq - token, position)
+
 
 # Pixels, float32 [channels, height, width], or what has been cut of them.
 Image = np.ndarray | Patches

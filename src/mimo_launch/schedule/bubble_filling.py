@@ -1,8 +1,10 @@
 """Encoder work in the idle slots of the language pipeline that runs on the same ranks.
 
-Decides: which of several rules makes the shortest step, under costs that follow from the layout.
-Relies on: `bubble_simulation` for the course of a step under one rule.
-Leaves: transfers to `sends_and_receives`, proving and timing to `simulate`.
+Decides: what a rank starts next, by one of several rules, and which rule makes the shortest step
+under costs that follow from the layout.
+Relies on: `pipeline` for the order of language and upstream encoders, `rank_classes` to treat ranks
+that do the same as one.
+Leaves: transfers to `generate`, proving and timing to `simulate`.
 
 The order of language stays that of 1F1B, and so does its memory; each rank turns from it to groups
 of encoders and back. In the course of a step all ranks of an action start together, after its
@@ -11,12 +13,255 @@ What is hidden depends on how the costs compare to the ones assumed here.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.actions import Action
-from mimo_launch.schedule.bubble_simulation import EPSILON, Filler, Rule, Teams
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.lower_bound import lower_bound
+from mimo_launch.schedule.pipeline import pipeline_order
+from mimo_launch.schedule.roles import fills_bubbles, needs_backward
 from mimo_launch.schedule.simulation_result import Costs
+
+F, B = Kind.FORWARD, Kind.BACKWARD
+EPSILON = 1e-9
+
+# Classes of ranks, see `rank_classes`.
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a rank chooses. `patient`: it waits for work that is about to come rather than delay it.
+
+    `lead`: it puts a group's forward before the pipeline once stage 0 is that many microbatches
+    away from the group; None: never.
+    """
+
+    patient: bool
+    lead: int | None
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The forwards, or the backwards, of one stage on alike replicas of an encoder, in order."""
+
+    module: ModuleLayout
+    stage: int
+    kind: Kind
+    replica: int
+    team: Ranks
+    at: int = 0
+
+    def head(self, num_groups: int) -> Action | None:
+        if self.at == num_groups:
+            return None
+        return Action(self.module.name, self.stage, self.kind, self.at)
+
+
+class Teams:
+    """Which classes of ranks work together: on a stage, and on a stage of each kind of replica."""
+
+    def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
+        self.layout, self.classes = layout, classes
+        first = {each: rank for rank, each in reversed(list(enumerate(classes)))}
+        total = range(layout.samples.microbatches)
+        self.pipeline = [
+            pipeline_order(layout, layout.roles[first[each]], total) for each in range(len(first))
+        ]
+        self.stages = {
+            (module.name, stage.index): self._alike(module.stage_ranks(stage.index))
+            for module in layout.modules
+            for stage in module.stages
+        }
+        self.fillers = [module for module in layout.encoders if fills_bubbles(layout, module)]
+        self.replicas = {module.name: self._replicas(module) for module in self.fillers}
+
+    def of_replicas(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
+        """Return a replica of each kind, and its ranks of a stage."""
+        place = module.pp_index(stage)
+        return [
+            (replica, self._alike(module.grid.slice(dp=replica, pp=place)))
+            for replica in self.replicas[module.name]
+        ]
+
+    def _alike(self, ranks: tuple[int, ...]) -> Ranks:
+        return tuple(sorted({self.classes[rank] for rank in ranks}))
+
+    def _replicas(self, module: ModuleLayout) -> list[int]:
+        """Return one dp index for each set of replicas whose stages are on alike ranks."""
+        kinds: dict[tuple[Ranks, ...], int] = {}
+        for replica in range(module.grid.size("dp")):
+            places = range(module.grid.size("pp"))
+            key = tuple(self._alike(module.grid.slice(dp=replica, pp=place)) for place in places)
+            kinds.setdefault(key, replica)
+        return list(kinds.values())
+
+
+class Filler:
+    """A list scheduler: time goes from one end of work to the next."""
+
+    def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
+        layout = teams.layout
+        self.layout, self.costs, self.rule = layout, costs, rule
+        self.pipeline, self.stages, self.replicas = teams.pipeline, teams.stages, teams.replicas
+        self.at = [0] * len(self.pipeline)
+        self.free = [0.0] * len(self.pipeline)
+        self.orders: list[list[Action]] = [[] for _ in self.pipeline]
+        # When the work of one replica ended; -1 stands for all of them together.
+        self.ends: dict[tuple[Action, int], float] = {}
+        self.now = 0.0
+        self.reached = 0  # The next forward of language's first stage.
+        self.queues = [
+            _Queue(module, stage.index, kind, replica, team)
+            for kind in (B, F)
+            for module in teams.fillers
+            for stage in module.stages
+            if kind is F or needs_backward(layout, module, stage.index)
+            for replica, team in teams.of_replicas(module, stage.index)
+        ]
+
+    def run(self) -> list[list[Action]]:
+        """Return what each class computes, in order; `now` is then the end of the last of it."""
+        while True:
+            while self._start_what_can(patient=self.rule.patient):
+                pass
+            later = [time for time in self.free if time > self.now + EPSILON]
+            if later:
+                self.now = min(later)
+            # Ranks that all wait for each other's work to come have been too patient.
+            elif not self._start_what_can(patient=False):
+                return self.orders
+
+    def _start_what_can(self, *, patient: bool) -> bool:
+        started = False
+        for queue in self.queues:
+            started |= self._is_urgent(queue) and self._start_queue(queue, patient=False)
+        heads = dict.fromkeys(
+            order[at] for order, at in zip(self.pipeline, self.at, strict=True) if at < len(order)
+        )
+        for action in heads:
+            started |= self._start_head(action)
+        for queue in self.queues:
+            started |= self._start_queue(queue, patient=patient)
+        return started
+
+    def _is_urgent(self, queue: _Queue) -> bool:
+        """Return whether stage 0 of language is about to need the next forward of a queue."""
+        lead = self.rule.lead
+        if lead is None or queue.kind is B:
+            return False
+        return queue.at * queue.module.group_size <= self.reached + lead
+
+    def _start_head(self, action: Action) -> bool:
+        ranks = self.stages[action.module, action.stage or 0]
+        if not all(self._head(rank) == action and self._is_idle(rank) for rank in ranks):
+            return False
+        if not self._is_ready(self._ready(action, -1)):
+            return False
+        for rank in ranks:
+            self.at[rank] += 1
+        if action.kind is F and action.stage == 0 and action.module == self.layout.language.name:
+            self.reached += 1
+        self._start(action, -1, ranks)
+        return True
+
+    def _start_queue(self, queue: _Queue, *, patient: bool) -> bool:
+        num_groups = self.layout.num_groups(queue.module)
+        action = queue.head(num_groups)
+        if action is None:
+            return False
+        group, ranks, replica = [queue], queue.team, queue.replica
+        # Replicas meet at the first forward and at the last backward.
+        if action.index == (0 if action.kind is F else num_groups - 1):
+            ranks, replica = self.stages[action.module, queue.stage], -1
+            group = [q for q in self.queues if _same_work(q, queue)]
+        if not all(each.at == queue.at for each in group) or not all(map(self._is_idle, ranks)):
+            return False
+        if not self._is_ready(self._ready(action, replica)):
+            return False
+        if patient and not all(self._fits(action, rank) for rank in ranks):
+            return False
+        for each in group:
+            each.at += 1
+        self._start(action, replica, ranks)
+        return True
+
+    def _start(self, action: Action, replica: int, ranks: Ranks) -> None:
+        end = self.now + self.costs.of(action)
+        self.ends[action, replica] = end
+        for rank in ranks:
+            self.free[rank] = end
+            self.orders[rank].append(action)
+
+    def _head(self, rank: int) -> Action | None:
+        order, at = self.pipeline[rank], self.at[rank]
+        return order[at] if at < len(order) else None
+
+    def _is_idle(self, rank: int) -> bool:
+        return self.free[rank] <= self.now + EPSILON
+
+    def _is_ready(self, time: float | None) -> bool:
+        return time is not None and time <= self.now + EPSILON
+
+    def _fits(self, action: Action, rank: int) -> bool:
+        """Return whether work ends before the pipeline goes on, as far as that can be foreseen."""
+        head = self._head(rank)
+        if head is None:
+            return True
+        is_first = head.stage == 0 and head.module == self.layout.language.name
+        if is_first and self.reached == self.layout.samples.microbatches:
+            # Only backwards are left here, and nobody waits for them but encoders.
+            return True
+        end = self.now + self.costs.of(action)
+        return end <= self._expected(head, -1) + EPSILON
+
+    def _expected(self, action: Action, replica: int) -> float:
+        """Return when the input of an action can be there at the earliest."""
+        times = [self.now]
+        for each in _inputs(self.layout, action):
+            end = self._end(each, replica)
+            if end is None:
+                end = self._expected(each, replica) + self.costs.of(each)
+            times.append(end)
+        return max(times)
+
+    def _ready(self, action: Action, replica: int) -> float | None:
+        """Return when the input of an action is there, or None if something has not started."""
+        ends = [self._end(each, replica) for each in _inputs(self.layout, action)]
+        known = [end for end in ends if end is not None]
+        return max(known, default=0.0) if len(known) == len(ends) else None
+
+    def _end(self, action: Action, replica: int) -> float | None:
+        if (action, -1) in self.ends:
+            return self.ends[action, -1]
+        wanted = self.replicas.get(action.module, [])
+        if replica in wanted:
+            wanted = [replica]
+        ends = [self.ends.get((action, each)) for each in wanted]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
+
+
+def _same_work(one: _Queue, other: _Queue) -> bool:
+    return (one.module, one.stage, one.kind) == (other.module, other.stage, other.kind)
+
+
+def _inputs(layout: Layout, action: Action) -> list[Action]:
+    """Return the computes, on any rank, whose results an action takes."""
+    module, stage = layout[action.module], action.stage or 0
+    language = layout.language.name
+    if action.kind is F:
+        if stage:
+            return [Action(module.name, stage - 1, F, action.index)]
+        feeds = layout.encoders if module.is_language else ()
+        return [Action(e.name, len(e.stages) - 1, F, action.index // e.group_size) for e in feeds]
+    own = Action(module.name, stage, F, action.index)
+    if stage < len(module.stages) - 1:
+        return [own, Action(module.name, stage + 1, B, action.index)]
+    if module.is_language:
+        return [own]
+    # Language runs backward in order, so the last microbatch of the group tells.
+    return [own, Action(language, 0, B, (action.index + 1) * module.group_size - 1)]
 
 
 def usual_costs(layout: Layout) -> Costs:

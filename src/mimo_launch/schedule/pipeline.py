@@ -2,7 +2,7 @@
 
 Decides: the order of language by schedule kind, and that of upstream encoders, derived from it.
 Relies on: `layout` for who holds which stage.
-Leaves: transfers to `sends_and_receives`, encoders that share ranks with language to `generate`.
+Leaves: transfers, and encoders that share ranks with language, to `generate`.
 
 1F1B and interleaved 1F1B: Narayanan et al. 2021 (arXiv:2104.04473, section 2.2). GPipe: all
 forwards, then all backwards, both in the order of microbatches; last in, first out would take the

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.packing import best_fit
 from mimo_launch.data.sample_order import (
     CHUNK,
     GlobalOrder,
     Sample,
     SampleOrder,
+    best_fit,
     global_order,
     make_step_data,
 )

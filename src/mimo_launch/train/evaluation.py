@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.comm.to_device import to_device
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.sample_order import heldout_batches
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.sample_readers import is_scorer

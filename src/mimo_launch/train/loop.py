@@ -28,8 +28,7 @@ from mimo_launch.train.events import (
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.run_state import STOP_SIGNALS, EndOfRun, RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.step import StepRunner
-from mimo_launch.train.step_timeline import Profile
+from mimo_launch.train.step import Profile, StepRunner
 
 
 class Saver(Protocol):

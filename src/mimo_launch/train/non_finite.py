@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.host_objects import gather_objects
-from mimo_launch.comm.pending_numbers import HostCopy
+from mimo_launch.comm.async_copies import HostCopy
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData

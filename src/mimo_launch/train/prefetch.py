@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mimo_launch.comm.host_objects import gather_objects
-from mimo_launch.comm.pending_numbers import SumOverRanks
+from mimo_launch.comm.async_copies import SumOverRanks
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split

@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from mimo_launch.comm.host_objects import gather_objects
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.warm_up import warm

@@ -1,8 +1,12 @@
-"""One step of a run: read, compute, update or skip, and say what happened.
+"""One step of a run: read, compute, update or skip, and say what happened and when.
 
-Decides: what is told of a step, and when its numbers are read.
-Relies on: `prefetch` for samples, `session` for computing, `non_finite` for judging.
-Leaves: which samples a step takes, evaluating and saving to `loop`.
+Decides: what is told of a step, when its numbers are read, which steps are measured for a timeline
+and where their files go.
+Relies on: `prefetch` for samples, `session` for computing, `non_finite` for judging,
+`comm.step_clock` for when each action ran.
+Leaves: which samples a step takes, evaluating and saving to `loop`, pictures to `drawing`.
+
+A transfer lasts from when its rank is ready to when it goes on.
 
 On CUDA the host is ahead of the device: it starts the next step before it reads the numbers of this
 one, so that the device always has work. The update does not need them, and a bad step moves
@@ -11,13 +15,19 @@ nothing. Before an evaluation, a save and the end, which do, the numbers of all 
 
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
-from mimo_launch.comm.pending_numbers import Moment
+from mimo_launch.comm.async_copies import Moment
+from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder
+from mimo_launch.drawing.spans import Timeline, measured, timeline_json
+from mimo_launch.drawing.svg import render_svg
+from mimo_launch.drawing.trace import render_trace
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
@@ -30,7 +40,49 @@ from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
 from mimo_launch.train.run_state import EndOfRun, RunState
 from mimo_launch.train.session import RankSession
-from mimo_launch.train.step_timeline import Profile
+
+WARM_UP_STEPS = 2
+
+
+class Profile:
+    """Measures `steps` steps after a warm-up; a run with fewer steps measures its last ones."""
+
+    def __init__(self, session: RankSession, folder: Path, steps: int) -> None:
+        total = session.spec.train.steps
+        first = min(WARM_UP_STEPS, max(0, total - steps))
+        self._session, self._folder = session, folder
+        self.steps = range(first, min(total, first + steps))
+
+    def begin(self, step: int) -> None:
+        """Start noting times if this step is to be measured.
+
+        Ranks: collective over the world for such a step, so that all start together.
+        """
+        if step in self.steps:
+            dist.barrier()
+            self._session.executor.clock.start()
+
+    def finish(self, step: int) -> None:
+        """Write the step's timeline, drawing and trace on rank 0.
+
+        Ranks: collective over the world for a measured step.
+        """
+        if step not in self.steps:
+            return
+        noted = self._session.executor.clock.stop()
+        slots = [(what, start, end) for what, start, end in noted if isinstance(what, tuple)]
+        by_rank = gather_objects(slots)
+        if self._session.rank == 0:
+            self._write(step + 1, measured(self._session.layout, by_rank))
+
+    def _write(self, number: int, timeline: Timeline) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name, path = self._session.spec.name, self._folder / f"step-{number}"
+        drawing = render_svg(timeline, name=name, plan_hash=self._session.plan.identity)
+        path.with_suffix(".json").write_text(timeline_json(timeline), encoding="utf-8")
+        path.with_suffix(".svg").write_text(drawing, encoding="utf-8")
+        trace = render_trace(timeline, name=name)
+        path.with_suffix(".trace.json").write_text(trace, encoding="utf-8")
 
 
 def steps_late(device: torch.device) -> int:

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.checkpoint import start_of_run  # noqa: F401 - once, before ranks are forked.
+from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.checkpoint.chunks import MOMENTS, sharded
 from mimo_launch.comm.world import device_for
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
-from mimo_launch.layers.fsdp_shards import local_tensor
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.layout import Layout
 from mimo_launch.optimizer.grad_norm import PendingTotals
 from mimo_launch.plan.plan import Plan

@@ -16,8 +16,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from mimo_launch.cli.bench.tables import Earlier, Record, compared, constants_table, tables
-from mimo_launch.cli.shared.bars import Bars, rich_on
-from mimo_launch.cli.shared.console import Console, run_output
+from mimo_launch.cli.shared.console import Bars, Console, rich_on, run_output
 from mimo_launch.cli.shared.lines import other_lines
 from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
 

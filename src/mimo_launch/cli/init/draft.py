@@ -16,8 +16,7 @@ from mimo_launch.cli.shared.flow import flow
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.hugging_face import vit
 from mimo_launch.hugging_face.contents import NAMES, Module, read_contents
-from mimo_launch.hugging_face.folder import ConfigError
-from mimo_launch.hugging_face.headers import FilesError
+from mimo_launch.hugging_face.folder import ConfigError, FilesError
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
 from mimo_launch.search.first_layout import FirstLayout, NothingFits, choose
 from mimo_launch.spec.load import spec_from_data

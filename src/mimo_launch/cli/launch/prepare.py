@@ -91,7 +91,7 @@ def prepare(
 
     Raises: Interrupted.
     """
-    from mimo_launch.drawing.json_text import report_json
+    from mimo_launch.drawing.report import report_json
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
 

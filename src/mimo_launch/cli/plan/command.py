@@ -97,7 +97,7 @@ def plan(
 
 
 def _as_json(report: "Report | RankReport") -> str:
-    from mimo_launch.drawing.json_text import report_json
+    from mimo_launch.drawing.report import report_json
 
     return report_json(report)
 

@@ -1,7 +1,7 @@
 """Estimates, layers and experts as tables of `plan`.
 
 Decides: units and columns; that modules whose layers are all alike are not listed.
-Relies on: `estimate.rows` for the figures, `drawing.layer_row_types` for the layers.
+Relies on: `estimate.rows` for the figures, `drawing.layer_rows` for the layers.
 Leaves: their place on the page to `tables`.
 """
 
@@ -21,7 +21,7 @@ from mimo_launch.diag.quantities import (
     some,
     span_text,
 )
-from mimo_launch.drawing.layer_row_types import ExpertsRow, LayerRow
+from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
 from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate
 
 

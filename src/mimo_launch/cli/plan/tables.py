@@ -1,7 +1,8 @@
 """The report of `plan` as tables.
 
-Decides: which rows and columns people see, and where long lists are cut.
-Relies on: `drawing.rows` for the facts, `drawing.words` for short text.
+Decides: which rows and columns people see, where long lists are cut, and how runs and bridges are
+written; JSON has numbers instead.
+Relies on: `drawing.rows` for the facts; `diag.quantities` for ranks, sizes and times.
 Leaves: the stream to write to, and its width, to the command.
 """
 
@@ -30,6 +31,7 @@ from mimo_launch.drawing.rows import (
     BridgeRow,
     GroupRow,
     Header,
+    HeldModule,
     ModuleRow,
     PeerRow,
     RankReport,
@@ -38,7 +40,19 @@ from mimo_launch.drawing.rows import (
     SampleRow,
 )
 from mimo_launch.drawing.text_grid import bubble_lines, grid_lines
-from mimo_launch.drawing.words import fan_text, runs_text
+
+
+def runs_text(held: HeldModule) -> str:
+    """Return how often a module runs in a step."""
+    if held.group_size == 1:
+        return str(held.groups)
+    return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
+
+
+def fan_text(bridge: BridgeRow) -> str:
+    """Return the direction of a bridge with its numbers of replicas."""
+    return f"{bridge.fan} {bridge.num_src}:{bridge.num_dst}"
+
 
 MAX_RANKS, RANKS_OF_MANY = 64, 16
 MAX_GROUPS, MAX_SENDERS, MAX_RECEIVERS = 8, 16, 8

@@ -1,10 +1,12 @@
-"""Streams, colour and verbosity of one run of the command line.
+"""Streams, colour and verbosity of one run of the command line, and bars at the bottom.
 
 Decides: answers go to stdout, everything else to stderr, and which of them are coloured. Control
 characters in names and messages of others are shown, never sent to the terminal.
-A reader that has left ends a command that only answers, but not a run.
-Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
-Leaves: what is drawn to `bars`.
+A reader that has left ends a command that only answers, but not a run. Under a bar streams are left
+as they are (workers that are forked and files that stderr goes to would get what is drawn); what
+the console says meanwhile appears above.
+Relies on: Rich; NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
+Leaves: what is drawn to its users.
 """
 
 import errno
@@ -18,6 +20,10 @@ from enum import StrEnum
 from typing import IO, Any, TextIO, cast
 
 import typer
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
 
 # What a write says when the pipe has no reader, the terminal is gone, or the stream is closed.
 _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
@@ -176,3 +182,38 @@ def console_of(ctx: typer.Context) -> Console:
     """Return the console of the running command."""
     console = ctx.find_object(Console)
     return console if console is not None else Console()
+
+
+def rich_on(stream: IO[str], console: Console) -> RichConsole:
+    """Return what draws on a stream, in colours if the command has them there."""
+    return RichConsole(file=stream, no_color=not console.colors(stream))
+
+
+class Bars(Live):
+    """Draws `what` on `rich` until it is left; lines of `console` for a terminal go above it."""
+
+    def __init__(
+        self, what: RenderableType, rich: RichConsole, console: Console, *, transient: bool = False
+    ) -> None:
+        super().__init__(
+            what,
+            console=rich,
+            transient=transient,
+            refresh_per_second=8,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._speaker = console
+
+    def start(self, refresh: bool = False) -> None:
+        """Begin to draw."""
+        super().start(refresh)
+        self._speaker.above = self._above
+
+    def stop(self) -> None:
+        """Draw no more."""
+        self._speaker.above = None
+        super().stop()
+
+    def _above(self, line: str) -> None:
+        self.console.print(Text(line))

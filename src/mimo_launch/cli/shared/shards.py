@@ -56,7 +56,7 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from mimo_launch.cli.shared.bars import Bars, rich_on
+    from mimo_launch.cli.shared.console import Bars, rich_on
 
     rich = rich_on(sys.stderr, console)
     told: set[tuple[str, str]] = set()

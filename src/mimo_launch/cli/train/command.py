@@ -119,7 +119,7 @@ def train(
 
 
 def _progress(console: Console, plain: bool) -> "PlainProgress | LiveProgress":
-    from mimo_launch.cli.shared.bars import rich_on
+    from mimo_launch.cli.shared.console import rich_on
     from mimo_launch.cli.train.screen import PlainProgress, progress_for
 
     rich = rich_on(run_output(), console)

@@ -12,8 +12,7 @@ from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mimo_launch.cli.shared.bars import Bars
-from mimo_launch.cli.shared.console import Console, escape_controls
+from mimo_launch.cli.shared.console import Bars, Console, escape_controls
 from mimo_launch.cli.shared.lines import eval_line, finish_line, other_lines, start_line, step_line
 from mimo_launch.train.events import (
     BadSamples,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.shard_patterns import AUDIO_SUFFIXES, IMAGE_FORMATS
-from mimo_launch.hugging_face.image_recipe import ImageRecipe
+from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
+from mimo_launch.hugging_face.image_processor import ImageRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -23,7 +23,6 @@ from uuid import uuid4
 import numpy as np
 
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.shard_patterns import shard_files
 from mimo_launch.data.webdataset.index_columns import (
     Columns,
     ColumnWriter,
@@ -33,6 +32,7 @@ from mimo_launch.data.webdataset.index_columns import (
     write_bad,
 )
 from mimo_launch.data.webdataset.indexer import SampleIndexer, indexed_shards
+from mimo_launch.data.webdataset.tar_files import shard_files
 from mimo_launch.hugging_face.tokenizer import TOKENIZER, chat_sources, special_texts
 from mimo_launch.spec.model import WebdatasetData
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode import Medium
-from mimo_launch.hugging_face.image_processor import recipe_of
-from mimo_launch.hugging_face.image_recipe import ImageRecipe, ImageTooThin
+from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.model import EncoderModel, Spec, clip_input, image_input
 

@@ -1,17 +1,33 @@
-"""Numbers that are on their way: from the device to the host, or summed over the ranks.
+"""Copies and sums that nobody waits for: to the device, back to the host, over the ranks.
 
-Decides: how a rank starts to fetch a number now and waits for it later.
-Relies on: copies into pinned memory and an event on CUDA; asynchronous collectives of gloo.
-Leaves: when to wait to `train`.
+Decides: that everything a step brings to a GPU goes through pinned memory, and how a rank starts to
+fetch a number now and waits for it later.
+Relies on: torch's caching allocator for pinned memory, which keeps a block until copies of it have
+ended; events on CUDA; asynchronous collectives of gloo.
+Leaves: what to copy to the callers, when to wait to `train`.
 """
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+
+def to_device(values: Any, device: torch.device) -> Tensor:
+    """Return a tensor, an array or a list of numbers as a tensor on `device`.
+
+    A copy from ordinary memory would make the host wait until the GPU has caught up with it.
+    """
+    tensor = torch.as_tensor(values)
+    if device.type != "cuda":
+        return tensor.to(device)
+    if not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 class HostCopy:

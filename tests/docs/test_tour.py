@@ -1,0 +1,26 @@
+"""The pages about the sources name every file and every room, and none that is not there."""
+
+import re
+
+import pytest
+from tests.docs.files_page import PAGE, ROOT, SOURCES, page, rooms
+
+TOUR = ROOT / "docs" / "tour.md"
+
+
+def test_every_file_is_listed_in_the_words_at_its_top() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.docs.files_page"
+
+
+def test_the_tour_has_every_room_in_the_order_of_imports() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", TOUR.read_text(encoding="utf-8"), re.MULTILINE) == rooms()
+
+
+@pytest.mark.parametrize("name", ["docs/tour.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_are_there(name: str) -> None:
+    named = re.findall(
+        r"`((?:[a-z_]+/)+[a-z0-9_-]+\.(?:py|md|yaml))`", (ROOT / name).read_text("utf-8")
+    )
+    missing = [each for each in named if not any((p / each).exists() for p in (SOURCES, ROOT))]
+    assert named
+    assert not missing
