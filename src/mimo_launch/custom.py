@@ -2,7 +2,7 @@
 
 Decides: the names that stay from release to release.
 Relies on: `models` and `layers`, where they are defined.
-Leaves: how they are used to docs/own-modules.md.
+Leaves: how they are used to docs/custom-encoders.md.
 """
 
 from mimo_launch.layers.attention import Attention

@@ -41,8 +41,8 @@ def one_step(made: Spec, faults: Faults) -> tuple[float, list[TensorPiece], list
     with RankSession(Plan.of(made), randomise=True) as session:
         reader = StepReader(session, damaged(made, faults), state, events.append)
         inputs = reader.read("train", ids_of(made, 0), 0)
-        totals = session.gradients(inputs).read()
-        return totals.loss, pieces_of(session, attrgetter("grad")), events, state.bad_samples
+        metrics = session.gradients(inputs).read()
+        return metrics.loss, pieces_of(session, attrgetter("grad")), events, state.bad_samples
 
 
 @pytest.mark.parametrize("build", [disjoint, colocated, piped, lambda: piped(max_documents=4)])

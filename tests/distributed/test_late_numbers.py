@@ -105,8 +105,8 @@ def order_of_things(made: Spec) -> list[str]:
     with RankSession(Plan.of(made)) as session:
         update = session.update
 
-        def updating(step: int, totals: Any) -> None:
-            update(step, totals)
+        def updating(step: int, metrics: Any) -> None:
+            update(step, metrics)
             done.append(f"start {step + 1}")
 
         session.update = updating  # type: ignore[method-assign]

@@ -61,9 +61,9 @@ def peek(session: RankSession) -> None:
     """A planted bug: the norm is looked at on the host before the update."""
     update = session.update
 
-    def peeking(step: int, totals: Any) -> None:
-        if totals.norm > 0:
-            update(step, totals)
+    def peeking(step: int, metrics: Any) -> None:
+        if metrics.norm > 0:
+            update(step, metrics)
 
     session.update = peeking  # type: ignore[method-assign]
 

@@ -87,17 +87,17 @@ class WithoutLabels(DatasetInputs):
         return tokens, np.full_like(labels, IGNORE_LABEL)
 
 
-def totals_without_labels(made: Spec) -> tuple[float, float]:
+def metrics_without_labels(made: Spec) -> tuple[float, float]:
     inputs = inputs_of(made, 0)
     samples = tuple(replace(sample, num_labels=0) for sample in inputs.data.samples)
     empty = WithoutLabels(inputs.dataset, "train", replace(inputs.data, samples=samples))
     with RankSession(Plan.of(made)) as session:
-        totals = session.gradients(empty).read()
-    return totals.loss, totals.norm
+        metrics = session.gradients(empty).read()
+    return metrics.loss, metrics.norm
 
 
 def test_a_step_without_labels_has_no_loss_and_no_gradient() -> None:
-    assert run_ranks(totals_without_labels, two_modules(), world_size=4) == [(0.0, 0.0)] * 4
+    assert run_ranks(metrics_without_labels, two_modules(), world_size=4) == [(0.0, 0.0)] * 4
 
 
 def with_another_plan(made: Spec) -> None:
@@ -264,15 +264,15 @@ def clipped_step(made: Spec) -> list[tuple[float, float]]:
     """Return, per weight, how far it moved and how far clipped SGD should move it."""
     with RankSession(Plan.of(made), randomise=True) as session:
         before = weights_of(session)
-        totals = session.gradients(inputs_of(made, 0))
+        metrics = session.gradients(inputs_of(made, 0))
         gradients = {
             placed.name: local_tensor(declared.parameter.grad).clone()
             for name in session.modules
             for declared in session.declared(name)
             for placed in declared.placed
         }
-        norm = totals.read().norm
-        session.update(0, totals)
+        norm = metrics.read().norm
+        session.update(0, metrics)
         after = weights_of(session)
     factor = made.optimizer.lr * min(1.0, made.optimizer.clip / norm)
     return [

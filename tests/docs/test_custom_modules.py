@@ -12,10 +12,10 @@ from tests.support.proof import failures, verdicts
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models.custom_stages import build_own_stage, whole_stage
+from mimo_launch.models.custom_stages import build_custom_stage, whole_stage
 from mimo_launch.spec.model import Spec
 
-PAGE = ROOT / "docs" / "own-modules.md"
+PAGE = ROOT / "docs" / "custom-encoders.md"
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_class_that_fails_is_reported_once_and_starts_nothing(folder: Path) ->
 
 def test_the_number_of_parameters_is_right(folder: Path) -> None:
     spec = read("wide.yaml")
-    network = build_own_stage(spec, whole_stage(spec, "vision"), ParallelContext())
+    network = build_custom_stage(spec, whole_stage(spec, "vision"), ParallelContext())
     assert sum(each.numel() for each in network.parameters()) == 25024
     assert "parameters: 25024" in PAGE.read_text(encoding="utf-8")
 

@@ -108,13 +108,13 @@ def dropped_last_microbatch() -> None:
 
 def norm_over_one_grid() -> None:
     """The norm that clips every module is that of language alone."""
-    correct = session.reduce_totals
+    correct = session.reduce_metrics
 
     def partial_norm(*args: Any, **options: Any) -> Any:
-        totals = correct(*args, **options)
-        return replace(totals, norm=totals.squares["language"].sqrt())
+        metrics = correct(*args, **options)
+        return replace(metrics, norm=metrics.squares["language"].sqrt())
 
-    session.reduce_totals = partial_norm
+    session.reduce_metrics = partial_norm
 
 
 def replicated_counted_twice() -> None:

@@ -10,7 +10,7 @@ from tests.support.timelines import DEEP, SHARED
 from mimo_launch.bench.result import spread
 from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import bubbles_of, shares_of, step_seconds, steps_of
-from mimo_launch.comm.step_clock import Meeting, Noted, Section
+from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import parse_program
 from mimo_launch.schedule.generate import generate
@@ -19,10 +19,10 @@ from mimo_launch.spec.model import Spec
 
 CASES = settings(max_examples=25, deadline=None)
 PAIR = spec({"vision": box(0), "language": box(1)})
-Times = tuple[tuple[str | Section | Meeting, float, float], ...]
+Times = tuple[tuple[str | Section | TokenExchange, float, float], ...]
 
 
-def noted(*times: tuple[str | Section | Meeting, float, float]) -> list[Noted]:
+def noted(*times: tuple[str | Section | TokenExchange, float, float]) -> list[Noted]:
     """Return what a clock notes, slots written as in programs."""
     return [
         (parse_program(what)[0] if is_slot(what) else what, start, end)  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def noted(*times: tuple[str | Section | Meeting, float, float]) -> list[Noted]:
     ]
 
 
-def is_slot(what: str | Section | Meeting) -> bool:
+def is_slot(what: str | Section | TokenExchange) -> bool:
     return isinstance(what, str) and not isinstance(what, Section)
 
 
@@ -77,10 +77,10 @@ def test_a_step_by_hand() -> None:
 
 def test_who_comes_first_where_tokens_travel_waits() -> None:
     """Each meeting takes as long as on the rank that came last; its other ranks were idle."""
-    pair, other = Meeting((0, 1)), Meeting((2, 3))
+    pair, other = TokenExchange((0, 1)), TokenExchange((2, 3))
     layout = build_layout(spec({"language": box(0, dp=4)}))
 
-    def rank(meeting: Meeting, *spans: tuple[float, float], shift: float = 0.0) -> Times:
+    def rank(meeting: TokenExchange, *spans: tuple[float, float], shift: float = 0.0) -> Times:
         return (
             *((meeting, shift + start, shift + end) for start, end in spans),
             ("language.0F0", shift + 0, shift + 10),
@@ -143,18 +143,20 @@ def test_an_edge_between_stages_is_p2p() -> None:
 def test_shares_are_what_the_simulator_says(made: Spec) -> None:
     """Simulated transfers arrive when they are sent: all of their time is waiting."""
     layout = build_layout(made)
-    course = simulate(layout, generate(layout))
+    simulation = simulate(layout, generate(layout))
     by_rank = [
-        steps_of([*((e.slot, e.start, e.stop) for e in events), (Section.STEP, 0, course.makespan)])
-        for events in course.events
+        steps_of(
+            [*((e.slot, e.start, e.stop) for e in events), (Section.STEP, 0, simulation.makespan)]
+        )
+        for events in simulation.events
     ]
     bubbles = bubbles_of(by_rank)
     for rank, shares in enumerate(shares_of(layout, by_rank)):
         assert sum(asdict(shares).values()) == pytest.approx(1)
-        assert shares.compute == pytest.approx(1 - course.bubble(rank))
+        assert shares.compute == pytest.approx(1 - simulation.bubble(rank))
         assert (shares.bridge, shares.p2p) == pytest.approx((0, 0))
         assert bubbles[rank] == (
-            None if not layout.modules_of(rank) else pytest.approx(course.bubble(rank))
+            None if not layout.modules_of(rank) else pytest.approx(simulation.bubble(rank))
         )
 
 

@@ -21,7 +21,7 @@ from mimo_launch.layers.parameter_segments import adopt_parameters, declared_par
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.custom_encoder import CustomClassError
 from mimo_launch.models.custom_stages import (
-    build_own_stage,
+    build_custom_stage,
     check_custom_classes,
     plain_values,
     whole_stage,
@@ -148,7 +148,7 @@ def values(made: Spec, context: ParallelContext) -> dict[str, torch.Tensor]:
     """Return the initial values of all stages."""
     values = {}
     for stage in build_layout(made)["vision"].stages:
-        network = build_own_stage(made, stage, context)
+        network = build_custom_stage(made, stage, context)
         given = plain_values(made, "vision", network)
         assert all(parameter.is_meta for parameter in network.parameters())
         network.to_empty(device="cpu")
@@ -199,7 +199,7 @@ def test_a_plan_counts_what_it_is_told_and_says_what_it_does_not() -> None:
 
 def test_layers_of_ours_that_a_class_freezes_stay_so() -> None:
     made = of("tests.support.custom_encoders:Fixed", model={"options": {"inner": 8}})
-    network = build_own_stage(made, whole_stage(made, "vision"), ParallelContext())
+    network = build_custom_stage(made, whole_stage(made, "vision"), ParallelContext())
     trains = {each.name: d.trains for d in declared_parameters("", network) for each in d.placed}
     assert [name for name in trains if not trains[name]] == ["layers.0.scale.weight"]
 
@@ -220,7 +220,7 @@ def test_rows_that_language_would_misplace_are_refused(
         f"  def finish(self, x): return x.new_zeros({made})\n"
     )
     enc = of("mine:Enc", model={"hidden": 8})
-    network = build_own_stage(enc, whole_stage(enc, "vision"), ParallelContext())
+    network = build_custom_stage(enc, whole_stage(enc, "vision"), ParallelContext())
     how = reader(enc.encoders["vision"].model)
     patches = Patches(torch.zeros(6, how.width), torch.zeros(6, how.axes, dtype=torch.int64))
     mask = image_context([6], range(6), torch.device("cpu"), alone=True)

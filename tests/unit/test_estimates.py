@@ -84,12 +84,12 @@ def of(made: Spec, constants: Calibration = FREE) -> Estimates:
 def test_ranks_that_stand_for_all_take_as_long_as_all(made: Spec) -> None:
     mine = estimator(made, Calibration())
     everyone = simulate(mine.layout, mine.programs, mine.model.costs())
-    assert not mine.course.stuck
+    assert not mine.simulation.stuck
     assert not everyone.stuck
-    assert mine.course.makespan == pytest.approx(everyone.makespan)
+    assert mine.simulation.makespan == pytest.approx(everyone.makespan)
     for alike in mine.classes:
         for rank in alike.ranks:
-            assert mine.course.busy(alike.ranks[0]) == pytest.approx(everyone.busy(rank))
+            assert mine.simulation.busy(alike.ranks[0]) == pytest.approx(everyone.busy(rank))
 
 
 @CASES

@@ -103,13 +103,13 @@ def test_it_gains_when_encoders_cost_more_or_less_than_assumed(ratio, backward, 
     """The programs stay those of the usual costs; `ratio` is the true share of the encoder."""
     modules = {"vision": box(0, dp=4), "language": box(0, pp=4)}
 
-    def course(layout: Layout) -> float:
+    def simulation(layout: Layout) -> float:
         one = {"language": 1.0, "vision": ratio * layout["vision"].group_size}
         costs = Costs(one, {name: backward * each for name, each in one.items()})
         return makespan(layout, costs)
 
-    three = course(layout_of(8, 8, mbs=4, **modules))
-    hidden = three - course(layout_of(8, k, "bubble_filling", mbs=4, **modules))
+    three = simulation(layout_of(8, 8, mbs=4, **modules))
+    hidden = three - simulation(layout_of(8, k, "bubble_filling", mbs=4, **modules))
     assert hidden >= 0.15 * 8 * ratio * (1 + backward)
 
 

@@ -140,8 +140,8 @@ class _Loop:
             flags = step_flags(self.hooks, session.spec)
             with session.executor.clock.span(Section.STEP):
                 self.runner.start(state, self.order, flags)
-                totals = self.runner.settle(state, all_steps=number == steps)
-            if stopped := max(map(stop_signal, totals), default=0):
+                metrics = self.runner.settle(state, all_steps=number == steps)
+            if stopped := max(map(stop_signal, metrics), default=0):
                 self.runner.settle(state)
                 return stopped
         return 0

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from mimo_launch.comm.step_clock import Meeting, Noted, Section
+from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.actions import Action, Slot
 from mimo_launch.schedule.channels import channels, component_of, is_sender, message
 
 Span = tuple[float, float]
 # Who meets, and how often they have met in the step.
-_Named = tuple[Meeting, int]
+_Named = tuple[TokenExchange, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class RankStep:
 
 def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
     """Return the steps that a clock has noted, all times later by `shift`."""
-    steps, step, times = [], RankStep(), Counter[Meeting]()
+    steps, step, times = [], RankStep(), Counter[TokenExchange]()
     for what, start, end in noted:
-        if isinstance(what, Meeting):
+        if isinstance(what, TokenExchange):
             times[what] += 1
             step.meetings.append(((what, times[what]), end - start))
             continue

@@ -35,7 +35,7 @@ from mimo_launch.hugging_face.folder import (
     Config,
     ConfigError,
     FilesError,
-    Header,
+    TensorHeader,
     read_config,
     read_headers,
 )
@@ -111,13 +111,15 @@ def load_hugging_face(
     )
 
 
-def _contents_on_first(folder: Path, group: dist.ProcessGroup) -> tuple[Config, dict[str, Header]]:
+def _contents_on_first(
+    folder: Path, group: dist.ProcessGroup
+) -> tuple[Config, dict[str, TensorHeader]]:
     """Return the configuration and what the files hold, as the first rank sees them.
 
     Ranks: collective over `group`. Raises: CheckpointError on all ranks.
     """
     config: Config = {}
-    headers: dict[str, Header] = {}
+    headers: dict[str, TensorHeader] = {}
     problem = ""
     if dist.get_rank(group) == 0:
         try:
@@ -130,7 +132,7 @@ def _contents_on_first(folder: Path, group: dist.ProcessGroup) -> tuple[Config, 
     return config, headers
 
 
-def _stored(part: Part[Any], headers: Mapping[str, Header]) -> dict[str, Stored]:
+def _stored(part: Part[Any], headers: Mapping[str, TensorHeader]) -> dict[str, Stored]:
     """Return the tensors of a part by the names that its family gives them."""
     named = {part.inner_name(name): (name, header) for name, header in headers.items()}
     return {

@@ -32,7 +32,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class StoredBox:
     """A part of a tensor: where it begins, its size, and which bytes of which file hold it."""
 
     offsets: Numbers
@@ -48,7 +48,7 @@ class Entry:
 
     shape: Numbers
     dtype: str
-    boxes: tuple[Box, ...]
+    boxes: tuple[StoredBox, ...]
 
 
 def read_index(folder: Path) -> dict[str, Entry]:
@@ -111,7 +111,7 @@ def _entry(entry: Any) -> Entry:
         if not len(first) == len(extent) == len(shape):
             raise ValueError(f"a part of a tensor of shape {list(shape)} has other dimensions")
         # The name alone: a path of a stranger must not lead out of the folder.
-        boxes.append(Box(first, extent, Path(str(file)).name, *_numbers([offset, length])))
+        boxes.append(StoredBox(first, extent, Path(str(file)).name, *_numbers([offset, length])))
     return Entry(shape, str(entry["dtype"]), tuple(boxes))
 
 

@@ -30,13 +30,13 @@ class Section(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class TokenExchange:
     """A collective inside of a slot, in which these ranks bring tokens to experts or back."""
 
     ranks: tuple[int, ...]
 
 
-What = Slot | Section | Meeting
+What = Slot | Section | TokenExchange
 # What ran, and when it started and ended, in seconds of the host's clock.
 Noted = tuple[What, float, float]
 _Instant = Any  # A host time in seconds, or a torch.cuda.Event.
@@ -71,7 +71,7 @@ class StepClock:
     def meeting(self, *groups: Group) -> AbstractContextManager[None]:
         """Note what happens inside as a meeting of the first group of several ranks, if any."""
         several = next((group for group in groups if group.size > 1), None)
-        return nullcontext() if several is None else self.span(Meeting(several.ranks))
+        return nullcontext() if several is None else self.span(TokenExchange(several.ranks))
 
     def stop(self) -> list[Noted]:
         """Return what was noted since `start`, in the order of ends; waits for the GPU."""

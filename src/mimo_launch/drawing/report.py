@@ -46,7 +46,7 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
-    spec, layout, simulation = plan.spec, plan.layout, plan.course
+    spec, layout, simulation = plan.spec, plan.layout, plan.simulation
     step = nominal_step_data(spec)
     per_node = spec.nodes.gpus if spec.nodes else None
     timeline = timeline_rows(layout, simulation)
@@ -90,8 +90,8 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
         groups=tuple(_group_rows(layout, per_node, rank)),
         samples=tuple(_sample_rows(views, rank)),
         peers=tuple(row for each in layout.encoders for row in peer_rows(views, each, rank)),
-        makespan=plan.course.makespan,
-        timeline=timeline_row(layout, plan.course, rank),
+        makespan=plan.simulation.makespan,
+        timeline=timeline_row(layout, plan.simulation, rank),
         program=format_program(mine.training),
         evaluation=format_program(mine.evaluation) if spec.eval else "",
         decoding=format_program(mine.decoding) if spec.eval else "",

@@ -111,7 +111,7 @@ def planned(plan: Plan) -> Timeline:
     """
     spans = (
         Span(rank, action, event.start, event.stop, _peers(plan.layout, rank, action))
-        for rank, events in enumerate(plan.course.events)
+        for rank, events in enumerate(plan.simulation.events)
         for event in events
         for action in _drawn(event.slot)
     )

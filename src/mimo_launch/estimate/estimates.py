@@ -149,7 +149,7 @@ class Estimator:
         return frozenset(ranks for ranks in found if len(ranks) > 1)
 
     @cached_property
-    def course(self) -> Simulation:
+    def simulation(self) -> Simulation:
         """The step in seconds, of the first rank of each class."""
         classes = [-1] * self.layout.world_size
         for number, alike in enumerate(self.classes):
@@ -160,7 +160,7 @@ class Estimator:
 
     def estimates(self, rank: int | None = None) -> Estimates:
         """Return what is expected of all ranks; with `rank`, of its class only."""
-        course, constants = self.course, self.constants
+        simulation, constants = self.simulation, self.constants
         finish = {alike: self._finish(alike) for alike in self.classes}
         update = {
             alike: sum(self._costs[stage].update for stage in alike.role) for alike in self.classes
@@ -168,7 +168,7 @@ class Estimator:
         after = constants.collective_latency * MICRO + constants.step_overhead * _MILLI
         total = max(finish.values()) + max(update.values()) + after
         tflop = {alike: self._tflop(alike) for alike in self.classes}
-        busy = [(len(alike.ranks), course.bubble(alike.ranks[0])) for alike in self.classes]
+        busy = [(len(alike.ranks), simulation.bubble(alike.ranks[0])) for alike in self.classes]
         world, step_tflop = (
             self.layout.world_size,
             sum(len(alike.ranks) * tflop[alike] for alike in self.classes),
@@ -178,7 +178,7 @@ class Estimator:
             device=constants.device,
             gpu_memory=self.spec.nodes.memory if self.spec.nodes else None,
             step_seconds=total,
-            schedule_seconds=course.makespan,
+            schedule_seconds=simulation.makespan,
             tokens_per_second_per_gpu=tokens / total / world,
             tflop=step_tflop,
             tflops_per_gpu=step_tflop / total / world,
@@ -201,7 +201,7 @@ class Estimator:
 
     def _finish(self, alike: RankClass) -> float:
         """Return when a class has its gradients: after its program and the last reduction."""
-        events = self.course.events[alike.ranks[0]]
+        events = self.simulation.events[alike.ranks[0]]
         ends = [event.stop for event in events[-1:]]
         for event in events:
             action = event.slot[0]
@@ -217,10 +217,10 @@ class Estimator:
         self, alike: RankClass, total: float, finish: float, update: float, tflop: float
     ) -> RankEstimate:
         memory, first = self.memory(alike), alike.ranks[0]
-        events = self.course.events[first]
+        events = self.simulation.events[first]
         end = events[-1].stop if events else 0.0
         computing, reducing, updating = (
-            each / total for each in (self.course.busy(first), finish - end, update)
+            each / total for each in (self.simulation.busy(first), finish - end, update)
         )
         stages = []
         for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
@@ -245,7 +245,7 @@ class Estimator:
             allocated_bytes=memory.allocated,
             total_bytes=memory.total,
             tflop=tflop,
-            bubble=self.course.bubble(first),
+            bubble=self.simulation.bubble(first),
             computing=computing,
             all_to_all=sum(self._costs[stage].all_to_all for stage in alike.role) / total,
             waiting=max(0.0, 1 - computing - reducing - updating),

@@ -26,7 +26,7 @@ from mimo_launch.hugging_face.folder import (
     Config,
     ConfigError,
     FilesError,
-    Header,
+    TensorHeader,
     has_weights,
     is_hugging_face,
     read_config,
@@ -83,7 +83,7 @@ class WeightSource:
     folder: Path
     config: Config
     part: Part[Any]
-    tensors: Mapping[str, tuple[str, Header]]
+    tensors: Mapping[str, tuple[str, TensorHeader]]
 
     def dtype(self, inner: str | None) -> torch.dtype:
         """Return the type of a tensor there; of one that is not there, the most usual."""
@@ -92,7 +92,7 @@ class WeightSource:
         usual = Counter(header.dtype for _, header in self.tensors.values()).most_common(1)
         return TORCH[usual[0][0]]
 
-    def unused(self, model: Model) -> Iterator[tuple[str, str, Header]]:
+    def unused(self, model: Model) -> Iterator[tuple[str, str, TensorHeader]]:
         """Yield what a model of ours does not compute with: name in the family, in the files.
 
         The tower of a LLaVA has layers behind those whose states become rows.

@@ -18,7 +18,7 @@ from mimo_launch.hugging_face.folder import (
     CONFIG,
     Config,
     ConfigError,
-    Header,
+    TensorHeader,
     has_weights,
     read_config,
     read_headers,
@@ -90,7 +90,7 @@ def read_contents(folder: Path) -> Contents:
     )
 
 
-def _described(part: Part[Any], config: Config, headers: Mapping[str, Header]) -> Module:
+def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHeader]) -> Module:
     family, not_computed = part.family, part.not_computed()
     keys = {} if not_computed else part.keys()
     if keys and family.model_type == vit.CLIP:

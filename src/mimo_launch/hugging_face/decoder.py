@@ -18,7 +18,7 @@ from mimo_launch.spec.model import DecoderModel, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DecoderFamily:
     """The optional parts of a block, and what is taken where a key is left out.
 
     None says that the value follows from other keys.
@@ -31,9 +31,9 @@ class Kind:
 
 
 KINDS = {
-    "llama": Kind(qkv_bias=False, qk_norm=False, kv_heads=None, head_size=None),
-    "qwen2": Kind(qkv_bias=True, qk_norm=False, kv_heads=32, head_size=None),
-    "qwen3": Kind(qkv_bias=False, qk_norm=True, kv_heads=32, head_size=128),
+    "llama": DecoderFamily(qkv_bias=False, qk_norm=False, kv_heads=None, head_size=None),
+    "qwen2": DecoderFamily(qkv_bias=True, qk_norm=False, kv_heads=32, head_size=None),
+    "qwen3": DecoderFamily(qkv_bias=False, qk_norm=True, kv_heads=32, head_size=128),
 }
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
 # Layers before this one have no window.
@@ -93,7 +93,7 @@ def _has_window(config: Config, *, by_layer: bool) -> bool:
     return not config.get("layer_types") and number(config, "num_hidden_layers") > first
 
 
-def keys(kind: Kind, config: Config) -> dict[str, Any]:
+def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
     """Return the keys of `model` that say the same as a configuration.
 
     Raises: ConfigError if a size is missing or is no number.
@@ -136,7 +136,7 @@ def is_ignored(name: str, model: DecoderModel) -> bool:
     return bool(_FREQUENCIES.search(name)) or (model.tied and name == HEAD)
 
 
-def fits(kind: Kind, model: DecoderModel) -> bool:
+def fits(kind: DecoderFamily, model: DecoderModel) -> bool:
     """Return whether a block of ours has just the optional parts of this kind."""
     return (model.qkv_bias, model.qk_norm, model.mrope) == (kind.qkv_bias, kind.qk_norm, None)
 

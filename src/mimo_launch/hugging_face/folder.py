@@ -111,7 +111,7 @@ class FilesError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class TensorHeader:
     """One tensor: the name of its file, its type as the format calls it (`BF16`), its shape."""
 
     file: str
@@ -124,7 +124,7 @@ class Header:
         return math.prod(self.shape)
 
 
-def read_headers(folder: Path) -> dict[str, Header]:
+def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Return every tensor of the files that transformers would load. Raises: FilesError."""
     return {
         name: header for file in weight_files(folder) for name, header in _headers(folder / file)
@@ -146,7 +146,7 @@ def weight_files(folder: Path) -> list[str]:
     return sorted({Path(place).name for place in places.values()})
 
 
-def _headers(path: Path) -> Iterator[tuple[str, Header]]:
+def _headers(path: Path) -> Iterator[tuple[str, TensorHeader]]:
     try:
         if not path.is_file():
             raise FilesError(f"{path.name} is not there, or no regular file")
@@ -159,7 +159,7 @@ def _headers(path: Path) -> Iterator[tuple[str, Header]]:
         found, spans = {}, []
         for name, entry in content.items():
             if name != _METADATA:
-                header = Header(path.name, str(entry["dtype"]), _numbers(entry["shape"]))
+                header = TensorHeader(path.name, str(entry["dtype"]), _numbers(entry["shape"]))
                 found[name] = header
                 spans.append((name, header, _numbers(entry["data_offsets"])))
     except FilesError:
@@ -170,7 +170,9 @@ def _headers(path: Path) -> Iterator[tuple[str, Header]]:
     yield from found.items()
 
 
-def _check_places(file: str, spans: list[tuple[str, Header, tuple[int, ...]]], size: int) -> None:
+def _check_places(
+    file: str, spans: list[tuple[str, TensorHeader, tuple[int, ...]]], size: int
+) -> None:
     """Compare where tensors lie with their shapes, and with what there is. Raises: FilesError.
 
     The format leaves no gaps: one tensor begins where another ends.

@@ -25,7 +25,7 @@ _MLP = re.compile(r"layers\.(\d+)\.mlp\.(router|experts\.(\d+)\.(gate|up|down))\
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class MoeDecoderFamily:
     """What a family has besides experts, and how it calls them.
 
     `only_experts`: every layer has them, and their weights are normalised. `width` is the setting
@@ -33,7 +33,7 @@ class Kind:
     where they are not those of dense decoders; `only` is what is computed.
     """
 
-    block: decoder.Kind
+    block: decoder.DecoderFamily
     only_experts: bool
     width: str
     prefix: str
@@ -44,8 +44,8 @@ class Kind:
 
 
 KINDS = {
-    "mixtral": Kind(
-        block=decoder.Kind(qkv_bias=False, qk_norm=False, kv_heads=8, head_size=None),
+    "mixtral": MoeDecoderFamily(
+        block=decoder.DecoderFamily(qkv_bias=False, qk_norm=False, kv_heads=8, head_size=None),
         only_experts=True,
         width="intermediate_size",
         prefix="block_sparse_moe",
@@ -60,8 +60,8 @@ KINDS = {
         },
         only={"sliding_window": None},
     ),
-    "qwen3_moe": Kind(
-        block=decoder.Kind(qkv_bias=False, qk_norm=True, kv_heads=4, head_size=None),
+    "qwen3_moe": MoeDecoderFamily(
+        block=decoder.DecoderFamily(qkv_bias=False, qk_norm=True, kv_heads=4, head_size=None),
         only_experts=False,
         width="moe_intermediate_size",
         prefix="mlp",
@@ -77,7 +77,7 @@ KINDS = {
 }
 
 
-def not_computed(kind: Kind, config: Config) -> Iterator[str]:
+def not_computed(kind: MoeDecoderFamily, config: Config) -> Iterator[str]:
     """Yield, as `key: value`, what the model asks for and our decoder does not do."""
     yield from decoder.not_computed(config, by_layer=False)
     for key, only in kind.only.items():
@@ -88,7 +88,7 @@ def not_computed(kind: Kind, config: Config) -> Iterator[str]:
         yield f"mlp_only_layers: {short(dense)}"
 
 
-def keys(kind: Kind, config: Config) -> dict[str, Any]:
+def keys(kind: MoeDecoderFamily, config: Config) -> dict[str, Any]:
     """Return the keys of `model` that say the same as a configuration. Raises: ConfigError."""
     config = {**kind.defaults, **config}
     found = decoder.keys(kind.block, config)
@@ -115,7 +115,7 @@ def balance(config: Config) -> dict[str, Any]:
     return {"aux_loss": number(config, "router_aux_loss_coef", BALANCE)}
 
 
-def place(kind: Kind, name: str, model: DecoderModel) -> Place:
+def place(kind: MoeDecoderFamily, name: str, model: DecoderModel) -> Place:
     """Return where the tensor is that we call `name`, less the module.
 
     Raises: KeyError for a name that a decoder does not have.

@@ -23,7 +23,7 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class VitFamily:
     """The optional parts of a tower, and what is taken where a key is left out."""
 
     class_token: bool
@@ -35,8 +35,8 @@ class Kind:
 
 SIGLIP, CLIP = "siglip_vision_model", "clip_vision_model"
 KINDS = {
-    SIGLIP: Kind(False, 16, "gelu_pytorch_tanh", 1e-6, "SiglipVisionModel"),
-    CLIP: Kind(True, 32, "quick_gelu", 1e-5, "CLIPVisionModel"),
+    SIGLIP: VitFamily(False, 16, "gelu_pytorch_tanh", 1e-6, "SiglipVisionModel"),
+    CLIP: VitFamily(True, 32, "quick_gelu", 1e-5, "CLIPVisionModel"),
 }
 IMAGE, HIDDEN, MLP, LAYERS, HEADS, CHANNELS = 224, 768, 3072, 12, 12, 3
 
@@ -62,7 +62,7 @@ _NUMBERS = "embeddings.position_ids"
 _POOLING = "head."
 
 
-def not_computed(kind: Kind, config: Config) -> Iterator[str]:
+def not_computed(kind: VitFamily, config: Config) -> Iterator[str]:
     """Yield, as `key: value`, what the tower asks for and our ViT does not do."""
     if (activation := config.get("hidden_act", kind.activation)) not in ACTIVATIONS:
         yield f"hidden_act: {short(activation)}"
@@ -70,7 +70,7 @@ def not_computed(kind: Kind, config: Config) -> Iterator[str]:
         yield f"quantization_config: {short(config['quantization_config'])}"
 
 
-def keys(kind: Kind, config: Config) -> dict[str, Any]:
+def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
     """Return the keys of `model` that say the same as a configuration. Raises: ConfigError."""
     patch = number(config, "patch_size", kind.patch)
     side = int(number(config, "image_size", IMAGE) // max(1, patch))
@@ -117,7 +117,7 @@ def is_ignored(name: str, model: VitModel) -> bool:
     return beyond or unused_norm or name == _NUMBERS or name.startswith(_POOLING)
 
 
-def fits(kind: Kind, model: VitModel) -> bool:
+def fits(kind: VitFamily, model: VitModel) -> bool:
     """Return whether a ViT of ours is a tower of this kind, on square images."""
     has = (model.class_token, model.pre_norm, not model.patch_bias)
     square = model.image is not None and model.image[0] == model.image[1]

@@ -198,8 +198,8 @@ def image_context(
         same, begin, end = (len(begin), int(end[0])), begin[:0], end[:0]
     # On the host: index tensors whose size depends on values would make it wait for a device.
     keys, valid = _padded(begin, end)
-    own_begin, own_end = np.maximum(begin, held.start), np.minimum(end, held.stop)
-    queries, own = _padded(own_begin, own_end)
+    row_begin, row_end = np.maximum(begin, held.start), np.minimum(end, held.stop)
+    queries, own = _padded(row_begin, row_end)
     return ImageContext(
         same,
         to_device(np.where(own, queries - held.start, 0), device),
@@ -207,7 +207,7 @@ def image_context(
         to_device(valid, device),
         to_device(own.flatten().nonzero()[0], device),
         is_full=len(lengths_here) <= 1,
-        own_lengths=tuple((own_end - own_begin).tolist()),
+        own_lengths=tuple((row_end - row_begin).tolist()),
         key_lengths=tuple((end - begin).tolist()),
         first_key=int(begin[0]) if len(begin) else 0,
     )

@@ -137,7 +137,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class Dispatch:
     """How the tokens of one layer and microbatch travel.
 
     `departure` [n * k] puts this rank's copies of tokens, `choices` of each, in the order of their
@@ -155,7 +155,7 @@ class Trip:
     counts: tuple[int, ...]
 
 
-class PlannedTrip:
+class PlannedDispatch:
     """A trip of which the host does not know the sizes yet: they depend on the choices."""
 
     def __init__(self, context: ParallelContext, experts_nk: Tensor, num_experts: int) -> None:
@@ -173,7 +173,7 @@ class PlannedTrip:
         self._context, self._choices = context, experts_nk.shape[1]
         self._departure = Order.by(chosen)
 
-    def trip(self) -> Trip:
+    def dispatch(self) -> Dispatch:
         """Return the trip. The one place where the host waits for the device within a step."""
         theirs, tp = self._theirs, self._context.expert_tp
         num_own = theirs.shape[2]
@@ -187,7 +187,7 @@ class PlannedTrip:
         counts = tuple(map(sum, zip(*rows[theirs.shape[1] :], strict=True)))
         owner = torch.arange(theirs.numel(), device=theirs.device) % num_own
         owners_M = owner.repeat_interleave(theirs.flatten(), output_size=sum(counts))
-        return Trip(
+        return Dispatch(
             choices=self._choices,
             departure=self._departure,
             send=by_rank[0],
@@ -233,18 +233,18 @@ def _reordered(x: Tensor, order: Order) -> Tensor:
     return out
 
 
-def to_experts(x_nD: Tensor, trip: Trip, context: ParallelContext) -> Tensor:
+def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
     """Return the tokens that have come for this rank's experts, [M, D]."""
-    leaving, clock = trip.departure, context.clock
-    copies = _Copies.apply(x_nD, trip.choices, leaving.places, leaving.back)  # type: ignore[no-untyped-call]
-    received = exchange_tokens(copies, trip.send, trip.receive, context.ep, clock)
-    gathered = gather_uneven_tokens(received, trip.gathered, context.expert_tp, clock)
-    return _reordered(gathered, trip.arrival)
+    leaving, clock = dispatch.departure, context.clock
+    copies = _Copies.apply(x_nD, dispatch.choices, leaving.places, leaving.back)  # type: ignore[no-untyped-call]
+    received = exchange_tokens(copies, dispatch.send, dispatch.receive, context.ep, clock)
+    gathered = gather_uneven_tokens(received, dispatch.gathered, context.expert_tp, clock)
+    return _reordered(gathered, dispatch.arrival)
 
 
-def from_experts(y_MD: Tensor, trip: Trip, context: ParallelContext) -> Tensor:
+def from_experts(y_MD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
     """Return the answers to this rank's tokens, [n * k, D], those to one token side by side."""
-    answers, clock = _reordered(y_MD, trip.arrival.reversed()), context.clock
-    summed = scatter_uneven_tokens(answers, trip.gathered, context.expert_tp, clock)
-    returned = exchange_tokens(summed, trip.receive, trip.send, context.ep, clock)
-    return _reordered(returned, trip.departure.reversed())
+    answers, clock = _reordered(y_MD, dispatch.arrival.reversed()), context.clock
+    summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp, clock)
+    returned = exchange_tokens(summed, dispatch.receive, dispatch.send, context.ep, clock)
+    return _reordered(returned, dispatch.departure.reversed())

@@ -61,7 +61,7 @@ class GroupNorm(SegmentedModule):
         return enter_tp(exit_tp(slots, tp), tp)[:, mine : mine + 1]
 
 
-class Convolution(SegmentedModule):
+class CausalConvolution(SegmentedModule):
     """Weights of the depthwise convolution over x, B and C, fused like the channels they act on."""
 
     bias: Tensor
@@ -141,7 +141,7 @@ class Mamba(nn.Module):
         else:
             outputs |= {"B": sizes.shared, "C": sizes.shared}
         self.inputs = ColumnLinear(context, width, outputs, bias=False)
-        self.conv = Convolution(context, sizes)
+        self.conv = CausalConvolution(context, sizes)
         self.head = HeadWeights(context, sizes.heads)
         self.norm = GroupNorm(context, sizes, eps)
         self.output = RowLinear(context, "out", sizes.inner, width, bias=False, scale=out_scale)

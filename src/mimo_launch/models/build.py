@@ -26,7 +26,7 @@ from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
-from mimo_launch.models.custom_stages import build_own_stage, plain_values
+from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.vision_encoder import VisionStage
@@ -45,8 +45,9 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat
 class RankModule:
     """One module on this rank: its layout, its context and its wrapped stages by index.
 
-    Per stage a flag sees this rank's gradients before they are summed over dp x cp; `terms` sees
-    what is then summed over tp or between tied stages. `aux_loss` adds up what balances experts.
+    `flags` see this rank's gradients of each stage before they are summed over dp x cp, and
+    `own_gradients` sees what is then summed over tp or between tied stages. `aux_loss` adds up what
+    balances experts.
     """
 
     layout: ModuleLayout
@@ -54,7 +55,7 @@ class RankModule:
     stages: dict[int, nn.Module]
     sharding: str
     flags: dict[int, FiniteFlag]
-    terms: FiniteFlag
+    own_gradients: FiniteFlag
     aux_loss: AuxLoss | None = None
 
     @property
@@ -115,8 +116,8 @@ def build_modules(
         flags: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
             # Weights get memory only once they are sharded: no rank ever holds a whole model.
-            is_own = kind_of(spec.modules[module.name].model).is_custom
-            with nullcontext() if is_own else torch.device("meta"):
+            is_custom = kind_of(spec.modules[module.name].model).is_custom
+            with nullcontext() if is_custom else torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
             flags[stage.index] = FiniteFlag(context.device)
@@ -130,9 +131,11 @@ def build_modules(
             stages[stage.index] = network
         if context.fp8 is not None:
             context.fp8.allocate()
-        terms = FiniteFlag(context.device)
+        own_gradients = FiniteFlag(context.device)
         aux_loss = None if module.experts is None else AuxLoss(context.device)
-        modules[module.name] = RankModule(module, context, stages, sharding, flags, terms, aux_loss)
+        modules[module.name] = RankModule(
+            module, context, stages, sharding, flags, own_gradients, aux_loss
+        )
     return modules
 
 
@@ -169,7 +172,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
         return encoder_stage(
             context, module.model, stage, language_width=width, recompute=recompute
         )
-    return build_own_stage(spec, stage, context)
+    return build_custom_stage(spec, stage, context)
 
 
 def encoder_stage(

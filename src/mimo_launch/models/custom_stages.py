@@ -39,7 +39,7 @@ from mimo_launch.spec.model import CustomModel, Spec
 MAX_NAMES = 5
 
 
-def build_own_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Return a stage of a user's own encoder: parameters on the meta device, buffers as they are.
 
     Raises: CustomClassError
@@ -96,7 +96,7 @@ def check_custom_classes(spec: Spec) -> None:
             tp, cp = (Group(tuple(range(module.grid.size(a))), 0, None) for a in ("tp", "cp"))
             context = ParallelContext(tp, cp, module.sequence_parallel, owner=module.name)
             for stage in module.stages:
-                build_own_stage(spec, stage, context)
+                build_custom_stage(spec, stage, context)
 
 
 def _load(spec: Spec, name: str) -> EncoderFactory:

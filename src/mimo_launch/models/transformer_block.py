@@ -23,7 +23,7 @@ from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.attention_contexts import AttentionContext, SequenceContext
-from mimo_launch.layers.experts import Experts, PlannedTrip, Trip, from_experts, to_experts
+from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
@@ -70,10 +70,10 @@ class MoeMlp(nn.Module):
         tokens = None if routing is None else self._tokens(routing.shares)
         own_nD, sizes = self._own(x_nD)
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
-        planned = PlannedTrip(self.context, choice.experts, self.num_experts)
+        planned = PlannedDispatch(self.context, choice.experts, self.num_experts)
         # While the host waits for the sizes of the trip, the device has this to compute.
         shared = None if self.shared is None else self.shared(x_nD)
-        routed = self._answers(own_nD, choice, planned.trip())
+        routed = self._answers(own_nD, choice, planned.dispatch())
         if sizes is not None:
             routed = gather_rows(routed, sizes, self.context.tp)
         return routed if shared is None else routed + shared
@@ -94,10 +94,10 @@ class MoeMlp(nn.Module):
         own = shares_BS.flatten()[part.start : part.stop]
         return TokenShares(samples, places // positions, own)
 
-    def _answers(self, x_nD: Tensor, choice: Choice, trip: Trip) -> Tensor:
-        arrived = to_experts(x_nD, trip, self.context)
-        answers = self.experts(arrived, trip.counts)
-        answers = from_experts(answers, trip, self.context)
+    def _answers(self, x_nD: Tensor, choice: Choice, dispatch: Dispatch) -> Tensor:
+        arrived = to_experts(x_nD, dispatch, self.context)
+        answers = self.experts(arrived, dispatch.counts)
+        answers = from_experts(answers, dispatch, self.context)
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
         per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
         return torch.bmm(weights_n1k, per_token).squeeze(1)

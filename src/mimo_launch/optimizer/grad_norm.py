@@ -23,7 +23,7 @@ from mimo_launch.models.build import RankModule
 
 
 @dataclass(frozen=True, slots=True)
-class StepTotals:
+class StepMetrics:
     """What all ranks know after the one reduction of a step.
 
     `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
@@ -46,17 +46,17 @@ class StepTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingTotals:
+class PendingMetrics:
     """The same as float64 scalars of the device, for the update; `read` brings them to the host.
 
-    `own_squares` are, per module of this rank, the squares of what it alone had before sums over
+    `local_squares` are, per module of this rank, the squares of what it alone had before sums over
     tp: no total, but what a bad step is traced back to.
     """
 
     loss: Tensor
     norm: Tensor
     squares: dict[str, Tensor]
-    own_squares: dict[str, Tensor]
+    local_squares: dict[str, Tensor]
     num_flags: int
     host: HostCopy
 
@@ -69,24 +69,24 @@ class PendingTotals:
         """Return what to divide every gradient by so that the norm of all is at most `clip`."""
         return (self.norm / clip).clamp(min=1)
 
-    def read(self) -> StepTotals:
+    def read(self) -> StepMetrics:
         """Return the totals. Waits until the device has them."""
         loss, norm, aux_loss, *rest = self.host.read()
         names, numbers = list(self.squares), iter(rest)
         norms = {name: next(numbers) ** 0.5 for name in names}
         flags = tuple(int(next(numbers)) for _ in range(self.num_flags))
         zeros = {name: int(count) for name, count in zip(names, numbers, strict=False)}
-        return StepTotals(loss, aux_loss, norms, norm, flags, zeros or None)
+        return StepMetrics(loss, aux_loss, norms, norm, flags, zeros or None)
 
 
-def reduce_totals(
+def reduce_metrics(
     layout: Layout,
     modules: dict[str, RankModule],
     loss: Tensor,
     flags: Sequence[int] = (),
     *,
     count_zeros: bool = False,
-) -> PendingTotals:
+) -> PendingMetrics:
     """Return loss and gradient norms, equal on all ranks, without waiting for the device.
 
     `flags` are small numbers of this rank (a signal was seen, a write failed) that all ranks must
@@ -97,11 +97,11 @@ def reduce_totals(
     """
     device, names = loss.device, [module.name for module in layout.modules]
     squares = dict.fromkeys(names, torch.zeros((), dtype=torch.float64, device=device))
-    zeros, own_squares = dict(squares), {}
+    zeros, local_squares = dict(squares), {}
     for name, module in modules.items():
         alone, shared = _owned(module)
-        own_squares[name] = sum_of_squares(alone, device)
-        squares[name] = own_squares[name] + sum_of_squares(shared, device)
+        local_squares[name] = sum_of_squares(alone, device)
+        squares[name] = local_squares[name] + sum_of_squares(shared, device)
         if count_zeros:
             zeros[name] = _num_zeros((*alone, *shared), device)
     aux_loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -121,11 +121,11 @@ def reduce_totals(
         dist.all_reduce(slots)
     per_module = slots[2 : 2 + len(names)]
     norm = per_module.sum().sqrt()
-    return PendingTotals(
+    return PendingMetrics(
         loss=slots[0],
         norm=norm,
         squares=dict(zip(names, per_module, strict=True)),
-        own_squares=own_squares,
+        local_squares=local_squares,
         num_flags=len(flags),
         host=HostCopy(torch.cat([slots[:1], norm[None], slots[1:]])),
     )

@@ -42,13 +42,13 @@ def _is_summed(gradient: Tensor) -> bool:
 
 
 def sum_partial_gradients(
-    declared: Sequence[DeclaredParameter], tp: Group, terms: FiniteFlag
+    declared: Sequence[DeclaredParameter], tp: Group, own_gradients: FiniteFlag
 ) -> None:
     """Sum over tp, in one all-reduce, the gradients that tp ranks hold terms of.
 
-    `terms` is shown those of this rank. Ranks: collective over `tp`. Ranks that hold different
-    parts of a segment (key/value heads fewer than tp ranks) each get a slot, so that a sum over all
-    of tp adds only what belongs together.
+    `own_gradients` is shown those of this rank. Ranks: collective over `tp`. Ranks that hold
+    different parts of a segment (key/value heads fewer than tp ranks) each get a slot, so that a
+    sum over all of tp adds only what belongs together.
     """
     if tp.handle is None:
         return
@@ -63,23 +63,23 @@ def sum_partial_gradients(
     ]
     for segment, view in zip(partial, views, strict=True):
         view.copy_(segment.local.flatten())
-    terms.show(buffer)
+    own_gradients.show(buffer)
     dist.all_reduce(buffer, group=tp.handle)
     for segment, view in zip(partial, views, strict=True):
         segment.local.copy_(view.view_as(segment.local))
 
 
 def sum_tied_gradients(
-    declared: Sequence[DeclaredParameter], group: Group, terms: FiniteFlag
+    declared: Sequence[DeclaredParameter], group: Group, own_gradients: FiniteFlag
 ) -> None:
     """Sum the gradients of a tied embedding over the first and the last stage.
 
-    `terms` is shown those of this rank. Ranks: collective over `group`, the two ranks that hold the
-    same part of it.
+    `own_gradients` is shown those of this rank. Ranks: collective over `group`, the two ranks that
+    hold the same part of it.
     """
     for segment in local_segments(declared):
         if segment.name == TIED_NAME:
-            terms.show(segment.local)
+            own_gradients.show(segment.local)
             dist.all_reduce(segment.local, group=group.handle)
 
 

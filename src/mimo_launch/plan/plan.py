@@ -76,7 +76,7 @@ class Plan:
         return decoding(self.layout, self.evaluation)
 
     @cached_property
-    def course(self) -> Simulation:
+    def simulation(self) -> Simulation:
         """A training step in model time: a forward or backward of a microbatch takes one unit.
 
         Raises: DeadlockError if the programs do not end.
@@ -94,7 +94,7 @@ class Plan:
 
         Raises: DeadlockError.
         """
-        _ = self.course
+        _ = self.simulation
         if self.spec.eval is not None:
             proven(self.layout, self.evaluation)
             # The rows are there: nobody waits for encoders.

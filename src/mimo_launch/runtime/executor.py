@@ -87,7 +87,7 @@ class Executor:
         """
         step = self._begin(inputs)
         for module in self.modules.values():
-            module.terms.clear()
+            module.own_gradients.clear()
             if module.aux_loss is not None:
                 module.aux_loss.clear()
             for stage in module.stages:

@@ -29,7 +29,7 @@ class Address(NamedTuple):
         return cls(action.module, action.stage or 0, action.index)
 
 
-class Box:
+class HeldTensors:
     """Tensors of one kind by address; each is put once, and taken once.
 
     Raises: RuntimeError on a second one, or on none: both are faults of the schedule.
@@ -65,7 +65,11 @@ class Mailbox:
     """The inputs, outputs and gradients of this rank's stages during one step."""
 
     def __init__(self) -> None:
-        self.inputs, self.outputs, self.gradients = Box("input"), Box("output"), Box("gradient")
+        self.inputs, self.outputs, self.gradients = (
+            HeldTensors("input"),
+            HeldTensors("output"),
+            HeldTensors("gradient"),
+        )
 
     def clear(self) -> None:
         """Forget the step."""

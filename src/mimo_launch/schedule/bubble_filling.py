@@ -288,10 +288,10 @@ def bubble_orders(layout: Layout, classes: Sequence[int]) -> list[list[Action]]:
     shortest = float("inf")
     for lead in (None, 0, depth, layout.samples.microbatches):
         for patient in (True, False):
-            course = Filler(teams, costs, Rule(patient, lead))
-            orders = course.run()
-            if course.now < shortest - EPSILON:
-                best, shortest = orders, course.now
+            simulation = Filler(teams, costs, Rule(patient, lead))
+            orders = simulation.run()
+            if simulation.now < shortest - EPSILON:
+                best, shortest = orders, simulation.now
             if shortest <= bound + EPSILON:
                 return best
     return best

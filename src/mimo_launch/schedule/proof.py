@@ -29,12 +29,12 @@ def proven(layout: Layout, programs: Programs, costs: Costs | None = None) -> Si
 
     Raises: DeadlockError if a rank does not reach its end.
     """
-    course = by_class(layout, programs, costs)
-    if course.stuck:
-        course = simulate(layout, programs, costs)
-    if course.stuck:
-        raise DeadlockError(course.stuck)
-    return course
+    simulation = by_class(layout, programs, costs)
+    if simulation.stuck:
+        simulation = simulate(layout, programs, costs)
+    if simulation.stuck:
+        raise DeadlockError(simulation.stuck)
+    return simulation
 
 
 def by_class(layout: Layout, programs: Programs, costs: Costs | None = None) -> Simulation:

@@ -11,7 +11,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MicrobatchGroup:
     """Consecutive microbatches that are in work at the same time."""
 
     index: int
@@ -46,12 +46,13 @@ def exchanges(layout: Layout, module: ModuleLayout) -> bool:
     return module.in_phases and not fills_bubbles(layout, module)
 
 
-def groups_of(layout: Layout) -> tuple[Group, ...]:
+def groups_of(layout: Layout) -> tuple[MicrobatchGroup, ...]:
     """Return the groups that shared encoders run on; without any, the step is one group."""
     total = layout.samples.microbatches
     size = next((m.group_size for m in layout.encoders if m.in_phases), total)
     return tuple(
-        Group(index, range(index * size, (index + 1) * size)) for index in range(total // size)
+        MicrobatchGroup(index, range(index * size, (index + 1) * size))
+        for index in range(total // size)
     )
 
 

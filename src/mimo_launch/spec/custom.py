@@ -74,7 +74,7 @@ class AudioInput(Clips):
 
 
 class CustomModel(EncoderModel):
-    """An encoder of your own: `kind` names a class that builds its stages (docs/own-modules.md)."""
+    """An encoder of your own: `kind` names its class (docs/custom-encoders.md)."""
 
     kind: Annotated[str, Field(pattern=CLASS_PATH)] = Field(
         description="`package.module:Name` of the class, or function.",

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import SampleOrder, global_order
-from mimo_launch.optimizer.grad_norm import StepTotals
+from mimo_launch.optimizer.grad_norm import StepMetrics
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.evaluation import evaluate
@@ -135,20 +135,20 @@ def _steps(
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
         save = save or (saving is not None and _is_due(spec, state.step, saving.every))
         last = state.step == spec.train.steps
-        totals = steps.settle(state, all_steps=save or evaluates or last)
-        stopped = max(map(stop_signal, totals), default=0)
+        metrics = steps.settle(state, all_steps=save or evaluates or last)
+        stopped = max(map(stop_signal, metrics), default=0)
         if stopped:
-            totals += steps.settle(state)
+            metrics += steps.settle(state)
         if last:
             steps.finish(state)  # Before the last save: a run that failed must not look finished.
-        if hooks.saver is not None and any(step.flags[-1] for step in totals):
+        if hooks.saver is not None and any(step.flags[-1] for step in metrics):
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and evaluates and not stopped:
             session.progress.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None:
             # Nothing is saved while numbers are bad: a run that they end goes on from before them.
-            if stopped or (save and (totals[-1].finite or last)):
+            if stopped or (save and (metrics[-1].finite or last)):
                 session.progress.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 save = False
@@ -168,9 +168,9 @@ def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
     return (*(int(seen == number) for number in STOP_SIGNALS), int(stops))
 
 
-def stop_signal(totals: StepTotals) -> int:
+def stop_signal(metrics: StepMetrics) -> int:
     """Return the signal that any rank has seen, or 0."""
-    flags = zip(STOP_SIGNALS, totals.flags[:-1], strict=True)
+    flags = zip(STOP_SIGNALS, metrics.flags[:-1], strict=True)
     return max((int(number) for number, count in flags if count), default=0)
 
 

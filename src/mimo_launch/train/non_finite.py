@@ -71,26 +71,26 @@ class PendingFlags:
         numbers = iter(self.host.read())
         losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
         gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
-        # What was summed over tp is the same on all tp ranks: `terms` saw it before.
-        terms = [math.isfinite(next(numbers)) for _ in self.modules]
+        # What was summed over tp is the same on all tp ranks: `own_gradients` saw it before.
+        own_gradients = [math.isfinite(next(numbers)) for _ in self.modules]
         squares = {
             name: next(numbers) if finite else math.inf
-            for name, finite in zip(self.modules, terms, strict=True)
+            for name, finite in zip(self.modules, own_gradients, strict=True)
         }
         return NonFiniteFlags(losses, gradients, squares)
 
 
-def note_flags(session: RankSession, own_squares: Mapping[str, Tensor]) -> PendingFlags:
+def note_flags(session: RankSession, local_squares: Mapping[str, Tensor]) -> PendingFlags:
     """Keep what this rank saw of the step whose gradients the session holds.
 
-    `own_squares` are per module the sums of squares of what this rank had before sums over tp.
+    `local_squares` are per module the sums of squares of what this rank had before sums over tp.
     """
     modules = session.modules.values()
     numbers = [
         *session.losses.values(),
         *(flag.value for module in modules for flag in module.flags.values()),
-        *(module.terms.value for module in modules),
-        *(own_squares[module.name] for module in modules),
+        *(module.own_gradients.value for module in modules),
+        *(local_squares[module.name] for module in modules),
     ]
     zero = torch.zeros((), device=session.device)  # A rank that is idle has seen nothing.
     return PendingFlags(

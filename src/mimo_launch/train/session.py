@@ -18,7 +18,7 @@ from mimo_launch.comm.warm_up import warm
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.models.build import build_modules, compute_dtype
-from mimo_launch.optimizer.grad_norm import PendingTotals, reduce_totals
+from mimo_launch.optimizer.grad_norm import PendingMetrics, reduce_metrics
 from mimo_launch.optimizer.gradient_reduction import (
     show_own_gradients,
     sum_partial_gradients,
@@ -95,7 +95,7 @@ class RankSession:
         """Return the live parameters of one of this rank's modules with their segments."""
         return list(self.modules[name].declared())
 
-    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingTotals:
+    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
         """Run the program on a step's samples and finish the gradients; weights stay.
 
         `flags` of this rank come back summed over all ranks. On CUDA the host is told before the
@@ -109,7 +109,7 @@ class RankSession:
             # No label in the whole step: every rank knows, none runs it.
             self.progress.enter(Phase.REDUCING)
             zero = torch.zeros((), device=self.device)
-            return reduce_totals(self.layout, {}, zero, flags, count_zeros=count_zeros)
+            return reduce_metrics(self.layout, {}, zero, flags, count_zeros=count_zeros)
         self.progress.enter(Phase.PROGRAM)
         result = self.executor.run(self.mine.stage_slots, inputs)
         self.losses = result.losses
@@ -118,7 +118,7 @@ class RankSession:
         with clock.span(Section.PARTIAL_SUMS):
             self._sum_partial()
         with clock.span(Section.TOTALS):
-            return reduce_totals(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
+            return reduce_metrics(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
 
     def _sum_partial(self) -> None:
         """Sum the gradients that ranks hold terms of: over tp, and those of a tied embedding."""
@@ -127,17 +127,17 @@ class RankSession:
         for action in self.mine.sums:
             module, declared = self.modules[action.module], self.declared(action.module)
             if action.kind is Kind.SUM_TP:
-                sum_partial_gradients(declared, module.context.tp, module.terms)
+                sum_partial_gradients(declared, module.context.tp, module.own_gradients)
             else:
-                sum_tied_gradients(declared, self.grids.tied(), module.terms)
+                sum_tied_gradients(declared, self.grids.tied(), module.own_gradients)
 
-    def update(self, step: int, totals: PendingTotals) -> None:
+    def update(self, step: int, metrics: PendingMetrics) -> None:
         """Clip and apply the gradients of `gradients`; bad ones move nothing."""
         self.progress.enter(Phase.UPDATING)
         clip = self.spec.optimizer.clip
         with self.executor.clock.span(Section.UPDATE):
-            divisor = None if clip is None else totals.divisor(clip)
-            self.updates.apply(step, skip=totals.bad, divisor=divisor)
+            divisor = None if clip is None else metrics.divisor(clip)
+            self.updates.apply(step, skip=metrics.bad, divisor=divisor)
 
 
 def _compare_plans(mine: str) -> None:

@@ -31,7 +31,7 @@ from mimo_launch.drawing.trace import render_trace
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
-from mimo_launch.optimizer.grad_norm import PendingTotals, StepTotals
+from mimo_launch.optimizer.grad_norm import PendingMetrics, StepMetrics
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import Spec
@@ -113,7 +113,7 @@ class _Started:
     reading: Reading | None
     begin: Moment
     end: Moment
-    totals: PendingTotals
+    metrics: PendingMetrics
     non_finite: PendingFlags | None
 
 
@@ -148,13 +148,13 @@ class StepRunner:
             self._reader.read_ahead(order.take(after), state.step + 1)
         if self._profile is not None:
             self._profile.begin(state.step)
-        totals = session.gradients(inputs, flags)
+        metrics = session.gradients(inputs, flags)
         if self._profile is not None:
             self._profile.finish(state.step)
         non_finite = None
         if inputs.data.num_labels:
-            non_finite = note_flags(session, totals.own_squares)
-            session.update(state.step, totals)
+            non_finite = note_flags(session, metrics.local_squares)
+            session.update(state.step, metrics)
         self._started.append(
             _Started(
                 data=inputs.data,
@@ -163,14 +163,14 @@ class StepRunner:
                 reading=inputs.reading,
                 begin=begin,
                 end=Moment(session.device),
-                totals=totals,
+                metrics=metrics,
                 non_finite=non_finite,
             )
         )
         state.step += 1
         state.samples = after
 
-    def settle(self, state: RunState, *, all_steps: bool = True) -> list[StepTotals]:
+    def settle(self, state: RunState, *, all_steps: bool = True) -> list[StepMetrics]:
         """Read the numbers of started steps, judge them and say what happened.
 
         Without `all_steps` the newest ones may stay unread, as many as is good for the device.
@@ -186,37 +186,39 @@ class StepRunner:
         """Judge the whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
         self._watch.finish(state.step, state.skipped)
 
-    def _settle_one(self, step: _Started, state: RunState) -> StepTotals:
+    def _settle_one(self, step: _Started, state: RunState) -> StepMetrics:
         self._session.progress.enter(Phase.REDUCING)
-        totals = step.totals.read()
+        metrics = step.metrics.read()
         # Every rank has the same totals, so all of them have skipped the same steps: moments, decay
         # and step count of a skipped step stayed as they were.
-        skipped = not totals.finite or step.non_finite is None
+        skipped = not metrics.finite or step.non_finite is None
         state.skipped += skipped
         origin = None
-        if not totals.finite and step.non_finite is not None:
+        if not metrics.finite and step.non_finite is not None:
             origin = find_origin(self._session.layout, step.data, step.non_finite)
             self._emit(origin)
-        self._emit(_finished(self._session.spec, step, totals, skipped=skipped))
+        self._emit(_finished(self._session.spec, step, metrics, skipped=skipped))
         if origin is not None:
             self._watch.bad(origin)
         elif not skipped:
             self._watch.good()
-        return totals
+        return metrics
 
 
 def _has_experts(spec: Spec) -> bool:
     return kind_of(spec.language.model).moe is not None
 
 
-def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: bool) -> StepFinished:
+def _finished(
+    spec: Spec, started: _Started, metrics: StepMetrics, *, skipped: bool
+) -> StepFinished:
     step = started.data.step
     tokens = sum(sample.num_tokens for sample in started.data.samples)
     return StepFinished(
         step=step + 1,
-        loss=totals.loss,
-        grad_norm=totals.norm,
-        grad_norms=totals.norms,
+        loss=metrics.loss,
+        grad_norm=metrics.norm,
+        grad_norms=metrics.norms,
         lr=rate_at(spec, step),
         lrs={
             name: rate_at(spec, step, name)
@@ -229,6 +231,6 @@ def _finished(spec: Spec, started: _Started, totals: StepTotals, *, skipped: boo
         bad_samples=started.left_out,
         imbalance=started.imbalance,
         reading=started.reading,
-        zero_grads=totals.zeros,
-        aux_loss=totals.aux_loss if _has_experts(spec) else None,
+        zero_grads=metrics.zeros,
+        aux_loss=metrics.aux_loss if _has_experts(spec) else None,
     )

@@ -168,11 +168,11 @@ def rank_outcomes(
         StepReader(session, dataset, RunState(), _nobody) as reader,
     ):
         for step, ids in enumerate(steps_of(order, spec.train.steps)):
-            totals = session.gradients(reader.read("train", ids, step))
+            metrics = session.gradients(reader.read("train", ids, step))
             gradients = pieces_of(session, lambda parameter: parameter.grad)
-            session.update(step, totals)
+            session.update(step, metrics)
             weights = pieces_of(session, lambda parameter: parameter)
-            read = totals.read()
+            read = metrics.read()
             outcomes.append(StepOutcome(read.loss, read.aux_loss, read.norms, gradients, weights))
     return outcomes
 

@@ -27,7 +27,7 @@ from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.layout import Layout
-from mimo_launch.optimizer.grad_norm import PendingTotals
+from mimo_launch.optimizer.grad_norm import PendingMetrics
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.spec.model import Spec
@@ -73,7 +73,7 @@ class RankRun:
 class StumblingSession(RankSession):
     """A session one of whose steps has a gradient on one rank that is no number."""
 
-    def gradients(self, inputs: StepInputs, flags: tuple[int, ...] = ()) -> PendingTotals:  # type: ignore[override]
+    def gradients(self, inputs: StepInputs, flags: tuple[int, ...] = ()) -> PendingMetrics:  # type: ignore[override]
         """Do the same, and stumble if it is the step."""
         self._stumbles = inputs.data.step == SKIPPED and self.rank == _stumbler(self.layout)
         return super().gradients(inputs, flags)
