@@ -14,7 +14,7 @@ import torch
 
 from mimo_launch.checkpoint import loading
 from mimo_launch.checkpoint import saver as saver_module
-from mimo_launch.checkpoint.chunks import weight_chunks
+from mimo_launch.checkpoint.chunks import NAMES_SHOWN, differences, weight_chunks
 from mimo_launch.checkpoint.folder import (
     DamagedCheckpoint,
     all_checkpoints,
@@ -263,7 +263,9 @@ def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> 
     assert [e.step for e in saves] == [3, 6, 9]
     assert [path.name for path in all_checkpoints(tmp_path)] == ["step-00000009", "step-00000006"]
     newest = all_checkpoints(tmp_path)[0]
-    assert sum(f.stat().st_size for f in newest.iterdir()) >= saves[-1].num_bytes > 10_000
+    written = [f for f in newest.iterdir() if f.name != "checkpoint.json"]
+    assert len(written) > 4
+    assert sum(f.stat().st_size for f in written) == saves[-1].num_bytes
     (tmp_path / "checkpoints" / "step-00000012.partial").mkdir()
     file = newest / "__1_0.distcp"
     data = bytearray(file.read_bytes())
@@ -379,6 +381,15 @@ def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
     assert {name.split(" ")[0].rpartition(".mlp.")[0] for name in loaded.misfits} == {
         "vision.layers.0", "vision.layers.1",
     }  # fmt: skip
+
+
+def test_of_many_names_that_do_not_fit_the_first_few_are_spelled_out() -> None:
+    names = [f"n{number}" for number in range(NAMES_SHOWN + 2)]
+    first = ", ".join(names[:NAMES_SHOWN])
+    assert differences(missing_there=names[:-2]) == f"{NAMES_SHOWN} missing there: {first}"
+    assert differences(missing_there=names, there_only=["x"], of_another_shape=[]) == (
+        f"{NAMES_SHOWN + 2} missing there: {first} and 2 more; 1 there only: x"
+    )
 
 
 @pytest.mark.parametrize("change", ["unfreeze", "sgd to adamw"])

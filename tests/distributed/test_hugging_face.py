@@ -15,12 +15,21 @@ from mimo_launch.checkpoint import hugging_face
 from mimo_launch.checkpoint.chunks import Chunk
 from mimo_launch.hugging_face.registry import FAMILIES
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
+from mimo_launch.runtime.progress import Progress
 from mimo_launch.spec.model import DecoderModel
 
 
 def tensor_name(chunk: str) -> str:
     ours = chunk.removeprefix("weights/language.")
     return FAMILIES["llama"].place(ours, DecoderModel.model_construct()).name
+
+
+def count_beats_and_read_few_rows() -> list[int]:
+    """Note each sign of progress; the mean of a vocabulary is taken 8 rows at a time."""
+    beats: list[int] = []
+    hugging_face.BLOCK = 8
+    Progress.beat = lambda self, phase=None: beats.append(1)  # type: ignore[method-assign]
+    return beats
 
 
 def full_tensor(chunk: Chunk, state: dict[str, Tensor]) -> Tensor:
@@ -38,15 +47,19 @@ def full_tensor(chunk: Chunk, state: dict[str, Tensor]) -> Tensor:
 def test_every_rank_holds_the_tensors_of_the_files(
     kind: str, sharding: str, tmp_path: Path
 ) -> None:
-    """Sharded files, fused and cut weights, shared key/value heads, FSDP, a larger vocabulary."""
+    """Sharded files, fused and cut weights, shared key/value heads, FSDP, a larger vocabulary.
+
+    A rank says that it makes progress with each tensor, and within a mean of many rows.
+    """
     model = tiny(kind)
     save(model, tmp_path / "model", max_shard_size="20KB")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
     asked = made(kind, "tp4 dp2", tmp_path / "model", sharding=sharding, model={"vocab": VOCAB + 1})
-    ranks = run_ranks(weights_on_rank, asked, tmp_path, world_size=8)
+    ranks = run_ranks(weights_on_rank, asked, tmp_path, count_beats_and_read_few_rows, world_size=8)
     state, seen = model.state_dict(), set()
-    for chunks, [event], _ in ranks:
+    for chunks, [event], beats in ranks:
         assert (event.missing, event.misfits, event.unused) == ((), (), ())
+        num_means = 0
         for chunk in chunks:
             whole = full_tensor(chunk, state)
             box_of = zip(chunk.offsets, chunk.tensor.shape, strict=True)
@@ -54,8 +67,14 @@ def test_every_rank_holds_the_tensors_of_the_files(
             known = ~wanted.isnan()
             assert torch.equal(chunk.tensor[known], wanted[known]), chunk.name
             assert chunk.tensor.isfinite().all()
+            if chunk.name.endswith(("embedding.weight", "head.weight")):
+                # Padding keeps its initial values, which differ from row to row.
+                num_rows = len(chunk.tensor)
+                num_means += VOCAB in range(chunk.offsets[0], chunk.offsets[0] + num_rows)
+                assert len(chunk.tensor.unique(dim=0)) == num_rows, chunk.name
             seen.add(chunk.name)
         assert event.num_loaded == len(dict(model.named_parameters()))
+        assert len(beats) == len(chunks) + num_means * -(-VOCAB // 8)
     assert len(seen) == event.num_loaded
 
 

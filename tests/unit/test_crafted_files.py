@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,20 @@ def test_an_index_that_does_not_cover_its_tensors_is_damage(
     (tmp_path / "tensors.json").write_text(json.dumps(index))
     with pytest.raises(DamagedCheckpoint, match=words):
         read_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_tensor"),
+    [([1] * 16, True), ([1] * 17, False), ([2**61, 2], True), ([2**62 + 1], False)],
+)
+def test_an_index_names_no_larger_tensor_than_torch_can_have(
+    shape: list[int], is_tensor: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "0.distcp").write_bytes(bytes(4))
+    entry = with_chunks([[0] * len(shape), shape, "0.distcp", 0, 4], shape=shape)
+    (tmp_path / "tensors.json").write_text(json.dumps(entry))
+    with nullcontext() if is_tensor else pytest.raises(DamagedCheckpoint, match="no tensor has"):
+        assert read_index(tmp_path)["weights/a"].shape == tuple(shape)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,10 @@ def test_heldout_batches_are_whole_and_start_at_the_first_sample():
     assert heldout_batches(8, 8, 100) == (tuple(range(8)),)
     assert heldout_batches(4, 4, 3) == ((0, 1, 2, 0),)
     assert heldout_batches(10, 4, 6) == ((0, 1, 2, 3), (4, 5, 0, 1))
-    with pytest.raises(ValueError, match="cannot evaluate"):
-        heldout_batches(0, 4, 100)
+    assert heldout_batches(1, 1, 1) == ((0,),)
+    for sizes in ((0, 4, 100), (4, 0, 100), (4, 4, 0)):
+        with pytest.raises(ValueError, match="cannot evaluate"):
+            heldout_batches(*sizes)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from tests.unit.test_run_folder import tiny
 from mimo_launch.checkpoint import index
 from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
 from mimo_launch.checkpoint.index import TENSORS, NoCheckpoint, open_checkpoint
-from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.load import MARKER, dump_spec
 
 
 def save(run: Path, step: int) -> Path:
@@ -28,6 +28,13 @@ def save(run: Path, step: int) -> Path:
     for other in set((run / CHECKPOINTS).iterdir()) - {folder}:
         shutil.rmtree(other)
     return folder
+
+
+def test_the_size_of_a_checkpoint_is_that_of_all_its_files_but_the_marker(tmp_path: Path) -> None:
+    files = [path for path in save(tmp_path, 4).iterdir() if path.name != MARKER]
+    assert len(files) == 2
+    found = open_checkpoint(tmp_path, None).num_bytes
+    assert found == sum(path.stat().st_size for path in files)
 
 
 @pytest.mark.parametrize("moment", ["is_complete", "read_marker", "read_index"])

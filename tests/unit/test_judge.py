@@ -161,6 +161,22 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
     process.wait()
 
 
+def test_a_thread_makes_progress_only_in_its_phase_and_its_sign_of_life_is_none() -> None:
+    """Else a save beside a training that hangs would look like progress of the training."""
+    cells = HostCells(1)
+    progress = WorkerCells(cells.shared, 0).progress
+    progress.enter(Phase.PROGRAM, 5)
+    entered = cells.read(0)
+    progress.beat(Phase.SAVING)
+    assert cells.read(0) == entered
+    progress.alive()
+    heard = cells.read(0)
+    assert heard.alive > entered.changed
+    assert replace(heard, alive=0) == entered
+    progress.beat(Phase.PROGRAM)
+    assert cells.read(0).changed > entered.changed
+
+
 def test_a_rank_that_never_began_is_stuck() -> None:
     verdict = judge([state(0), state(1, phase=Phase.STARTING, step=0, frames=())])
     assert (verdict.rank, verdict.kind) == (1, FailureKind.STUCK)

@@ -30,6 +30,7 @@ def read(faults: dict[tuple[str, str, int], Exception]) -> tuple[ReadInputs, dic
         (OSError("gone"), "OSError: gone"),
         (EOFError(), "EOFError"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), None),
+        (BadSample("x" * MAX_REASON), "x" * MAX_REASON),
         (BadSample("x" * 1000), "x" * (MAX_REASON - 3) + "..."),
     ],
 )

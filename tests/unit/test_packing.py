@@ -105,6 +105,13 @@ def test_a_run_goes_on_from_any_place_without_packing_what_was_before():
         order.take(-1)
 
 
+def test_the_place_behind_the_last_pack_of_a_chunk_counts_the_records_of_the_chunk():
+    """Four records a pack, two packs a chunk: a run that ends there has taken whole chunks."""
+    order = PackedOrder(GlobalOrder(16, 2, 0), lambda index: 3, 12, chunk=8)
+    assert (order.after(0), order.after(8), order.after(16)) == (8, 16, 24)
+    assert (order.after(1), order.after(9)) == (9, 17)
+
+
 def test_packs_differ_from_epoch_to_epoch_and_by_seed_and_are_in_no_order_of_length():
     def epoch(number: int, seed: int) -> list[Any]:
         order, _ = order_of(200, 1, 1000, seed)
