@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.comm.torch_internals import FsdpParameter
 from mimo_launch.layers.linear import GradAccumulator, linear
 
 BF16 = torch.bfloat16
@@ -23,7 +24,8 @@ def operands(seed: int) -> tuple[Tensor, Tensor]:
 def record(*, reduces: bool) -> tuple[SimpleNamespace, GradAccumulator]:
     """Return FSDP2's record of a parameter, as far as it is used, and what adds to it."""
     parameter = SimpleNamespace(unsharded_accumulated_grad=None, reduce_dtype=torch.float32)
-    return parameter, GradAccumulator(parameter, SimpleNamespace(reduce_grads=reduces))
+    group = SimpleNamespace(reduce_grads=reduces)
+    return parameter, GradAccumulator(FsdpParameter(parameter, group))
 
 
 def test_gradients_of_microbatches_add_up_without_rounding_to_bf16() -> None:

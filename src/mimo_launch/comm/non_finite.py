@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 from torch.distributed.fsdp import FSDPModule
 
+from mimo_launch.comm import torch_internals
 from mimo_launch.comm.collectives import reduce_scatter_into
 
 
@@ -36,7 +37,7 @@ class FiniteFlag:
     def show_all(self, tensors: list[Tensor]) -> None:
         """Look at several tensors of one type."""
         if tensors:
-            self._sum.add_(torch.stack(torch._foreach_norm(tensors, 1)).sum())
+            self._sum.add_(torch.stack(torch_internals.norms(tensors, 1)).sum())
 
     @property
     def value(self) -> Tensor:

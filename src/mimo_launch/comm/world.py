@@ -17,6 +17,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm import torch_internals
+
 DeviceKind = Literal["auto", "cpu", "cuda"]
 # Streams of transfers and of compute must not share a hardware queue: a transfer that waits for its
 # peer would hold up the kernels behind it.
@@ -78,4 +80,4 @@ def set_allocator() -> None:
     It reads them when torch is imported, which a forked worker's parent did before they were made.
     """
     if settings := os.environ.get("PYTORCH_ALLOC_CONF"):
-        torch._C._accelerator_setAllocatorSettings(settings)
+        torch_internals.set_allocator(settings)

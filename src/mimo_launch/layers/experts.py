@@ -31,6 +31,7 @@ from mimo_launch.comm.autograd_collectives import (
     gather_uneven_tokens,
     scatter_uneven_tokens,
 )
+from mimo_launch.comm.torch_internals import grouped_matmul
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
@@ -102,8 +103,7 @@ def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...]) -
     if _is_grouped(x_MD, weights_eFD):
         # Of the same counts as the loop below, so that processors prove where experts end.
         ends = to_device(torch.tensor(counts).cumsum(0, dtype=torch.int32), x_MD.device)
-        out: Tensor = torch._grouped_mm(x_MD, weights_eFD.transpose(1, 2), offs=ends)
-        return out
+        return grouped_matmul(x_MD, weights_eFD.transpose(1, 2), ends)
     parts = torch.split(x_MD, list(counts))
     return torch.cat([F.linear(x, w) for x, w in zip(parts, weights_eFD.unbind(), strict=True)])
 

@@ -3,8 +3,7 @@
 Decides: which dimension of each weight is cut, the kind of each gradient, and where a step's weight
 gradients wait for their reduction.
 Relies on: `parallel_context` for the collectives around a region; FSDP2 keeping an unsharded
-gradient per parameter between the backwards of a step, in the type of its reduction
-(`FSDPParam.unsharded_accumulated_grad`).
+gradient per parameter between the backwards of a step (`comm.torch_internals`).
 Leaves: the reduction to FSDP2, attention to `attention`, words to `vocab_parallel`.
 
 Autograd would write each microbatch's gradient in the type of the activations, and FSDP2 would then
@@ -19,9 +18,10 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import (
     InitKind,
@@ -34,11 +34,10 @@ from mimo_launch.layers.pointwise import EPSILON, add_layer_norm, add_rms_norm, 
 
 
 class GradAccumulator:
-    """The unsharded gradient of one parameter of FSDP2, between the backwards of a step."""
+    """Adds to the unsharded gradient of a parameter of FSDP2, between the backwards of a step."""
 
-    def __init__(self, parameter: Any, group: Any) -> None:
-        """`parameter` is FSDP2's own record of it, `group` of what is reduced with it."""
-        self._parameter, self._group = parameter, group
+    def __init__(self, parameter: FsdpParameter) -> None:
+        self._parameter = parameter
 
     def add(self, grad_NF: Tensor, x_ND: Tensor) -> Tensor | None:
         """Add the gradient [F, D] of a weight that made [N, F] of x [N, D].
@@ -46,24 +45,17 @@ class GradAccumulator:
         Where this is the only backward of a step the gradient is returned instead, for autograd:
         FSDP2 reduces gradients of one type, and those of other layers have not been added up.
         """
-        total = self._parameter.unsharded_accumulated_grad
-        wide: torch.dtype = self._parameter.reduce_dtype
-        if total is None and self._group.reduce_grads:
-            return grad_NF.t() @ x_ND
-        if total is None:
-            self._parameter.unsharded_accumulated_grad = _product(grad_NF.t(), x_ND, wide)
+        parameter, grad_FN = self._parameter, grad_NF.t()
+        wide = parameter.reduce_dtype
+        if parameter.gradient is not None:
+            add_product_(parameter.gradient, grad_FN, x_ND)
+        elif parameter.reduces_now:
+            return grad_FN @ x_ND
         elif x_ND.is_cuda:
-            torch.ops.aten.addmm.dtype_out(total, grad_NF.t(), x_ND, wide, out=total)
+            parameter.gradient = torch.mm(grad_FN, x_ND, out_dtype=wide)
         else:
-            total.addmm_(grad_NF.t().to(wide), x_ND.to(wide))
+            parameter.gradient = grad_FN.to(wide) @ x_ND.to(wide)
         return None
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a product in a wider type than that of its factors."""
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=dtype)
-    return a.to(dtype) @ b.to(dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -105,12 +97,9 @@ def accumulate_in_products(unit: FSDPModule) -> None:
 
     For units that reduce in a wider type than they compute in, once per step.
     """
-    group: Any = unit._get_fsdp_state()._fsdp_param_group
-    for parameter in group.fsdp_params if group is not None else ():
-        info = parameter._module_info
-        owner: nn.Module = info.module
-        if info.param_name == "weight" and hasattr(owner, "weight_gradients"):
-            owner.weight_gradients = GradAccumulator(parameter, group)  # type: ignore[assignment]
+    for parameter in fsdp_parameters(unit):
+        if parameter.name == "weight" and hasattr(parameter.owner, "weight_gradients"):
+            parameter.owner.weight_gradients = GradAccumulator(parameter)  # type: ignore[assignment]
 
 
 class ColumnLinear(SegmentedModule):

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.comm import torch_internals
 from mimo_launch.comm.collectives import all_reduce_max
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.spec.model import Fp8Spec
@@ -112,7 +113,7 @@ class Fp8:
         for group in self._groups:
             seen = all_reduce_max(seen, group)
         # The kernel takes a 0 for nothing said, and what this rank alone has seen in its place.
-        torch._foreach_copy_(latest, torch.split(seen, [each.numel() for each in latest]))
+        torch_internals.copy_(latest, list(torch.split(seen, [each.numel() for each in latest])))
         sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
         parts = torch.split(seen, sizes)
         for (way, held), part in zip(states.items(), parts, strict=True):

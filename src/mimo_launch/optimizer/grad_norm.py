@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo_launch.comm import torch_internals
 from mimo_launch.comm.async_copies import HostCopy, to_device
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import Layout
@@ -138,8 +139,7 @@ def sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
     """
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
-    return torch.stack(norms).square().sum()
+    return torch.stack(torch_internals.norms(tensors, 2, torch.float64)).square().sum()
 
 
 def _num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mimo_launch.comm import torch_internals
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layers.router import ExpertBias, move_biases
 from mimo_launch.models.build import RankModule
@@ -93,28 +94,15 @@ def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
     ]
     if not exact:
         return divisor.float()
-    torch._foreach_div_(exact, divisor)
+    torch_internals.divide_(exact, divisor)
     return None
 
 
-class _Local:
-    """Moves the shards that FSDP2 left on this rank, without DTensor around every operation.
-
-    State stays by parameter, sharded like it.
-    """
-
-    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
-        answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
-        for tensors in lists:
-            tensors[:] = [local_tensor(tensor) for tensor in tensors]
-        return answer
-
-
-class _LocalAdamW(_Local, torch.optim.AdamW):
+class _LocalAdamW(torch_internals.LocalKernels, torch.optim.AdamW):
     """AdamW on local shards."""
 
 
-class _LocalSGD(_Local, torch.optim.SGD):
+class _LocalSGD(torch_internals.LocalKernels, torch.optim.SGD):
     """SGD on local shards."""
 
 

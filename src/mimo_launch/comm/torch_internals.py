@@ -1,0 +1,130 @@
+"""Every call of torch that its documentation does not promise, each with the reason for it.
+
+Decides: how each is called; tests/unit/test_torch_internals.py fails when a version of torch
+changes one.
+Relies on: torch 2.11 to 2.13.
+Leaves: what is computed with them to the callers. Internals of Transformer Engine are in
+`layers.te_fp8`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+
+class FsdpParameter:
+    """FSDP2's own record of a parameter of a unit.
+
+    Why: FSDP2 adds up the gradients of a step's backwards itself, one extra pass over memory for
+    each. Only this record says where it keeps the sum and in which type it reduces it.
+    """
+
+    def __init__(self, record: Any, group: Any) -> None:
+        """`record` and `group` are FSDP2's, of the parameter and of what is reduced with it."""
+        self._record, self._group = record, group
+
+    @property
+    def owner(self) -> nn.Module:
+        """The layer that has the parameter."""
+        module: nn.Module = self._record._module_info.module
+        return module
+
+    @property
+    def name(self) -> str:
+        """Its name in that layer."""
+        name: str = self._record._module_info.param_name
+        return name
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The unsharded gradient that FSDP2 will reduce, in the type of its reduction."""
+        found: Tensor | None = self._record.unsharded_accumulated_grad
+        return found
+
+    @gradient.setter
+    def gradient(self, value: Tensor) -> None:
+        self._record.unsharded_accumulated_grad = value
+
+    @property
+    def reduce_dtype(self) -> torch.dtype:
+        """The type in which its gradient is reduced, known from the first forward on."""
+        dtype: torch.dtype = self._record.reduce_dtype
+        return dtype
+
+    @property
+    def reduces_now(self) -> bool:
+        """Whether the backward that runs ends with a reduction."""
+        return bool(self._group.reduce_grads)
+
+
+def fsdp_parameters(unit: FSDPModule) -> list[FsdpParameter]:
+    """Return the parameters that a unit gathers and reduces together."""
+    group: Any = unit._get_fsdp_state()._fsdp_param_group
+    records = () if group is None else group.fsdp_params
+    return [FsdpParameter(record, group) for record in records]
+
+
+class LocalKernels:
+    """Before an optimizer of torch: its kernels get the local shards of DTensors.
+
+    Why: a fused kernel over DTensors costs the host more time than the kernel takes. The state
+    stays with its parameter, sharded like it. `_init_group` is where torch's optimizers collect
+    the tensors of a group for their kernel.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        for tensors in lists:
+            tensors[:] = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        return answer
+
+
+def norms(
+    tensors: list[Tensor], order: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    """Return the norm of each tensor, summed in `dtype`.
+
+    Why: one kernel for all of them, and no copy in a wider type.
+    """
+    return tuple(torch._foreach_norm(tensors, order, dtype=dtype))
+
+
+def divide_(tensors: list[Tensor], divisor: Tensor) -> None:
+    """Divide tensors in place by a scalar of the device. Why: one kernel for all of them."""
+    torch._foreach_div_(tensors, divisor)
+
+
+def copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors in place. Why: one kernel for all of them."""
+    torch._foreach_copy_(targets, sources)
+
+
+def grouped_matmul(x_MD: Tensor, weights_eDF: Tensor, ends_e: Tensor) -> Tensor:
+    """Return each run of rows times its own matrix, [M, F]; `ends_e` are the ends of the runs.
+
+    Why: one kernel for all experts of a rank.
+    """
+    out: Tensor = torch._grouped_mm(x_MD, weights_eDF, offs=ends_e)
+    return out
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to `total`, whose type is wider than that of a and b.
+
+    Why: on CUDA the product adds to the sum in its last step, and rounds it nowhere.
+    """
+    if a.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+def set_allocator(settings: str) -> None:
+    """Give the allocator of CUDA its settings, in the form of PYTORCH_ALLOC_CONF.
+
+    Why: torch reads the variable when it is imported, which is before a forked worker sets it.
+    """
+    torch._C._accelerator_setAllocatorSettings(settings)

@@ -1,0 +1,101 @@
+"""What we rely on in torch without a promise: a version that changes any of it fails here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from mimo_launch.comm import torch_internals
+from mimo_launch.models.fsdp import fsdp_modules
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Iterator[nn.Module]:
+    """One FSDP2 unit [3 -> 5] in a world of one, which reduces in fp32 and computes in bf16."""
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    network = nn.Linear(3, 5)
+    fully_shard(
+        network, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy, reshard_after_forward=False
+    )
+    yield network
+    dist.destroy_process_group()
+
+
+def test_fsdp_says_where_it_keeps_a_gradient_and_when_it_reduces_it(unit: nn.Module) -> None:
+    (module,) = fsdp_modules(unit)
+    weight, bias = torch_internals.fsdp_parameters(module)
+    assert (weight.owner, weight.name, bias.name) == (unit, "weight", "bias")
+    x = torch.ones(2, 3, dtype=torch.bfloat16)
+    module.set_requires_gradient_sync(False)
+    unit(x).sum().backward()
+    assert weight.reduce_dtype == torch.float32
+    assert not weight.reduces_now
+    assert weight.gradient is not None
+    assert weight.gradient.dtype == torch.float32
+    assert torch.equal(weight.gradient, torch.full((5, 3), 2.0))
+    # What is put there is what FSDP2 reduces in the end, with what the last backward adds.
+    weight.gradient = torch.full((5, 3), 40.0)
+    module.set_requires_gradient_sync(True)
+    unit(x).sum().backward()
+    assert weight.reduces_now
+    gradient = unit.weight.grad
+    assert gradient is not None
+    assert torch.equal(gradient.to_local(), torch.full((5, 3), 42.0))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimizer_hands_its_kernel_local_shards(
+    kind: type[torch.optim.Optimizer], unit: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local(torch_internals.LocalKernels, kind):  # type: ignore[misc, valid-type]
+        pass
+
+    before = unit.weight.to_local().clone()  # type: ignore[operator]
+    unit(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    seen = []
+    name = f"_fused_{kind.__name__.lower()}_"
+    fused = getattr(torch, name)
+    monkeypatch.setattr(torch, name, lambda *a, **k: (seen.extend(a[0]), fused(*a, **k))[1])
+    Local(unit.parameters(), lr=0.5, weight_decay=0.0, fused=True).step()
+    assert {type(each) for each in seen} <= {torch.Tensor, nn.Parameter}
+    assert len(seen) == 2
+    assert not torch.equal(unit.weight.to_local(), before)  # type: ignore[operator]
+
+
+def test_kernels_over_many_tensors() -> None:
+    small, large = torch.tensor([3.0, 4.0]), torch.full((4,), 1e25)
+    found = torch_internals.norms([small, large], 2, torch.float64)
+    assert [each.dtype for each in found] == [torch.float64] * 2
+    assert [each.item() for each in found] == pytest.approx([5.0, 2e25])
+    torch_internals.divide_([small, large], torch.tensor(2.0))
+    assert small.tolist() == [1.5, 2.0]
+    torch_internals.copy_([small], [torch.ones(2)])
+    assert small.tolist() == [1.0, 1.0]
+
+
+def test_runs_of_rows_times_a_matrix_each() -> None:
+    x, weights = torch.randn(5, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16()
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    found = torch_internals.grouped_matmul(x, weights, ends)
+    assert torch.allclose(found, torch.cat([x[:2] @ weights[0], x[2:] @ weights[2]]), atol=0.1)
+
+
+def test_a_product_adds_to_a_sum_of_a_wider_type() -> None:
+    a, b = torch.full((2, 4), 1.0078125).bfloat16(), torch.full((4, 3), 1.0078125).bfloat16()
+    total = torch.full((2, 3), 0.5)
+    torch_internals.add_product_(total, a, b)
+    assert torch.equal(total, torch.full((2, 3), 0.5 + 4 * 1.0078125**2))
+
+
+def test_the_allocator_takes_settings() -> None:
+    torch_internals.set_allocator("max_split_size_mb:512")
+    with pytest.raises(TypeError):
+        torch_internals.set_allocator(512)  # type: ignore[arg-type]
