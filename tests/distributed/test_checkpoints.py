@@ -5,16 +5,18 @@ import json
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from mimo_launch.checkpoint import loading
 from mimo_launch.checkpoint import saver as saver_module
-from mimo_launch.checkpoint.chunks import NAMES_SHOWN, differences, weight_chunks
+from mimo_launch.checkpoint.chunks import NAMES_SHOWN, Chunk, differences, weight_chunks
 from mimo_launch.checkpoint.folder import (
     DamagedCheckpoint,
     all_checkpoints,
@@ -25,6 +27,7 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.checkpoint.index import read_index
 from mimo_launch.checkpoint.loading import start_run
+from mimo_launch.checkpoint.storage import CheckpointError, read_chunks, write_chunks
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
@@ -494,6 +497,34 @@ def write_index(checkpoint: Path, index: dict[str, Any]) -> None:
     unfinished = checkpoint.with_name(f"{checkpoint.name}.partial")
     checkpoint.rename(unfinished)
     complete(unfinished, checkpoint, marker)
+
+
+def read_own_folder(folder: Path, *, with_group: bool) -> str:
+    """Write and read a tensor on this rank alone; the file of rank 1 is lost in between."""
+    rank, where = dist.get_rank(), folder / str(dist.get_rank())
+    own = [dist.new_group([r], backend="gloo") for r in range(dist.get_world_size())][rank]
+    where.mkdir()
+    values = torch.arange(3.0) + rank
+    write_chunks(where, [Chunk("a", (3,), (0,), values, counted=True)], own, lambda: None)
+    if rank == 1:
+        next(where.glob("*.distcp")).unlink()
+    found = Chunk("a", (3,), (0,), torch.zeros(3), counted=True)
+    try:
+        read_chunks(where, [found], own if with_group else None, lambda: None)
+    except CheckpointError as error:
+        return str(error)
+    return "read" if torch.equal(found.tensor, values) else "not read"
+
+
+@pytest.mark.parametrize("with_group", [True, False])
+def test_only_the_ranks_of_a_group_write_and_read_together(
+    with_group: bool, tmp_path: Path
+) -> None:
+    """Each of two ranks is a group, or has none: what one meets is no error of the other."""
+    function = partial(read_own_folder, tmp_path, with_group=with_group)
+    first, second = run_ranks(function, world_size=2)
+    assert first == "read"
+    assert "__0_0.distcp" in second
 
 
 class Evil:
