@@ -3,6 +3,8 @@
 import os
 import signal
 
+from hypothesis import HealthCheck, settings
+
 # A forked rank hangs in an OpenMP pool that its parent has used with several threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -10,3 +12,7 @@ from tests.support.two_hosts import hosts  # noqa: F401 - a fixture of several f
 
 # Started by nohup or a service, the tests would ignore it, and so would what they start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# How long it takes to draw an example says something of the machine, not of the code.
+settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("tests")

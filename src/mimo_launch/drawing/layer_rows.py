@@ -10,7 +10,7 @@ Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mimo_launch.estimate.memory import COMPUTED, kept_by_layers
+from mimo_launch.estimate.memory import COMPUTED, saved_by_layers
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
 from mimo_launch.kinds.kind import ModelKind
@@ -106,7 +106,7 @@ def _rows(spec: Spec, layout: Layout, module: ModuleLayout, work: Workload) -> I
             has_experts=kind.has_experts(one.first_layer),
             parameters=stage_weights(spec, one, tp).numel,
             tflop=flops * work.forwards * module.grid.size("dp") / 1e12,
-            kept_bytes=kept_by_layers(spec, layout, module, one, work, tp),
+            kept_bytes=saved_by_layers(spec, layout, module, one, work, tp),
         )
 
 

@@ -99,11 +99,11 @@ def stage_memory(
     )
 
 
-def kept_by_layers(
+def saved_by_layers(
     spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
 ) -> int:
     """Return the bytes that the layers of a stage keep of one forward on the ranks at `tp`."""
-    return _Activations(spec, layout, module, stage, work, tp).kept_by_layers()
+    return _Activations(spec, layout, module, stage, work, tp).saved_by_layers()
 
 
 class _Activations:
@@ -146,10 +146,10 @@ class _Activations:
         """Return what stays until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += self.kept_by_layers() + self.stream
+            total += self.saved_by_layers() + self.stream
         return total
 
-    def kept_by_layers(self) -> int:
+    def saved_by_layers(self) -> int:
         """Return what of that the layers keep."""
         if not self.through_blocks:
             return 0

@@ -49,8 +49,8 @@ def balanced(costs: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
         load, worker = heap[0]
         shares[worker].append(index)
         heapreplace(heap, (load + costs[index], worker))
-    totals = [load for _, load in sorted((worker, load) for load, worker in heap)]
-    while _mend(costs, shares, totals):
+    sums = [load for _, load in sorted((worker, load) for load, worker in heap)]
+    while _mend(costs, shares, sums):
         pass
     return shares
 
