@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from tests.support.proof import failures
 from tests.support.specs import box, spec
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models import build, fsdp
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
+from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.session import RankSession
 from mimo_launch.verify.proof import verify_spec
 
@@ -79,6 +82,35 @@ def units_of(network: Any, parameters: int) -> list[list[Any]]:
         return fsdp._units(list(network.layers.values()))
     finally:
         use_units_of(before)
+
+
+class Reductions(TorchDispatchMode):
+    """Counts how often gradients are summed over replicas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += "reduce_scatter" in func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+def num_reductions(made: Spec) -> int:
+    inputs = step_inputs(build_dataset(made), "train", tuple(range(made.batch.global_)), 0)
+    with RankSession(Plan.of(made)) as session, Reductions() as reductions:
+        session.gradients(inputs)
+    return reductions.num
+
+
+@pytest.mark.parametrize(("sharding", "expected"), [("optimizer", 1), ("full", 3 * 3)])
+def test_gradients_are_reduced_once_a_step_or_by_fully_sharded_units_each_time(
+    sharding: str, expected: int
+) -> None:
+    """Three microbatches; all weights are one unit, or two layers and the rest are three."""
+    language = box(dp=2, sharding=sharding, model={"layers": 2})
+    asked = spec({"language": language}, microbatches=3)
+    assert run_ranks(num_reductions, asked, world_size=2) == [expected] * 2
 
 
 def test_one_replica_leaves_fsdp_its_own_stream() -> None:
