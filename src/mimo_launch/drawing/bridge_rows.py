@@ -1,8 +1,8 @@
 """What each bridge moves in a step, rank by rank.
 
 Decides: the words for a bridge (fan-in, fan-out, ...), and what counts as local or crossing.
-Relies on: `layout.bridge_routing`, which the runtime carries out, on the step it is given.
-Leaves: saying that the step is nominal to whoever shows the rows.
+Relies on: `layout.bridge_routing`, which the runtime executes, for the step it is given.
+Leaves: the note that the step is nominal to `cli`, which shows the rows.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
 def bridge_row(plan: Plan, step: StepData, module: ModuleLayout, per_node: int | None) -> BridgeRow:
-    """Return the bridge from an encoder to language."""
+    """Return the row of the bridge from an encoder to language."""
     layout, groups = plan.layout, plan.layout.num_groups(module)
     rows = _nominal_rows(plan.layout, step, module)
     num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
@@ -57,8 +57,8 @@ def _nominal_rows(
 ) -> dict[tuple[int, int], int]:
     """Return the rows that each pair of ranks exchanges in a nominal step.
 
-    All groups of it are equal, and every part of dp in which the cuts of both modules fall together
-    repeats the first: one group and the first part have all there is to know.
+    All groups of a nominal step are equal. dp divides into gcd(src, dst) parts at whose borders the
+    replicas of both modules end; every part repeats the first. So one group and one part suffice.
     """
     samples = whole.samples
     groups = whole.num_groups(module)
@@ -80,7 +80,7 @@ def _nominal_rows(
 
 
 def fan(num_src: int, num_dst: int) -> str:
-    """Return the word for a bridge between that many encoder and language replicas."""
+    """Return the word for a bridge from `num_src` encoder replicas to `num_dst` of language."""
     if num_src == num_dst:
         return "one-to-one"
     if num_src % num_dst == 0:
@@ -89,7 +89,7 @@ def fan(num_src: int, num_dst: int) -> str:
 
 
 def peer_rows(views: StepViews, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
-    """Yield whom a rank exchanges rows with over one bridge, in the forward direction."""
+    """Yield the peers of a rank on one bridge, with the rows exchanged in the forward direction."""
     groups = views.layout.num_groups(module)
     counts: dict[tuple[str, int], list[int]] = {}
     for group in range(groups):

@@ -1,23 +1,20 @@
-"""What `plan` says of the layers of a module, kind by kind, and of its experts.
+"""What `plan` says about the layers of a module, kind by kind, and about its experts.
 
-Decides: which facts there are, under the names that are keys of `plan --json` (docs/plan-json.md);
-that one layer stands for all of its kind, on the tp rank with the largest part; that loads of
-experts are balanced, so that every rank sends as much as any other.
+Decides: which facts there are; their names are the keys of `plan --json` (docs/plan-json.md);
+that one layer stands for all of its kind, on the tp rank with the largest part; that the load of
+the experts is balanced, so that every rank sends the same amount.
 Relies on: `estimate.parameters`, `estimate.workload` and `estimate.memory`, which know a stage.
 Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mimo_launch.estimate.memory import COMPUTED, saved_by_layers
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
-from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Workload, even_cut
+from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.rank_grid import ExpertView
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
@@ -26,11 +23,11 @@ from mimo_launch.spec.model import ExpertGrid, Grid, Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """The layers of one kind of a module.
+    """The layers of one kind in a module.
 
-    `parameters` of one of them are those of a rank before it shares them out over dp x cp, its own
-    experts among them. `tflop` are those of all of them in a step, forward and backward, on all
-    ranks; `kept_bytes` what one of them keeps on a rank from a forward to its backward.
+    `parameters` counts what a rank holds of one layer before sharding over dp x cp, including the
+    rank's own experts. `tflop` is the work of all these layers in a step, forward and backward, on
+    all ranks. `kept_bytes` is what one layer keeps on a rank from a forward to its backward.
     """
 
     module: str
@@ -44,7 +41,7 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlace:
-    """Ranks that hold the same experts of their layers, from the first to the last."""
+    """The ranks that hold the experts from `first_expert` to `last_expert` of their layers."""
 
     first_expert: int
     last_expert: int
@@ -53,13 +50,13 @@ class ExpertPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsRow:
-    """The experts of a module, and where they stand.
+    """The experts of a module and the ranks that hold them.
 
-    `layers` of the module have `experts` each, of which a token goes to `top_k`. `ep`, `tp` and
-    `dp` are sizes of their grid, a rank holds `per_rank` of a layer: those that `places` says.
-    `parameters` are those of the whole module, `active_parameters` those that one token meets.
-    `sent_bytes` are what a rank sends to others in the all-to-alls of a step, both ways, when the
-    load is balanced.
+    `layers` layers have `experts` experts each; a token goes to `top_k` of them. `ep`, `tp` and
+    `dp` are the sizes of the expert grid. A rank holds `per_rank` experts of a layer; `places` says
+    which. `parameters` counts the whole module, `active_parameters` what one token uses.
+    `sent_bytes` is what a rank sends to others in the all-to-alls of a step, dispatch and combine,
+    when the load is balanced.
     """
 
     module: str
@@ -78,48 +75,50 @@ class ExpertsRow:
 
 def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[LayerRow, ...]:
     """Return a row for each kind of layer of each module, in the order of their first layers."""
-    return tuple(
-        row
-        for module in layout.modules
-        for row in _rows(spec, layout, module, workload(layout, module, sample))
-    )
-
-
-def _rows(spec: Spec, layout: Layout, module: ModuleLayout, work: Workload) -> Iterator[LayerRow]:
-    kind, tp = kind_of(spec.modules[module.name].model), module.grid.size("tp") - 1
-    layers: dict[str, list[Stage]] = {}
-    for stage in module.stages:
-        for number in stage.layers:
-            # Each as a stage of its own, with neither end.
-            alone = replace(stage, first_layer=number, num_layers=1, is_first=False, is_last=False)
-            layers.setdefault(kind.layer_name(number), []).append(alone)
-    for name, alike in layers.items():
-        flops = 0.0
-        for each in alike:
-            forward = forward_flops(spec, each, work)
-            flops += (forward + backward_flops(spec, layout, module, each, forward)).total
-        one = alike[0]
-        yield LayerRow(
-            module=module.name,
-            kind=name,
-            layers=len(alike),
-            has_experts=kind.has_experts(one.first_layer),
-            parameters=stage_weights(spec, one, tp).numel,
-            tflop=flops * work.forwards * module.grid.size("dp") / 1e12,
-            kept_bytes=saved_by_layers(spec, layout, module, one, work, tp),
-        )
+    rows = []
+    for module in layout.modules:
+        work = workload(layout, module, sample)
+        kind, tp = kind_of(spec.modules[module.name].model), module.grid.size("tp") - 1
+        layers: dict[str, list[Stage]] = {}
+        for stage in module.stages:
+            for number in stage.layers:
+                # A stage of this layer alone, without embedding and head.
+                alone = replace(
+                    stage, first_layer=number, num_layers=1, is_first=False, is_last=False
+                )
+                layers.setdefault(kind.layer_name(number), []).append(alone)
+        for name, alike in layers.items():
+            flops = 0.0
+            for each in alike:
+                forward = forward_flops(spec, each, work)
+                flops += (forward + backward_flops(spec, layout, module, each, forward)).total
+            one = alike[0]
+            rows.append(
+                LayerRow(
+                    module=module.name,
+                    kind=name,
+                    layers=len(alike),
+                    has_experts=kind.has_experts(one.first_layer),
+                    parameters=stage_weights(spec, one, tp).numel,
+                    tflop=flops * work.forwards * module.grid.size("dp") / 1e12,
+                    kept_bytes=saved_by_layers(spec, layout, module, one, work, tp),
+                )
+            )
+    return tuple(rows)
 
 
 def expert_rows(spec: Spec, layout: Layout, sample: SampleData) -> tuple[ExpertsRow, ...]:
     """Return a row for each module with experts."""
     return tuple(
-        _row(spec, layout, module, sample)
+        _experts_row(spec, layout, module, sample)
         for module in layout.modules
         if module.experts is not None
     )
 
 
-def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -> ExpertsRow:
+def _experts_row(
+    spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData
+) -> ExpertsRow:
     mine, view = spec.modules[module.name], module.experts
     model, kind = mine.model, kind_of(mine.model)
     moe, layers = kind.moe, [i for i in range(model.layers) if kind.has_experts(i)]
@@ -131,12 +130,20 @@ def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -
     parameters = stage_weights(changed, whole, 0).numel
     one = (1 + kind.widths.ups) * moe.width * model.hidden
     work = workload(layout, module, sample)
-    # Per layer and microbatch: there and back, forward and backward, and forward once more where
-    # activations are recomputed.
+    # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
+    # second forward where activations are recomputed.
     ways = 2 * (1 + needs_backward(layout, module) + (mine.recompute == "full"))
     tokens = work.held // module.grid.size("tp") * work.forwards
     share = (view.size("ep") - 1) / view.size("ep")
+    in_stage = [0] * module.grid.size("pp")
+    for stage in module.stages:
+        in_stage[module.pp_index(stage.index)] += sum(kind.has_experts(i) for i in stage.layers)
     sent = moe.top_k * tokens * model.hidden * COMPUTED[spec.train.precision] * share
+    # Replicas and stages hold the same part of the experts.
+    held: list[list[int]] = [[] for _ in range(view.size("ep"))]
+    for rank in sorted(rank for stage_ranks in view.stages for rank in stage_ranks):
+        held[view.index("ep", rank)].append(rank)
+    cuts = [even_cut(moe.experts, len(held), index) for index in range(len(held))]
     return ExpertsRow(
         module=module.name,
         layers=len(layers),
@@ -148,24 +155,9 @@ def _row(spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData) -
         per_rank=moe.experts // view.size("ep"),
         parameters=parameters,
         active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
-        sent_bytes=round(ways * sent * _most_in_a_stage(kind, module)),
-        places=tuple(_places(view, moe.experts)),
+        sent_bytes=round(ways * sent * max(in_stage)),
+        places=tuple(
+            ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=tuple(ranks))
+            for own, ranks in zip(cuts, held, strict=True)
+        ),
     )
-
-
-def _places(view: ExpertView, experts: int) -> Iterator[ExpertPlace]:
-    """Yield which ranks hold which experts: parts of them, replicas and other layers alike."""
-    held: list[list[int]] = [[] for _ in range(view.size("ep"))]
-    for rank in sorted(rank for stage in view.stages for rank in stage):
-        held[view.index("ep", rank)].append(rank)
-    for index, ranks in enumerate(held):
-        own = even_cut(experts, len(held), index)
-        yield ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=tuple(ranks))
-
-
-def _most_in_a_stage(kind: ModelKind, module: ModuleLayout) -> int:
-    """Return the most layers of experts that a rank holds."""
-    counts = [0] * module.grid.size("pp")
-    for stage in module.stages:
-        counts[module.pp_index(stage.index)] += sum(kind.has_experts(i) for i in stage.layers)
-    return max(counts)

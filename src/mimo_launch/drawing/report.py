@@ -1,8 +1,8 @@
-"""The report of a whole job, and of one rank, from a checked spec; and its text as JSON.
+"""The report of a whole job or of one rank, from a checked spec, and its JSON.
 
-Decides: nothing of the job; reads off what `layout` and `schedule` have decided. In JSON, stable
-keys (the names of the fields in `rows`, see docs/plan-json.md), one item of a list per line.
-Relies on: a spec that `checks` has passed; a nominal step for rows.
+Decides: nothing about the job, which `layout` and `schedule` decide. The JSON has stable keys (the
+names of the fields in `rows`, see docs/plan-json.md) and one item of a list per line.
+Relies on: a spec that `checks` has passed; a nominal step for counts of rows.
 Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
 """
 
@@ -37,12 +37,11 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.lower_bound import lower_bound
-from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.model import Spec
 
 
 def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
-    """Return the report of all ranks; estimates are for the default device unless told otherwise.
+    """Return the report of all ranks; without a calibration, estimates are for the default device.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
@@ -58,7 +57,18 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
         groups=tuple(_group_rows(layout, per_node)),
         layers=rows_of_layers(spec, layout, step.samples[0]),
         experts=expert_rows(spec, layout, step.samples[0]),
-        stages=tuple(_stage_rows(layout, simulation)),
+        stages=tuple(
+            StageRow(
+                module=module.name,
+                stage=stage.index,
+                first_layer=stage.first_layer,
+                last_layer=stage.first_layer + stage.num_layers - 1,
+                ranks=module.stage_ranks(stage.index),
+                peak_live=peak_live(layout, simulation, module, stage.index),
+            )
+            for module in layout.modules
+            for stage in module.stages
+        ),
         bridges=tuple(bridge_row(plan, step, each, per_node) for each in layout.encoders),
         schedule=Schedule(
             makespan=simulation.makespan,
@@ -84,11 +94,21 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
     step = nominal_step_data(spec)
     views = StepViews(layout, step)
     per_node = spec.nodes.gpus if spec.nodes else None
+    forwards = []
+    for module in layout.modules_of(rank):
+        replica = module.grid.index("dp", rank)
+        for index in range(layout.num_groups(module)):
+            samples = (
+                tuple(layout.samples.language(replica, index))
+                if module.is_language
+                else views.encoder(module.name, replica, index).samples
+            )
+            forwards.append(SampleRow(module=module.name, index=index, ranges=as_ranges(samples)))
     return RankReport(
         header=_header(plan, step),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
-        samples=tuple(_sample_rows(views, rank)),
+        samples=tuple(forwards),
         peers=tuple(row for each in layout.encoders for row in peer_rows(views, each, rank)),
         makespan=plan.simulation.makespan,
         timeline=timeline_row(layout, plan.simulation, rank),
@@ -117,15 +137,19 @@ def _header(plan: Plan, step: StepData) -> Header:
 
 def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
     mine, grid = spec.modules[module.name], module.grid
+    placement, own, theirs = None, grid.ranks, layout.language.grid.ranks
+    if not module.is_language:
+        overlaps = own.start < theirs.stop and theirs.start < own.stop
+        placement = "colocated" if own == theirs else "overlapping" if overlaps else "disjoint"
     return ModuleRow(
         name=module.name,
         kind=mine.model.kind,
-        first_rank=grid.ranks.start,
-        last_rank=grid.ranks.stop - 1,
+        first_rank=own.start,
+        last_rank=own.stop - 1,
         grid={axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")},
         order=grid.axes,
         layers=mine.model.layers,
-        placement=None if module.is_language else _placement(layout, module),
+        placement=placement,
         sequence_parallel=module.sequence_parallel,
         frozen=module.frozen,
         sharding=mine.sharding,
@@ -133,14 +157,6 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         fp8=None if mine.fp8 is None else mine.fp8.scaling,
         recompute=mine.recompute,
     )
-
-
-def _placement(layout: Layout, module: ModuleLayout) -> str:
-    if module.grid.ranks == layout.language.grid.ranks:
-        return "colocated"
-    mine, theirs = module.grid.ranks, layout.language.grid.ranks
-    overlaps = mine.start < theirs.stop and theirs.start < mine.stop
-    return "overlapping" if overlaps else "disjoint"
 
 
 def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
@@ -165,14 +181,14 @@ def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
 def _group_rows(
     layout: Layout, per_node: int | None, rank: int | None = None
 ) -> Iterator[GroupRow]:
-    """Yield the groups with more than one rank; with `rank`, only those that hold it."""
+    """Yield the groups of more than one rank; with `rank`, only those that contain it."""
     for module in layout.modules:
         if rank is not None and rank not in module.grid:
             continue
         several = (
             tuple(axis for axis in axes if module.grid.size(axis) > 1) for axes in MODULE_GROUPS
         )
-        # At dp 1, the groups of dp x cp are those of cp.
+        # At dp 1, the groups along dp x cp equal those along cp: show them once.
         for shown in dict.fromkeys(axes for axes in several if axes):
             groups: tuple[Ranks, ...] = (
                 module.grid.groups(*shown)
@@ -181,63 +197,32 @@ def _group_rows(
             )
             crossing = sum(_crosses(group, per_node) for group in groups)
             yield GroupRow(module=module.name, axes=shown, groups=groups, num_crossing=crossing)
-        for axis, name in EXPERT_GROUPS.items() if module.experts else ():
-            yield from _expert_groups(module, axis, name, per_node, rank)
-
-
-def _expert_groups(
-    module: ModuleLayout, axis: str, name: str, per_node: int | None, rank: int | None
-) -> Iterator[GroupRow]:
-    """Yield the groups along an axis of the experts, if it has several ranks."""
-    view = module.experts
-    if view is None or view.size(axis) == 1:
-        return
-    groups = tuple(each for each in view.groups(axis) if rank is None or rank in each)
-    crossing = sum(_crosses(group, per_node) for group in groups)
-    yield GroupRow(module=module.name, axes=(name,), groups=groups, num_crossing=crossing)
+        view = module.experts
+        if view is None:
+            continue
+        for axis, name in EXPERT_GROUPS.items():
+            if view.size(axis) > 1:
+                groups = tuple(each for each in view.groups(axis) if rank is None or rank in each)
+                crossing = sum(_crosses(group, per_node) for group in groups)
+                yield GroupRow(
+                    module=module.name, axes=(name,), groups=groups, num_crossing=crossing
+                )
 
 
 def _crosses(ranks: Ranks, per_node: int | None) -> bool:
-    # Groups are sorted, and nodes hold consecutive ranks.
+    # Groups are sorted and a node holds consecutive ranks: first and last suffice.
     return per_node is not None and ranks[0] // per_node != ranks[-1] // per_node
 
 
-def _stage_rows(layout: Layout, simulation: Simulation) -> Iterator[StageRow]:
-    for module in layout.modules:
-        for stage in module.stages:
-            ranks = module.stage_ranks(stage.index)
-            yield StageRow(
-                module=module.name,
-                stage=stage.index,
-                first_layer=stage.first_layer,
-                last_layer=stage.first_layer + stage.num_layers - 1,
-                ranks=ranks,
-                peak_live=peak_live(layout, simulation, module, stage.index),
-            )
-
-
-def _sample_rows(views: StepViews, rank: int) -> Iterator[SampleRow]:
-    layout = views.layout
-    for module in layout.modules_of(rank):
-        replica = module.grid.index("dp", rank)
-        for index in range(layout.num_groups(module)):
-            samples = (
-                tuple(layout.samples.language(replica, index))
-                if module.is_language
-                else views.encoder(module.name, replica, index).samples
-            )
-            yield SampleRow(module=module.name, index=index, ranges=as_ranges(samples))
-
-
 VERSION = 1
-# Floats come from sums of whole units; nine digits keep the text free of rounding noise.
+# Floats are sums of whole units; nine digits hide rounding noise.
 _DIGITS = 9
 
 
 def report_json(report: Report | RankReport) -> str:
     """Return a report as JSON."""
     values = {"version": VERSION, **plain(report)}
-    parts = [f" {json.dumps(key)}: {_value(value)}" for key, value in values.items()]
+    parts = [f" {json.dumps(key)}: {_value(value, 1)}" for key, value in values.items()]
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
@@ -255,17 +240,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _value(value: Any) -> str:
-    """Return JSON whose lists of objects have one line per object, two levels deep."""
+def _value(value: Any, depth: int) -> str:
+    """Return JSON in which a list of objects has one line per object, two levels deep."""
+    outer, inner = " " * depth, " " * (depth + 1)
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
-    if isinstance(value, dict) and any(isinstance(item, (list, dict)) for item in value.values()):
-        parts = [f"  {json.dumps(key)}: {_nested(item)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(parts) + "\n }"
-    return json.dumps(value)
-
-
-def _nested(value: Any) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(f"   {json.dumps(item)}" for item in value) + "\n  ]"
+        return "[\n" + ",\n".join(f"{inner}{json.dumps(item)}" for item in value) + f"\n{outer}]"
+    has_nested = isinstance(value, dict) and any(
+        isinstance(item, (list, dict)) for item in value.values()
+    )
+    if depth == 1 and has_nested:
+        parts = [f"{inner}{json.dumps(key)}: {_value(item, 2)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{outer}}}"
     return json.dumps(value)

@@ -1,8 +1,8 @@
-"""What `plan.plan` has to say, as frozen rows of plain values.
+"""The facts of a report about a plan, as frozen rows of plain values.
 
 Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
-Relies on: `layer_rows` for kinds of layers, `estimate.rows` for what is expected of a step.
-Leaves: finding the facts to `report` and its siblings, drawing to `cli`.
+Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates of a step.
+Leaves: computing the facts to `report` and its siblings, drawing to `cli`.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """One module; `placement` says how its ranks lie to those of language, and is None for it."""
+    """One module; `placement` relates its ranks to those of language, and is None for language."""
 
     name: str
     kind: str
@@ -51,7 +51,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldModule:
-    """One module on one rank: `groups` forwards a step, each of `group_size` microbatches."""
+    """One module on one rank: `groups` forwards per step, each of `group_size` microbatches."""
 
     module: str
     coords: dict[str, int]
@@ -65,7 +65,7 @@ class HeldModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One rank; `modules` is empty when it is idle, `node` None when the hosts are not known."""
+    """One rank; `modules` is empty when it is idle, `node` is None when hosts are unknown."""
 
     rank: int
     node: int | None
@@ -96,7 +96,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Rows that one rank sends to another in a nominal step; with `src` = `dst` they are copied."""
+    """Rows that one rank sends to another in a nominal step; `src` = `dst` means a local copy."""
 
     src: int
     dst: int
@@ -160,8 +160,8 @@ class ProgramRow:
 class Schedule:
     """The step in model time: one unit is a forward or a backward of one microbatch.
 
-    No order of the same work ends before `lower_bound`. `programs` are those of a training step;
-    those of an evaluation, and of decoding in it, are empty where there is none.
+    No order of the same work ends before `lower_bound`. `programs` belong to a training step;
+    `evaluation` and `decoding` are empty in a spec without evaluation.
     """
 
     makespan: float
@@ -191,7 +191,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
-    """Samples that a rank's module works on in one forward, as ranges of indices, both ends in."""
+    """Samples of a rank's module in one forward, as inclusive ranges of indices."""
 
     module: str
     index: int
@@ -200,7 +200,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRow:
-    """Rows between a rank and one peer; `rows[i]` belong to group i. `way`: send, receive, copy."""
+    """Rows between a rank and one peer; `rows[i]` is of group i. `way`: send, receive, copy."""
 
     bridge: str
     way: str

@@ -1,4 +1,4 @@
-"""What ranks did and when, as spans: one form for a planned step and for a measured one.
+"""What each rank does and when, as spans: one form for planned and for measured steps.
 
 Decides: the timeline that drawings and traces read, and its JSON (docs/timeline.md).
 Relies on: actions as text that parses back; nothing else of a simulation or of a run.
@@ -18,12 +18,12 @@ from mimo_launch.schedule.actions import Action, Slot, parse_action
 from mimo_launch.schedule.channels import is_sender, partners
 
 VERSION = 1
-# Pictures and traces show so many ranks one by one, unless asked for others.
+# Pictures and traces show at most this many ranks one by one, unless others are asked for.
 MOST_RANKS = 64
 
 
 class Unit(StrEnum):
-    """What the numbers of a timeline count; planned steps have model units, measured ones time."""
+    """The unit of a timeline: model units for a planned step, seconds for a measured one."""
 
     MODEL = "model units"
     SECONDS = "seconds"
@@ -33,8 +33,8 @@ class Unit(StrEnum):
 class Span:
     """One action of one rank, from its start to its end.
 
-    A transfer starts when its rank is ready for it, and so shows what the rank waited for. `peers`
-    are the ranks that a send goes to; other spans have none.
+    A transfer starts when its rank is ready for it, so its span includes the wait. `peers` are the
+    ranks that a send goes to; other spans have none.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The spans of `num_ranks` ranks; time begins at 0."""
+    """The spans of `num_ranks` ranks; time starts at 0."""
 
     unit: Unit
     num_ranks: int
@@ -69,7 +69,7 @@ class Timeline:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that occur: language, then the others by name, whatever the ranks hold."""
+        """The modules that occur: language first, then the others by name."""
         names = {span.action.module for span in self.spans}
         return tuple(sorted(names, key=lambda name: (name != "language", name)))
 
@@ -82,7 +82,7 @@ class Timeline:
 
 
 def alike(timeline: Timeline) -> tuple[Ranks, ...]:
-    """Return each rank by itself; above 64 of them, ranks that hold the same stages together."""
+    """Return each rank by itself; above 64 ranks, group those that hold the same stages."""
     if timeline.num_ranks <= MOST_RANKS:
         return tuple((rank,) for rank in range(timeline.num_ranks))
     ranks_of: dict[tuple[str, ...], list[int]] = {}
@@ -105,7 +105,7 @@ def bubble_of(spans: Sequence[Span], makespan: float) -> float:
 
 
 def planned(plan: Plan) -> Timeline:
-    """Return the timeline of a training step; the transfers of a slot have equal times.
+    """Return the timeline of a planned training step; transfers of one slot have equal times.
 
     Raises: DeadlockError if the programs do not end.
     """
@@ -119,9 +119,9 @@ def planned(plan: Plan) -> Timeline:
 
 
 def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float]]]) -> Timeline:
-    """Return the timeline of a real step: per rank, each slot with its start and end in seconds.
+    """Return the timeline of a real step from each rank's slots, with start and end in seconds.
 
-    Time begins when the first rank does; the clocks of all ranks must be one.
+    Time starts with the first slot of any rank; all ranks must read the same clock.
     """
     begin = min((start for times in by_rank for _, start, _ in times), default=0.0)
     spans = (
@@ -134,7 +134,7 @@ def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float
 
 
 def _drawn(slot: Slot) -> Iterator[Action]:
-    """Yield what a drawing shows: sums of gradients are part of their backwards."""
+    """Yield the actions to draw; sums of gradients are part of their backwards."""
     for action in slot:
         if action.kind.is_compute or action.kind.is_transfer or action.kind.is_collective:
             yield action
@@ -146,7 +146,17 @@ def _peers(layout: Layout, rank: int, action: Action) -> Ranks:
 
 def timeline_json(timeline: Timeline) -> str:
     """Return a timeline as JSON, one span per line."""
-    lines = ",\n".join(f"  {json.dumps(_plain(span))}" for span in timeline.spans)
+    spans = (
+        {
+            "rank": span.rank,
+            "action": str(span.action),
+            "start": span.start,
+            "stop": span.stop,
+            **({"peers": span.peers} if span.peers else {}),
+        }
+        for span in timeline.spans
+    )
+    lines = ",\n".join(f"  {json.dumps(each)}" for each in spans)
     head = f'"version": {VERSION}, "unit": "{timeline.unit}", "num_ranks": {timeline.num_ranks}'
     return f'{{{head}, "spans": [\n{lines}\n]}}\n'
 
@@ -160,21 +170,19 @@ def parse_timeline(text: str) -> Timeline:
     try:
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']} is not {VERSION}")
-        spans = tuple(_span(each) for each in data["spans"])
+        spans = tuple(
+            Span(
+                rank=each["rank"],
+                action=parse_action(each["action"]),
+                start=each["start"],
+                stop=each["stop"],
+                peers=tuple(each.get("peers", ())),
+            )
+            for each in data["spans"]
+        )
         return Timeline(Unit(data["unit"]), data["num_ranks"], spans)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a timeline: {type(error).__name__}: {error}") from error
-
-
-def _plain(span: Span) -> dict[str, Any]:
-    rest = {"peers": span.peers} if span.peers else {}
-    action = {"rank": span.rank, "action": str(span.action)}
-    return {**action, "start": span.start, "stop": span.stop, **rest}
-
-
-def _span(data: dict[str, Any]) -> Span:
-    action, peers = parse_action(data["action"]), tuple(data.get("peers", ()))
-    return Span(data["rank"], action, data["start"], data["stop"], peers)
 
 
 def describe(action: Action) -> str:

@@ -1,4 +1,4 @@
-"""A timeline as an SVG picture that needs nothing else: no script, no font file, no style sheet.
+"""A timeline as a self-contained SVG picture: no script, no font file, no external style sheet.
 
 Decides: how a step looks; every span is one element of class `box` or `mark`.
 Relies on: `svg_layout` for rows, sizes and the palette.
@@ -28,22 +28,21 @@ from mimo_launch.schedule.actions import Kind
 INK, DIM, IDLE, MARK = "#1f2328", "#59636e", "#e4e7ea", "#6b7580"
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 MARGIN, BUBBLE_WIDTH, LEGEND_FONT, SWATCH, LINE = 16.0, 76.0, 12.0, 20.0, 20.0
-# Transfers run along the lower edge of a row; boxes end above it.
+# Transfers are drawn along the lower edge of a row; boxes end above them.
 MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
 # The second stage of a module on one rank is drawn lower than the first, and so on.
 DOWN, MAX_DOWN = 2.0, 4.0
-# XML 1.0 has no way to write these.
+# XML 1.0 cannot represent these characters.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | None = None) -> str:
-    """Return the picture of a timeline; with `rank`, of that rank alone on the whole axis."""
+    """Return the picture of a timeline; with `rank`, of that rank only, on the same time axis."""
     rows, left_out = rows_of(timeline, rank)
-    keys = list(_keys(timeline, rows))
-    # Sizes do not depend on the top, so the legend can be broken to the width first.
+    # The width does not depend on the top, so the legend is wrapped to it first.
     free = sizes_of(timeline, rows, 0.0)
     full = free.left + free.width + BUBBLE_WIDTH + MARGIN
-    legend, legend_bottom = _legend(keys, full)
+    legend, legend_bottom = _legend(timeline, rows, full)
     sizes = sizes_of(timeline, rows, legend_bottom + 34)
     height = sizes.bottom + 46
     parts = [
@@ -63,7 +62,7 @@ def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | Non
 
 
 def text(words: str) -> str:
-    """Return text as XML, without the characters that XML cannot hold."""
+    """Return text escaped for XML, with characters that XML cannot hold replaced."""
     return escape(_FORBIDDEN.sub("\ufffd", words))
 
 
@@ -107,23 +106,22 @@ def _heading(timeline: Timeline, name: str, plan_hash: str, left_out: str) -> It
     yield f'<text class="d" x="{_n(MARGIN)}" y="48" font-size="13">{text(line)}</text>'
 
 
-def _keys(timeline: Timeline, rows: tuple[Row, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the class and the meaning of each entry of the legend."""
+def _legend(timeline: Timeline, rows: tuple[Row, ...], full: float) -> tuple[list[str], float]:
+    """Return the legend, wrapped at the width `full`, and the y at which it ends."""
+    # The class and the meaning of each entry.
+    keys = []
     seen = {(s.action.module, s.action.kind) for row in rows for s in row.spans}
     for number, module in enumerate(timeline.modules):
         for kind, word in ((Kind.FORWARD, "forward"), (Kind.BACKWARD, "backward")):
             if (module, kind) in seen:
-                yield f"{kind.value.lower()}{number}", f"{module} {word}"
-    yield "idle", "idle (bubble)"
+                keys.append((f"{kind.value.lower()}{number}", f"{module} {word}"))
+    keys.append(("idle", "idle (bubble)"))
     if any(not kind.is_compute for _, kind in seen):
-        yield "mark", "transfer, with the wait for it"
-    yield "", "number: microbatch of language, group of an encoder"
+        keys.append(("mark", "transfer, with the wait for it"))
+    keys.append(("", "number: microbatch of language, group of an encoder"))
     if any(row.has_chunks for row in rows):
-        yield "", "2.1: number 2 on stage 1, where a rank has several; later stages are lower"
-
-
-def _legend(keys: list[tuple[str, str]], full: float) -> tuple[list[str], float]:
-    """Return the legend, broken into lines, and where it ends."""
+        several = "2.1: number 2 on stage 1, where a rank has several; later stages are lower"
+        keys.append(("", several))
     lines, x, y = [], MARGIN, 72.0
     for style, words in keys:
         swatch = SWATCH + 6 if style else 0.0
@@ -149,7 +147,7 @@ def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
 
 
 def _backgrounds(rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
-    """Yield the name of each row, its bubble, and the ground on which idle time shows."""
+    """Yield the name of each row, its bubble, and the background that shows idle time."""
     font = f'font-size="{_n(sizes.font)}"'
     right = sizes.left + sizes.width + BUBBLE_WIDTH - 8
     yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>bubble</text>'
@@ -163,7 +161,7 @@ def _backgrounds(rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
 
 
 def _axis(timeline: Timeline, sizes: Sizes) -> Iterator[str]:
-    """Yield lines through the rows at round times, labelled above and below."""
+    """Yield vertical lines at round times, labelled above and below the rows."""
     font = 'font-size="11" text-anchor="middle"'
     for time, label in ticks_of(timeline, sizes):
         x = _n(sizes.x(time))
@@ -179,24 +177,20 @@ def _axis(timeline: Timeline, sizes: Sizes) -> Iterator[str]:
 
 
 def _spans(timeline: Timeline, rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
+    """Yield the spans of all rows: in each, transfers first, so that they hide no box."""
     numbers = {module: number for number, module in enumerate(timeline.modules)}
     for row, top in zip(rows, sizes.tops, strict=True):
-        yield from _row(row, top, sizes, numbers)
-
-
-def _row(row: Row, top: float, sizes: Sizes, numbers: dict[str, int]) -> Iterator[str]:
-    """Yield the spans of a row: transfers first, so that none hides a box."""
-    for span in row.spans:
-        if not span.is_compute:
-            width = max(LEAST_MARK, sizes.scale * (span.stop - span.start))
-            # A transfer at the very end stays inside the axis.
-            x = min(sizes.x(span.start), sizes.left + sizes.width - width)
-            y = top + sizes.row - MARK_HEIGHT
-            shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
-            yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
-    for span in row.spans:
-        if span.is_compute:
-            yield from _box(span, row, top, sizes, numbers[span.action.module])
+        for span in row.spans:
+            if not span.is_compute:
+                width = max(LEAST_MARK, sizes.scale * (span.stop - span.start))
+                # A transfer at the very end stays inside the axis.
+                x = min(sizes.x(span.start), sizes.left + sizes.width - width)
+                y = top + sizes.row - MARK_HEIGHT
+                shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
+                yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
+        for span in row.spans:
+            if span.is_compute:
+                yield from _box(span, row, top, sizes, numbers[span.action.module])
 
 
 def _box(span: Span, row: Row, top: float, sizes: Sizes, number: int) -> Iterator[str]:
@@ -204,7 +198,7 @@ def _box(span: Span, row: Row, top: float, sizes: Sizes, number: int) -> Iterato
     stages = row.stages_of(action.module)
     down = min(MAX_DOWN, DOWN * stages.index(action.stage or 0))
     y, width, height = top + down, sizes.scale * (span.stop - span.start), sizes.row - GAP - down
-    # A hairline of background parts boxes that follow each other.
+    # A hairline of background separates adjacent boxes.
     drawn = width - 1 if width > 4 else width
     shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(drawn)}" height="{_n(height)}"'
     style = action.kind.value.lower()

@@ -1,10 +1,10 @@
-"""Which rows a drawing has, the sizes of everything in it, and one pair of colours per module.
+"""The rows of a drawing, all its sizes, and a pair of colours for each module.
 
-Decides: one row per rank up to 64 of them, else one per role; how many pixels a unit of time gets;
+Decides: one row per rank up to 64 ranks, else one per role; how many pixels a unit of time gets;
 the palette. People with any common colour blindness can tell its first colours apart (a test
-simulates their eyes); forward and backward differ in lightness, not in hue.
+simulates their vision); forward and backward differ in lightness, not in hue.
 Relies on: `spans`.
-Leaves: the elements to `svg`, who gets which colour to the order of the modules.
+Leaves: the elements to `svg`, and the colour of each module to the order of the modules.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from mimo_launch.drawing.spans import (
     role_of_spans,
 )
 
-# Blue, orange, green, violet, yellow, rose. Simulated eyes tell the first five apart.
+# Blue, orange, green, violet, yellow, rose. The first five are distinct in simulated vision.
 _PAIRS = (
     ("#9ecae9", "#2166a5"),
     ("#f7c267", "#b35a00"),
@@ -39,7 +39,7 @@ _TURN = 0.381966
 
 
 def colors(number: int) -> tuple[str, str]:
-    """Return the colours of the module with this number as `#rrggbb`: forward, backward."""
+    """Return the colours of module `number` as `#rrggbb`: forward, backward."""
     if number < len(_PAIRS):
         return _PAIRS[number]
     hue = (number * _TURN) % 1.0
@@ -50,16 +50,16 @@ def _hex(hue: float, lightness: float, saturation: float) -> str:
     return "#" + "".join(f"{round(255 * c):02x}" for c in hls_to_rgb(hue, lightness, saturation))
 
 
-# Above this many rows they are drawn lower, so that a page of a screen or two holds them.
+# Above this many rows each is drawn less high, so that all fit a screen or two.
 ROOMY = 24
-# Widths of characters in pixels per pixel of font size: on average over text, and of digits.
+# Widths of characters in pixels per pixel of font size: the average of text, and of digits.
 CHAR, DIGIT = 0.56, 0.6
 MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, WIDE_BOX, TICK_WIDTH = 560.0, 2400.0, 26.0, 34.0, 56.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the drawing: the spans of one rank, which stands for all of `ranks`."""
+    """One line of the drawing: the spans of one rank, which stands for `num_ranks` ranks."""
 
     label: str
     role: tuple[str, ...]
@@ -96,7 +96,7 @@ class Sizes:
         return (self.tops[-1] if self.tops else self.top) + self.row
 
     def x(self, time: float) -> float:
-        """Return where a time lies."""
+        """Return the x of a time."""
         return self.left + time * self.scale
 
 
@@ -129,7 +129,7 @@ def mean_bubble(timeline: Timeline) -> float:
 
 
 def sizes_of(timeline: Timeline, rows: tuple[Row, ...], top: float) -> Sizes:
-    """Return sizes at which the usual box has room for its number, within limits."""
+    """Return sizes at which the median box has room for its number, within limits."""
     is_roomy = len(rows) <= ROOMY
     height, font = (24.0, 12.0) if is_roomy else (17.0, 11.0)
     longest = max((len(row.label) for row in rows), default=0)
@@ -155,12 +155,12 @@ def sizes_of(timeline: Timeline, rows: tuple[Row, ...], top: float) -> Sizes:
 
 
 def text_width(text: str, font: float, *, char: float = CHAR) -> float:
-    """Return about how wide a text will be; there is no font to measure."""
+    """Estimate the width of a text; there is no font to measure."""
     return len(text) * font * char
 
 
 def ticks_of(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[float, str]]:
-    """Yield times of the axis with their labels: steps of 1, 2 or 5 times a power of ten."""
+    """Yield the ticks of the axis with their labels, 1, 2 or 5 times a power of ten apart."""
     least = TICK_WIDTH / sizes.scale
     power = 10.0 ** floor(log10(least))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= least)
@@ -172,7 +172,7 @@ def ticks_of(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[float, str]]:
 
 
 def axis_unit(timeline: Timeline) -> tuple[str, float]:
-    """Return the unit of the axis in words and how many of it make one of the timeline."""
+    """Return the name of the unit of the axis, and how many of them make one timeline unit."""
     if timeline.unit is Unit.MODEL:
         return "model units", 1.0
     return ("milliseconds", 1e3) if timeline.makespan < 10 else ("seconds", 1.0)

@@ -1,7 +1,7 @@
 """The schedule as a grid of text: one line per way to spend the step, one column per unit of time.
 
-Decides: the cells (`F0`, `vB1`), and how a grid that is too wide or too high is cut.
-Relies on: work that starts and stops at whole units.
+Decides: the cells (`F0`, `vB1`), and how to cut a grid that is too wide or too high.
+Relies on: work that starts and stops at whole units of time.
 Leaves: the terminal's width to `cli`.
 """
 
@@ -16,7 +16,7 @@ MAX_LINES, MAX_BLOCKS = 64, 6
 
 
 def letters(encoders: Sequence[str]) -> dict[str, str]:
-    """Return the shortest beginning of each encoder's name that no other one shares."""
+    """Return the shortest prefix of each encoder's name that no other encoder shares."""
     short = {}
     for name in encoders:
         others = [other for other in encoders if other != name]
@@ -30,10 +30,25 @@ def grid_lines(
     rows: Sequence[TimelineRow], encoders: Sequence[str], makespan: float, width: int
 ) -> list[str]:
     """Return the grid, cut into blocks that are at most `width` columns wide."""
-    rows, note = _shown(rows)
+    note = []
+    if len(rows) > MAX_LINES:
+        first: dict[tuple[str, ...], TimelineRow] = {}
+        for row in rows:
+            first.setdefault(row.role, row)
+        kept = tuple(first.values())[:MAX_LINES]
+        note = [f"{len(kept)} of {len(rows)} lines, the first of each role; --json has all."]
+        rows = kept
     held = {part.rpartition(".")[0] for row in rows for part in row.role}
     short = {name: each for name, each in letters(encoders).items() if name in held}
-    cells = [_cells(row, short, int(makespan)) for row in rows]
+    cells = []
+    for row in rows:
+        line = [IDLE] * int(makespan)
+        for work in row.work:
+            action = parse_action(work.action)
+            cell = f"{short.get(action.module, '')}{action.kind.value}{action.index}"
+            begin, end = int(work.start), int(work.stop)
+            line[begin:end] = [cell, *[GOES_ON * len(cell)] * (end - begin - 1)]
+        cells.append(line)
     labels = [f"{ranks_text(row.ranks)} {role_text(row.role)}" for row in rows]
     label_width = min(max(len(label) for label in labels), max(12, width // 3))
     cell_width = 1 + max((len(cell) for line in cells for cell in line), default=1)
@@ -46,7 +61,8 @@ def grid_lines(
         lines.append(f"{'':<{label_width}} {ruler}".rstrip())
         for label, line in zip(labels, cells, strict=True):
             text = "".join(f"{line[t]:<{cell_width}}" for t in span)
-            lines.append(f"{_fit(label, label_width):<{label_width}} {text}".rstrip())
+            fitting = label if len(label) <= label_width else label[: label_width - 2] + ".."
+            lines.append(f"{fitting:<{label_width}} {text}".rstrip())
         lines.append("")
     if len(starts) > MAX_BLOCKS:
         note.append(f"The last {int(makespan) - starts[MAX_BLOCKS]} units are in --json only.")
@@ -54,7 +70,7 @@ def grid_lines(
 
 
 def bubble_lines(rows: Sequence[TimelineRow]) -> Iterator[tuple[str, str]]:
-    """Yield each role with the mean bubble of its ranks."""
+    """Yield each role and the mean bubble of its ranks."""
     roles: dict[tuple[str, ...], list[TimelineRow]] = {}
     for row in rows:
         if row.work:
@@ -63,31 +79,6 @@ def bubble_lines(rows: Sequence[TimelineRow]) -> Iterator[tuple[str, str]]:
         ranks = sum(len(row.ranks) for row in members)
         mean = sum(row.bubble * len(row.ranks) for row in members) / ranks
         yield role_text(role), percent(mean)
-
-
-def _shown(rows: Sequence[TimelineRow]) -> tuple[Sequence[TimelineRow], list[str]]:
-    """Return the lines to draw: all, or one per role when there are too many."""
-    if len(rows) <= MAX_LINES:
-        return rows, []
-    first: dict[tuple[str, ...], TimelineRow] = {}
-    for row in rows:
-        first.setdefault(row.role, row)
-    kept = tuple(first.values())[:MAX_LINES]
-    return kept, [f"{len(kept)} of {len(rows)} lines, the first of each role; --json has all."]
-
-
-def _cells(row: TimelineRow, short: dict[str, str], makespan: int) -> list[str]:
-    cells = [IDLE] * makespan
-    for work in row.work:
-        action = parse_action(work.action)
-        cell = f"{short.get(action.module, '')}{action.kind.value}{action.index}"
-        start, stop = int(work.start), int(work.stop)
-        cells[start:stop] = [cell, *[GOES_ON * len(cell)] * (stop - start - 1)]
-    return cells
-
-
-def _fit(label: str, width: int) -> str:
-    return label if len(label) <= width else label[: width - 2] + ".."
 
 
 def _legend(short: dict[str, str], rows: Sequence[TimelineRow]) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""A step in model time: who works when, who waits, how much is alive at once.
+"""A step in model time: which ranks work when, their bubbles, and their live microbatches.
 
 Decides: which ranks share a row.
-Relies on: the course of a `Plan`.
+Relies on: the simulation of a `Plan`.
 Leaves: drawing to `cli`.
 """
 
@@ -14,8 +14,8 @@ from mimo_launch.schedule.simulation_result import Simulation
 
 
 def timeline_rows(layout: Layout, simulation: Simulation) -> tuple[TimelineRow, ...]:
-    """Return one row per way to spend the step, in the order of their first ranks."""
-    # Alike ranks share their events; the work of others may be equal all the same.
+    """Return one row per distinct course of a step, in the order of their first ranks."""
+    # Ranks that are alike share their events; the work of other ranks may still be equal.
     works: dict[int, int] = {}
     different: dict[tuple[Work, ...], int] = {}
     ranks_of: dict[tuple[Role, int], list[int]] = {}

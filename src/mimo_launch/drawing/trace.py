@@ -1,7 +1,7 @@
 """A timeline in the trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Decides: which ranks a trace has; one process per rank with one track for compute and further ones
-for transfers; arrows from sends to their receives; a model unit is drawn as a millisecond.
+Decides: which ranks a trace shows; that each rank is a process with one track for compute and more
+for transfers; arrows from sends to their receives; that a model unit is drawn as a millisecond.
 Relies on: `spans`; the format is described at
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 Leaves: the file to the caller.
@@ -25,10 +25,10 @@ from mimo_launch.drawing.spans import (
 from mimo_launch.schedule.actions import Action, Kind
 
 MICROSECONDS = {Unit.MODEL: 1e3, Unit.SECONDS: 1e6}
-# Viewers bind an arrow to the slice that is open at its end, so no transfer may be empty.
+# Viewers bind an arrow to the slice that is open at its end, so no transfer may have length 0.
 SLICE_OF_TRANSFER = 1.0
 COMPUTE_TRACK = 0
-# A span takes some 250 bytes.
+# A span takes about 250 bytes.
 MAX_SPANS = 200_000
 
 TraceEvent = dict[str, Any]
@@ -36,9 +36,9 @@ _Edge = tuple[str, int | None, bool, int]
 
 
 def ranks_shown(timeline: Timeline, most_spans: int = MAX_SPANS) -> tuple[int, ...]:
-    """Return the ranks of a trace, unless others are asked for: at least one, of each kind of rank.
+    """Return the ranks that a trace shows by default: one of each kind, at least one in all.
 
-    As many as make a file that viewers open with ease, some 50 MB.
+    Stops at `most_spans`, so that the file stays small enough for viewers, about 50 MB.
     """
     rows, shown, spans = timeline.by_rank(), list[int](), 0
     for ranks in alike(timeline)[:MOST_RANKS]:
@@ -50,7 +50,7 @@ def ranks_shown(timeline: Timeline, most_spans: int = MAX_SPANS) -> tuple[int, .
 
 
 def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None = None) -> str:
-    """Return a trace as JSON, of `ranks` and of what they send each other."""
+    """Return a trace of `ranks` and of what they send each other, as JSON."""
     shown = ranks_shown(timeline) if ranks is None else ranks
     rows, scale = timeline.by_rank(), MICROSECONDS[timeline.unit]
     events: list[TraceEvent] = []
@@ -59,10 +59,16 @@ def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None =
         tracks |= _tracks(rows[each], scale)
         used = {tracks[span] for span in rows[each]}
         role = role_text(role_of_spans(rows[each]))
-        events.extend(_metadata(each, role, used))
+        base: TraceEvent = {"ph": "M", "pid": each}
+        events.append({**base, "name": "process_name", "args": {"name": f"rank {each}: {role}"}})
+        events.append({**base, "name": "process_sort_index", "args": {"sort_index": each}})
+        for track in sorted(used):
+            label = "compute" if track == COMPUTE_TRACK else f"transfers {track}"
+            args = {"name": label}
+            events.append({**base, "tid": track, "name": "thread_name", "args": args})
     spans = [span for each in shown for span in rows[each]]
     slices = [_slice(span, tracks[span], scale) for span in spans]
-    # An arrow comes after the slices that it joins; sorting keeps the order of equal times.
+    # An arrow must follow the slices that it joins; the stable sort keeps that at equal times.
     arrows = _arrows(spans, tracks, scale)
     events.extend(sorted((*slices, *arrows), key=lambda event: float(event["ts"])))
     other = {"name": name, "unit": timeline.unit.value, "makespan": timeline.makespan}
@@ -73,17 +79,8 @@ def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None =
     return f'{{{head}, "traceEvents": [\n{lines}\n]}}\n'
 
 
-def _metadata(rank: int, role: str, tracks: Iterable[int]) -> Iterator[TraceEvent]:
-    base: TraceEvent = {"ph": "M", "pid": rank}
-    yield {**base, "name": "process_name", "args": {"name": f"rank {rank}: {role}"}}
-    yield {**base, "name": "process_sort_index", "args": {"sort_index": rank}}
-    for track in sorted(tracks):
-        label = "compute" if track == COMPUTE_TRACK else f"transfers {track}"
-        yield {**base, "tid": track, "name": "thread_name", "args": {"name": label}}
-
-
 def _tracks(spans: Iterable[Span], scale: float) -> dict[Span, int]:
-    """Give each transfer of a rank the first track on which nothing else is open."""
+    """Return a track for each span: a transfer gets the first one where nothing else is open."""
     free: list[float] = []
     tracks = {}
     for span in spans:
@@ -129,7 +126,7 @@ def _slice(span: Span, track: int, scale: float) -> TraceEvent:
 def _arrows(spans: list[Span], tracks: dict[Span, int], scale: float) -> Iterator[TraceEvent]:
     """Yield both ends of the arrow of each transfer between two ranks.
 
-    The n-th send of a channel meets its n-th receive, in one step as over several.
+    The n-th send of a channel matches its n-th receive, within a step and over several.
     """
     receives: defaultdict[tuple[int, _Edge], list[Span]] = defaultdict(list)
     for span in spans:
@@ -146,7 +143,7 @@ def _arrows(spans: list[Span], tracks: dict[Span, int], scale: float) -> Iterato
                 continue
             receive = receives[peer, edge][turn]
             number += 1
-            # The arrow lies inside both slices: the sender has come, the receiver has not gone.
+            # Both ends lie inside their slices: after the sender starts, before the receiver ends.
             leave = span.start * scale
             base = {"cat": "transfer", "name": span.action.module, "id": number}
             yield {**base, "ph": "s", "pid": span.rank, "tid": tracks[span], "ts": leave}
@@ -156,7 +153,7 @@ def _arrows(spans: list[Span], tracks: dict[Span, int], scale: float) -> Iterato
 
 
 def edge_of(action: Action) -> _Edge:
-    """Return what the two ends of a transfer have in common; a stage edge has its upper stage."""
+    """Return what the two ends of a transfer share; between stages, the stage is the upper one."""
     lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
     stage = None if action.stage is None else action.stage - lower
     return action.module, stage, action.kind in (Kind.SEND_F, Kind.RECV_F), action.index

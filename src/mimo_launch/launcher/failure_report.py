@@ -1,7 +1,7 @@
-"""The one report of a failed run, as lines of text.
+"""The report of a failed run, as lines of text.
 
-Decides: what a person needs first: who, where, when, what it said; then the others, in groups, so
-that a thousand ranks fit on a screen; then files and the command that goes on.
+Decides: the order. First the rank to blame: its place, its time, its message. Then the other ranks,
+grouped so that a thousand fit on a screen. Then files, and the command that resumes the run.
 Relies on: `verdict`; the layout for places.
 Leaves: printing to `cli`.
 """
@@ -36,7 +36,7 @@ _MORE = " " * 14
 
 
 def headline(failure: Failure) -> str:
-    """Return who is to blame, with its place, in one line."""
+    """Name the rank or host to blame and its place, in one line."""
     rank, kind = failure.verdict.rank, failure.verdict.kind
     if kind is FailureKind.ABSENT:
         return "error: " + "; ".join(
@@ -58,11 +58,13 @@ def headline(failure: Failure) -> str:
         FailureKind.LOST: "lost its connection",
         FailureKind.LINGERS: "has finished but does not leave",
     }[kind]
-    return f"error: rank {rank} {words} ({place(failure.plan.layout, rank)}){_host(failure, rank)}"
+    host = next((host for host in failure.hosts if rank in host.ranks), None)
+    on = "" if host is None or len(failure.hosts) < 2 else f" on {host.name} (node {host.node})"
+    return f"error: rank {rank} {words} ({place(failure.plan.layout, rank)}){on}"
 
 
 def place(layout: Layout, rank: int) -> str:
-    """Return the modules that a rank holds, and its coordinates in each."""
+    """Return the modules that a rank holds and its coordinates in each."""
     places = [
         f"{m.name} " + " ".join(f"{axis} {i}" for axis, i in m.grid.coords_of(rank).items())
         for m in layout.modules_of(rank)
@@ -80,7 +82,7 @@ def report_lines(
 ) -> list[str]:
     """Return the whole report; `command` starts the run again.
 
-    A `resumable` one goes on after its newest complete `checkpoint`, if there is any.
+    A `resumable` run continues after its newest complete `checkpoint`, if there is one.
     """
     frozen = failure.verdict.kind is FailureKind.FROZEN
     rank = -1 if frozen else failure.verdict.rank
@@ -97,7 +99,7 @@ def report_lines(
         lines += _row("help", list(fault)) if fault else []
         ahead = [_HOST_AHEAD] if state.gpu else []
         lines += _row("during", [_doing(failure, state), *ahead])
-    final = failure.verdict.final  # All ranks ended alike, and would again.
+    final = failure.verdict.final  # All ranks ended in the same way, and would again.
     if not final:
         lines += _row("others", _others(failure, rank))
     lines += _row("files", _files(failure, run, rank))
@@ -108,9 +110,9 @@ def report_lines(
 def again_lines(
     command: str, checkpoint: str | None, *, resumable: bool, first: Sequence[str] = ()
 ) -> list[str]:
-    """Return how to go on with a run, or to start it again: `command`, and from where it goes on.
+    """Return how to resume a run or start it again: `command`, and where the run continues.
 
-    What `first` says stands before the command.
+    The lines of `first` come before the command.
     """
     if not resumable:
         return _row("again", [*first, command])
@@ -123,15 +125,8 @@ def _row(name: str, lines: Sequence[str]) -> list[str]:
     return [(head if number == 0 else _MORE) + line for number, line in enumerate(lines)]
 
 
-def _host(failure: Failure, rank: int) -> str:
-    if len(failure.hosts) < 2:
-        return ""
-    host = next((host for host in failure.hosts if rank in host.ranks), None)
-    return "" if host is None else f" on {host.name} (node {host.node})"
-
-
 def _said(failure: Failure, state: RankState) -> list[str]:
-    """Return the message of the rank to blame, or what was seen of it."""
+    """Return the message of the rank to blame, or what was observed."""
     match failure.verdict.kind:
         case FailureKind.DIED:
             return [_death(failure, state)]
@@ -155,7 +150,7 @@ def _said(failure: Failure, state: RankState) -> list[str]:
 
 
 def _cut(line: str) -> str:
-    """Return a line that fits into a report; a tensor in a message may fill many screens."""
+    """Cut a line to fit a report; a tensor in a message may fill many screens."""
     return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ... (the rest is in {STDERR})"
 
 
@@ -175,7 +170,7 @@ def _death(failure: Failure, state: RankState) -> str:
 
 
 def _doing(failure: Failure, state: RankState) -> str:
-    """Return step and action of a rank."""
+    """Return the step and the action of a rank."""
     step = f"step {state.step}, " if state.step else ""
     action = failure.actions.get(state.rank)
     where = f": {action} (slot {state.position + 1} of {state.size})" if action else ""
@@ -183,7 +178,7 @@ def _doing(failure: Failure, state: RankState) -> str:
 
 
 def _others(failure: Failure, blamed: int) -> list[str]:
-    """Return what all other ranks were doing, equal ones in one line."""
+    """Return what all other ranks were doing, one line per group that did the same."""
     others = [state for state in failure.states if state.rank != blamed]
     groups = _grouped({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
     if len(groups) > MAX_GROUPS:
@@ -211,7 +206,7 @@ def _grouped(texts: dict[int, str]) -> dict[str, list[int]]:
 
 
 def _how(state: RankState) -> str:
-    """Return in a word what a rank that is not to blame was up to."""
+    """Say in a word what a rank that is not to blame was doing."""
     message = state.message.partition("\n")[0][:MAX_MESSAGE]
     words = (
         (state.phase is Phase.FINISHED, "finished"),
@@ -220,21 +215,18 @@ def _how(state: RankState) -> str:
         (bool(state.failed), f"failed too ({message})"),
         (state.died, "died too"),
         (state.stopped, "stopped"),
-        (_waits_for_gpu(state), "waiting for its GPU"),
+        (bool(state.frames) and state.frames[0].waits_for_gpu, "waiting for its GPU"),
         (state.waits, f"waiting in {state.frames[0].function}" if state.frames else ""),
         (bool(state.frames), f"busy in {state.frames[0]}" if state.frames else ""),
     )
     return next((text for applies, text in words if applies), "running")
 
 
-def _waits_for_gpu(state: RankState) -> bool:
-    return bool(state.frames) and state.frames[0].waits_for_gpu
-
-
 def _files(failure: Failure, run: Path, rank: int) -> list[str]:
-    """Return where to read on; only files that exist."""
+    """Return the files with more details; only those that exist."""
     folder = rank_folder(run, failure.attempt, rank)
-    names = [name for name in (ERROR, STDERR) if _has_text(folder / name)]
+    paths = [folder / name for name in (ERROR, STDERR)]
+    names = [path.name for path in paths if path.is_file() and path.stat().st_size > 0]
     state = failure.of(rank)
     names += [STACK] if state is not None and state.frames else []
     lines = [f"{folder}/ ({', '.join(names)})"] if names else []
@@ -245,7 +237,3 @@ def _files(failure: Failure, run: Path, rank: int) -> list[str]:
         lines.append(f"{recorder}/ (NCCL's flight recorder of {_these(recorded)}; {read})")
     metrics = run / "metrics.jsonl"
     return [*lines, *([str(metrics)] if metrics.exists() else [])]
-
-
-def _has_text(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0

@@ -1,9 +1,10 @@
-"""What happens before this process forks others, and a child that answers one question.
+"""What this process does before it forks others, and a child that answers one question.
 
 Decides: the list of slow imports, which workers inherit; none initialises CUDA, which does not
-survive a fork. Whatever is forked gets output streams of its own: those of the parent, and a screen
-that it draws, have locks that another thread may have held at that moment. What must leave no trace
-in this process is asked in a child: whether there are GPUs, what custom classes do.
+survive a fork. Every forked process gets output streams of its own: another thread may hold the
+locks of the parent's streams, or of a screen that it draws, at the moment of the fork. A child
+answers questions that must leave no trace in this process: whether there are GPUs, whether custom
+classes work.
 Relies on: fork; a spawned worker gains nothing.
 Leaves: workers to `start_workers`, ranks of proofs to `run_on_ranks`.
 """
@@ -23,38 +24,38 @@ Answer = TypeVar("Answer")
 
 
 class _FreshStream(io.TextIOWrapper):
-    """A stream for one of the standard descriptors, with a lock that nobody holds."""
+    """A stream on a standard descriptor, with a lock that no thread holds."""
 
     def __init__(self, number: int, replaced: TextIO) -> None:
         raw = io.FileIO(number, "w", closefd=False)
         super().__init__(
             io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True
         )
-        # Its end would wait for its lock, and close the descriptor.
+        # Kept: finalising it would wait for its lock, and close the descriptor.
         self.replaced = replaced
 
 
 @cache
 def fresh_streams_after_fork() -> None:
-    """Give streams of their own to all processes that this one forks from now on."""
-    os.register_at_fork(after_in_child=_take_fresh_streams)
+    """Give every process that this one forks from now on output streams of its own."""
 
+    def take_fresh_streams() -> None:
+        sys.stdout = sys.__stdout__ = _FreshStream(1, sys.stdout)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _FreshStream(2, sys.stderr)  # type: ignore[misc]
 
-def _take_fresh_streams() -> None:
-    sys.stdout = sys.__stdout__ = _FreshStream(1, sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _FreshStream(2, sys.stderr)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=take_fresh_streams)
 
 
 def import_for_workers() -> None:
     """Import torch and its distributed parts with one thread per process.
 
-    `torch._dynamo` is imported by the first optimizer, FSDP and DeviceMesh by the first module: in
-    each of eight workers on two cores that takes seconds, in their parent it takes one.
+    The first optimizer imports `torch._dynamo`, the first module FSDP and DeviceMesh. In each of
+    eight workers on two cores these imports take seconds; in their parent they take one.
     """
     fresh_streams_after_fork()
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Whoever asks for GPUs asks NVML, not the driver. `1` is the only value that torch knows.
+    # Makes torch look for GPUs through NVML, not the driver; it accepts no value but `1`.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
     import torch._dynamo
@@ -77,7 +78,7 @@ class ChildDied(Exception):
 
 
 def ask_child(question: Callable[[], Answer]) -> Answer:
-    """Return what a function returns in a forked child. Raises: ChildDied."""
+    """Call a function in a forked child and return its result. Raises: ChildDied."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     child = context.Process(target=lambda: writer.send(question()), daemon=True)
@@ -95,10 +96,10 @@ def ask_child(question: Callable[[], Answer]) -> Answer:
 
 
 def custom_class_fault(spec: Spec) -> str:
-    """Return what is wrong with the classes of a user's own that a spec names, or nothing."""
+    """Return what is wrong with the custom classes that a spec names, or nothing."""
     if not any(kind_of(module.model).is_custom for module in spec.modules.values()):
         return ""
-    import_for_workers()  # Now: else the child would import torch for itself alone.
+    import_for_workers()  # Here, or the child would import torch for itself only.
 
     def fault() -> str:
         from mimo_launch.models.custom_encoder import CustomClassError

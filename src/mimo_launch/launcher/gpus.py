@@ -1,11 +1,11 @@
-"""The GPUs of this host: how many there are, and what workers on them find in their environment.
+"""The GPUs of this host: how many there are, and the environment of workers on them.
 
-Decides: the device of a job; settings of CUDA, the allocator and NCCL that a user has not made.
+Decides: the device of a job; settings of CUDA, the allocator and NCCL that the user left unset.
 Relies on: a forked child that looks, so that this process never touches the driver.
 Leaves: using a GPU to `worker`; usage errors to `cli`.
 
-A process that has initialised CUDA cannot fork workers that use it, and even the question "is there
-a GPU" may initialise it: `torch.cuda.is_available` asks the CUDA runtime unless
+A process that has initialised CUDA cannot fork workers that use it, and even asking whether there
+is a GPU may initialise it: `torch.cuda.is_available` asks the CUDA runtime unless
 PYTORCH_NVML_BASED_CUDA_CHECK is set and NVML answers.
 """
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
     from mimo_launch.spec.model import Spec
 
-# Of each rank: the last transfers and collectives, with shapes, states and the stack of each start.
+# Per rank: its last transfers and collectives, with shapes, states and the stack of each start.
 RECORDED_TRANSFERS = "2000"
-# https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html; TORCH_FR_* are the
-# names that torch has for TORCH_NCCL_TRACE_* since 2.9.
+# https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html; torch 2.9 renamed
+# TORCH_NCCL_TRACE_* to TORCH_FR_*.
 _SETTINGS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # A late collective ends its process, without the clean-up that may hang as well.
+    # A late collective ends its process without the clean-up, which may hang too.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TORCH_FR_BUFFER_SIZE": RECORDED_TRANSFERS,
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    # Milliseconds. A process whose collective is late waits four times as long before it ends.
+    # In milliseconds. A process with a late collective waits four times this long before it ends.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "5000",
     # Microbatches of different sizes leave holes that fixed segments cannot reuse.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     # Warnings go to the standard output of the rank, which is a file of its own.
     "NCCL_DEBUG": "WARN",
 }
-# Of the first GPUs with products in 8 bits.
+# The first GPUs that multiply in 8 bits.
 FP8_CAPABILITY = (8, 9)
 _OTHER_NAMES = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -55,7 +55,7 @@ class NotEnoughGpus(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that workers of a host would see: how many, the least compute capability of them."""
+    """The GPUs that workers of a host would see: their number and lowest compute capability."""
 
     count: int
     capability: tuple[int, int] = (0, 0)
@@ -68,21 +68,21 @@ def num_gpus() -> int:
 
 @lru_cache(maxsize=1)
 def gpus_here() -> Gpus:
-    """Return what workers of this host would see."""
+    """Return the GPUs that workers of this host would see."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():  # It is too late to be careful.
+    if torch is not None and torch.cuda.is_initialized():  # Too late to avoid it.
         return _seen()
     try:
         return ask_child(_look)
-    except ChildDied:  # A driver that ends the process that asks has no GPU to offer.
+    except ChildDied:  # A driver that kills the process asking it offers no GPU.
         return Gpus(0)
 
 
 def _look() -> Gpus:
     import torch
 
-    # Which `import_for_workers` sets for the sake of its own process. A child may ask the driver,
-    # and learns whether that works.
+    # `import_for_workers` sets it for its own process. A child may ask the driver, and so finds out
+    # whether the driver works.
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     return _seen() if torch.cuda.is_available() else Gpus(0)
 
@@ -97,7 +97,7 @@ def _seen() -> Gpus:
 
 
 def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
-    """Return where `num_workers` workers of this host run: `auto` is GPUs where there is any.
+    """Return where `num_workers` workers of this host run; `auto` means GPUs where there are any.
 
     Raises: NotEnoughGpus, also for settings under which a job on GPUs would hang.
     """
@@ -121,7 +121,7 @@ def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
 
 
 def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
-    """Raise NotEnoughGpus if a module wants layers or numbers that the device does not have."""
+    """Raise NotEnoughGpus if a module wants layers or a precision that the device lacks."""
     for name, module in spec.modules.items():
         if module.backend != ENGINE:
             continue
@@ -140,7 +140,7 @@ def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
 
 
 def refuse_initialised_cuda() -> None:
-    """Raise a RuntimeError if CUDA is initialised in this process: it does not survive a fork."""
+    """Raise RuntimeError if CUDA is initialised in this process: it does not survive a fork."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise RuntimeError(
@@ -150,7 +150,7 @@ def refuse_initialised_cuda() -> None:
 
 
 def gpu_settings(recorder: Path) -> dict[str, str]:
-    """Return the environment of workers on GPUs, less what the user has set.
+    """Return the environment of workers on GPUs, without what the user has set.
 
     The flight recorder of rank R writes to `recorder/rank_R`.
     """

@@ -1,11 +1,11 @@
 """What the launchers of a job know of each other.
 
-Decides: every launcher publishes one set of facts, node 0 passes them on to all, twice a second; a
-launcher whose facts no longer come is silent.
+Decides: every launcher publishes one set of facts, and node 0 passes them on to all, twice a
+second; a launcher whose facts no longer arrive is silent.
 Relies on: a store of torch at node 0.
 Leaves: what the facts mean to `hosts`.
 
-All calls of the store are made by a thread: on a broken network they block, for minutes.
+A thread makes all calls of the store: on a broken network they block for minutes.
 """
 
 import json
@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 PERIOD_SECONDS = 0.5
-# Only node 0 needs these, one per attempt; they are too large to pass on.
+# Only node 0 needs these facts, one per attempt; they are too large to pass on.
 PRIVATE = "report"
 
 
 class HostMessages(threading.Thread):
-    """Exchanges facts until it is closed, or the store is gone."""
+    """Exchanges facts until it is closed or the store is gone."""
 
     def __init__(self, store: Any, node: int, num_nodes: int) -> None:
         super().__init__(daemon=True)
@@ -33,18 +33,18 @@ class HostMessages(threading.Thread):
         self._closed = self._broken = False
 
     def say(self, **facts: Any) -> None:
-        """Publish facts beside those that were published before."""
+        """Publish facts, besides those published before."""
         with self._lock:
             self._mine = {**self._mine, **facts}
             self._version += 1
         self._changed.set()
 
     def said(self, node: int, name: str) -> Any:
-        """Return the newest fact of that name from a node, or None."""
+        """Return the newest fact with this name from a node, or None."""
         return self._mine.get(name) if node == self._node else self._heard.get(node, {}).get(name)
 
     def silence(self, node: int) -> float:
-        """Return for how many seconds a node's facts have not come."""
+        """Return the seconds since a node's facts last arrived."""
         if node == self._node:
             return 0.0
         if self._broken:
@@ -52,18 +52,18 @@ class HostMessages(threading.Thread):
         return time.monotonic() - self._moved[node]
 
     def flush(self, seconds: float) -> None:
-        """Wait until what was said has been published, at most so long."""
+        """Wait until all facts have been published, at most this many seconds."""
         deadline = time.monotonic() + seconds
         while self._sent < self._version and self.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Exchange no more."""
+        """Stop the exchange."""
         self._closed = True
         self._changed.set()
 
     def run(self) -> None:
-        """Exchange facts."""
+        """Exchange facts until closed."""
         beat = 0
         while not self._closed:
             self._changed.clear()
@@ -71,7 +71,7 @@ class HostMessages(threading.Thread):
                 version, mine = self._version, {**self._mine, "beat": beat}
             try:
                 self._exchange(mine)
-            except RuntimeError:  # All of torch's network errors are.
+            except RuntimeError:  # The type of all network errors of torch.
                 self._broken = True
                 return
             self._sent = version

@@ -1,8 +1,8 @@
 """The launchers of a job on several hosts, from the first contact to the start of an attempt.
 
-Decides: node 0 names the number of an attempt and where its workers meet; all hosts must run the
+Decides: node 0 chooses the number of an attempt and where its workers meet; all hosts must run the
 same plan and see the same run folder; a host that is silent for `LOST_SECONDS` has left.
-Relies on: `host_messages` to know what others say.
+Relies on: `host_messages` for what other launchers say.
 Leaves: what happens after the start to `hosts`.
 """
 
@@ -53,14 +53,14 @@ class Dismissed(Exception):
 
 
 class HostRendezvous:
-    """All launchers of a job. Facts are said once per attempt, or once and for all."""
+    """All launchers of a job. A fact belongs to one attempt, or to all."""
 
     def __init__(
         self, place: NodePlace, ranks: range, plan: str, stop: StopRequest, *, timeout: int
     ) -> None:
-        """Meet all other launchers; `plan` must be that of all of them.
+        """Meet all other launchers, which must have the same `plan`.
 
-        Raises: HostsError if one does not come within `timeout` seconds or has another plan;
+        Raises: HostsError if one is not there within `timeout` seconds or has another plan;
         Interrupted.
         """
         self.node, self.num_nodes = place.node, place.num_nodes
@@ -86,7 +86,7 @@ class HostRendezvous:
 
     def _store(self, place: NodePlace, port: int) -> Any:
         """Open the launchers' store at node 0, or wait for it elsewhere, and claim this node."""
-        # It warns of every address without a name.
+        # torch warns about every address without a name.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         import_for_workers()
         import torch.distributed as dist
@@ -114,7 +114,7 @@ class HostRendezvous:
 
     @property
     def silent(self) -> list[int]:
-        """Nodes that have not been heard of for too long."""
+        """Nodes that have been silent for too long."""
         return [node for node in self.others if self.messages.silence(node) > LOST_SECONDS]
 
     def say(self, name: str, fact: Any) -> None:
@@ -122,11 +122,11 @@ class HostRendezvous:
         self.messages.say(**{f"{name} {self._round}": fact})
 
     def said(self, node: int, name: str) -> Any:
-        """Return what a node has said about this attempt, or None."""
+        """Return a node's fact about this attempt, or None."""
         return self.messages.said(node, f"{name} {self._round}")
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition, at most so long; return whether it holds."""
+        """Wait for a condition, at most this many seconds; return whether it holds."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -141,7 +141,7 @@ class HostRendezvous:
         return Host(node=node, name=name, ranks=tuple(range(first, end)))
 
     def names(self, nodes: Sequence[int]) -> str:
-        """Return hosts as words."""
+        """Return the names of hosts for a message."""
         known = (self.host(node) for node in nodes)
         return ", ".join(f"{h.name} (node {h.node}, ranks {ranks_text(h.ranks)})" for h in known)
 
@@ -174,7 +174,7 @@ class HostRendezvous:
         return Rendezvous(attempt, {**place, **self._interface()})
 
     def close(self, absent: Sequence[int] = ()) -> None:
-        """Leave; node 0 goes last, since it holds what the others say, but for `absent` ones."""
+        """Leave; node 0, which serves the store, leaves after all nodes that are not `absent`."""
         self.messages.say(bye=True)
         if 0 not in self.silent:
             self.messages.flush(LEAVE_SECONDS)
@@ -189,12 +189,12 @@ class HostRendezvous:
         self.messages.close()
 
     def _apart(self, message: str) -> HostsError:
-        """Return an error, after all hosts had time to see what it is about."""
+        """Leave, so that all hosts have time to see the cause, and return the error."""
         self.close()
         return HostsError(message)
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
-        """Wait before the start of workers, when the first signal ends everything."""
+        """Wait for a condition before workers start, while a first signal ends everything."""
 
         def holds() -> bool:
             if self._stop.signal:
@@ -204,7 +204,7 @@ class HostRendezvous:
         return self.until(holds, self._timeout)
 
     def _wait_for_all(self, name: str, said: Callable[[int, str], Any], failure: str) -> None:
-        """Wait until every other node has said something."""
+        """Wait until every other node has published the fact `name`."""
 
         def missing() -> list[int]:
             return [node for node in self.others if said(node, name) is None]
@@ -219,7 +219,7 @@ class HostRendezvous:
             )
 
     def _wait_for_first(self, name: str) -> None:
-        """Wait until node 0 has said something."""
+        """Wait until node 0 has published the fact `name`."""
 
         def heard() -> bool:
             dismissed = self.messages.said(0, "dismissed")
@@ -231,12 +231,12 @@ class HostRendezvous:
             raise HostsError(f"{self.names([0])} does not answer")
 
     def _interface(self) -> dict[str, str]:
-        """Return what gloo needs to know of this host, unless the user has said it."""
+        """Return the interface variable of gloo for this host, unless the user has set it."""
         if "GLOO_SOCKET_IFNAME" in os.environ:
             return {}
         address = self.messages.said(self.node, "route")
         if self.node == 0:
-            # Seen from itself, the name of a host may mean its loopback address.
+            # On the host itself, its name may resolve to the loopback address.
             address = self.messages.said(1, "endpoint") or address
         interface = interface_of(address)
         return {"GLOO_SOCKET_IFNAME": interface} if interface else {}

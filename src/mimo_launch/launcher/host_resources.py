@@ -1,19 +1,19 @@
-"""What this host has for a run: open files, processes, memory, a loopback, room on its disk.
+"""The resources of this host: open files, processes, memory, a loopback, room on its disk.
 
-Decides: which errors of the system are said as such, with the limit and the remedy; that a run may
-open as many files as the host allows it to, and how many it needs; how many checkpoints a run adds
-to its folder at the same time; which files say what memory there is: those of this process's
-cgroup, version 2 or 1.
-Relies on: the numbers of errors, or their words where native code has no number; the limits of this
+Decides: which system errors are reported as such, with the limit and the remedy; that a run may
+open as many files as the host allows, and how many it needs; how many checkpoints a run adds to its
+folder at most; that the cgroup of this process, version 2 or 1, limits its memory.
+Relies on: error numbers, or the words of native code that gives no number; the limits of this
 process; /proc and /sys, either of which may be missing; `estimate.memory`.
-Leaves: saying it to the console and to `failure_report`; a disk that others fill meanwhile to the
-saver.
+Leaves: printing to the console and to `failure_report`; a disk that others fill during the run to
+the saver.
 """
 
 import errno
 import os
 import resource
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
@@ -22,22 +22,22 @@ from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_folder import ResumePoint
 from mimo_launch.spec.model import Spec
 
-# libuv, which the stores of torch use, says no more than this.
+# All that libuv says, on which the stores of torch are built.
 _NO_STORE = "init uv loop"
-# Of workers and of their launcher; 2 workers were seen to have 66 open each, 8 had 110.
+# Each of 2 workers was seen to have 66 files open, each of 8 had 110.
 _FILES, _FILES_PER_WORKER = 64, 6
 _ROOT = Path("/sys/fs/cgroup")
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files of this process and its workers as far as it may be raised."""
+    """Raise the limit of open files of this process and its workers to the hard limit."""
     files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != hard_files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_files, hard_files))
 
 
 def too_few_files(num_workers: int) -> tuple[str, str] | None:
-    """Return what is wrong and what to do if so many workers may not open what they need.
+    """Return what is wrong and the remedy if `num_workers` workers may open too few files.
 
     Beyond the limit gloo and the store of torch abort, or wait for minutes.
     """
@@ -53,9 +53,11 @@ def too_few_files(num_workers: int) -> tuple[str, str] | None:
 
 
 def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
-    """Return what the host lacks and what to do, if that is what an error or its text means."""
+    """Return what the host lacks and the remedy, if an error or its text says that it lacks it."""
     text = str(error)
-    number = getattr(error, "errno", None) or _number_in(text)
+    # Native code tells the number of an error in words.
+    told = (n for n in (errno.EMFILE, errno.ENFILE, errno.EAGAIN) if os.strerror(n) in text)
+    number = getattr(error, "errno", None) or next(told, errno.EMFILE if _NO_STORE in text else 0)
     lacks = os.strerror(number) if isinstance(error, str) else text
     files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes, hard_processes = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -86,40 +88,41 @@ def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
 
 
 def _more_files(files: int, hard_files: int) -> str:
-    """Return how to raise the limit of open files; beyond the hard one only root may."""
+    """Return how to raise the limit of open files; only root may exceed the hard limit."""
     said = f"raise the limit with `ulimit -n {_limit(hard_files, beyond=files)}`"
     if hard_files != files:
         return said
     return f"{said} as root, or that of the container (`docker run --ulimit nofile=65536`)"
 
 
-def _number_in(text: str) -> int:
-    """Return the number of the error that native code tells in words, or 0."""
-    said = (n for n in (errno.EMFILE, errno.ENFILE, errno.EAGAIN) if os.strerror(n) in text)
-    return next(said, errno.EMFILE if _NO_STORE in text else 0)
-
-
 def _limit(number: int, beyond: int = 0) -> str:
-    """Return a limit as `ulimit` writes it; a value to try if it is no higher than another."""
+    """Return a limit as `ulimit` writes it, or a value to try if it is not above `beyond`."""
     if number == resource.RLIM_INFINITY:
         return "unlimited"
     return str(number if number > beyond else max(65536, 2 * beyond))
 
 
 def host_memory() -> int:
-    """Return the bytes that processes here may use: those of the host, or the limit of a cgroup."""
-    limits = [_limit_in(path) for path in _files("memory.max", "memory.limit_in_bytes")]
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([whole, *(limit for limit in limits if limit)])
+    """Return the bytes that processes here may use: the memory of the host or a cgroup's limit."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _files("memory.max", "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # No limit is "max" in version 2.
+            found.append(int(path.read_text()))
+    return min(number for number in found if number)
 
 
 def oom_kills() -> int:
-    """Return how many processes of this cgroup the kernel has killed for want of memory."""
-    return sum(_count(path) for path in _files("memory.events", "memory.oom_control"))
+    """Return how many processes of this cgroup the kernel has killed for lack of memory."""
+    kills = 0
+    for path in _files("memory.events", "memory.oom_control"):
+        with suppress(OSError):
+            words = [line.split() for line in path.read_text().splitlines()]
+            kills += next((int(word[1]) for word in words if word[:1] == ["oom_kill"]), 0)
+    return kills
 
 
 def _files(second: str, first: str) -> list[Path]:
-    """Return where files of this cgroup may be, by their names in versions 2 and 1."""
+    """Return possible paths of a file of this cgroup, from its names in versions 2 and 1."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -135,24 +138,8 @@ def _files(second: str, first: str) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _count(path: Path) -> int:
-    try:
-        words = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return 0
-    return next((int(word[1]) for word in words if word[:1] == ["oom_kill"]), 0)
-
-
-def _limit_in(path: Path) -> int:
-    """Return the limit in a file, or 0 if there is none."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max", in version 2.
-        return 0
-
-
 def lacks_room(run: Path, spec: Spec, saved: ResumePoint | None) -> str | None:
-    """Return what to say if the checkpoints of a run that goes on from `saved` will not fit."""
+    """Return the message if the checkpoints of a run that continues from `saved` will not fit."""
     if spec.saving is None:
         return None
     there = step = 0
@@ -179,9 +166,9 @@ def lacks_room(run: Path, spec: Spec, saved: ResumePoint | None) -> str | None:
 
 
 def num_added(spec: Spec, there: int, step: int) -> int:
-    """Return how many checkpoints a run from `step` on adds at most to those that are `there`.
+    """Return how many checkpoints a run that starts at `step` adds at most to `there` old ones.
 
-    The oldest is deleted when a new one is complete, so one more than `keep` is there meanwhile.
+    The oldest is deleted once a new one is complete, so `keep` + 1 exist for a while.
     """
     if spec.saving is None:
         return 0
@@ -191,10 +178,10 @@ def num_added(spec: Spec, there: int, step: int) -> int:
 
 
 def _free(run: Path) -> int | None:
-    """Return what the file system of a folder, which need not exist, has free, if it says so."""
+    """Return the free bytes of a folder's file system, if known; the folder need not exist."""
     try:
         there = next(each for each in (run, *run.absolute().parents) if each.is_dir())
         usage = shutil.disk_usage(there)
-    except OSError:  # Whoever opens the folder says what is wrong with it.
+    except OSError:  # Opening the folder will report what is wrong with it.
         return None
     return usage.free if usage.total else None

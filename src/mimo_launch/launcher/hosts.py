@@ -1,8 +1,8 @@
-"""The hosts of a job, as one launcher sees them: this one alone, or several.
+"""The hosts of a job, seen from one launcher: this host alone, or several.
 
-Decides: what launchers tell each other: that they are there, that something is wrong, and what
+Decides: what launchers tell each other: that they are present, that something is wrong, and what
 they know. Workers of several hosts start, fail and leave together: node 0 judges a failure from the
-reports of all hosts, and says whether to start again.
+reports of all hosts, and decides whether to start again.
 Relies on: `host_rendezvous` for the launchers of other hosts; nothing on one host.
 Leaves: workers to `start_workers`, words to `failure_report`.
 """
@@ -36,7 +36,7 @@ REPORT_SECONDS = 5.0
 class Hosts(Protocol):
     """All hosts of a job, seen from number `node`, whose workers are `ranks`.
 
-    The first one holds the `lock` of the run folder.
+    The first host holds the `lock` of the run folder.
     """
 
     node: int
@@ -51,15 +51,15 @@ class Hosts(Protocol):
         """Return whether another host has an alarm, or does not answer."""
 
     def all_done(self) -> bool:
-        """Say that the workers of this host are done; return whether those of all hosts are."""
+        """Report the workers of this host as done; return whether all hosts have."""
 
     def interrupted(self, signal: int) -> None:
-        """Say that this host ends at once."""
+        """Report that this host ends at once."""
 
     def diagnose(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
-        """Return the account of a failure, from what all hosts know."""
+        """Return the failure, from what all hosts know."""
 
     def close(self) -> None:
         """Leave the job."""
@@ -82,15 +82,15 @@ class OneHost:
         return Rendezvous(self._attempt, environment)
 
     def alarm(self) -> bool:
-        """Return that nobody else has one."""
+        """Return False: there is no other host."""
         return False
 
     def all_done(self) -> bool:
-        """Return that there is nobody to wait for."""
+        """Return True: there is no other host to wait for."""
         return True
 
     def interrupted(self, signal: int) -> None:
-        """Tell nobody."""
+        """Do nothing: there is no other host to tell."""
 
     def diagnose(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
@@ -112,11 +112,11 @@ class OneHost:
         )
 
     def close(self) -> None:
-        """Leave nobody."""
+        """Do nothing: there is no other host to leave."""
 
 
 class ManyHosts:
-    """All hosts of a job, as the launcher of one of them sees them."""
+    """All hosts of a job, seen from the launcher of one of them."""
 
     def __init__(
         self, place: NodePlace, plan: Plan, device: str, run: Path, stop: StopRequest
@@ -150,13 +150,13 @@ class ManyHosts:
         )
 
     def all_done(self) -> bool:
-        """Say that the workers of this host are done; return whether those of all hosts are."""
+        """Report the workers of this host as done; return whether all hosts have."""
         if not self._all.said(self.node, "done"):
             self._all.say("done", True)
         return all(self._all.said(node, "done") for node in range(self._all.num_nodes))
 
     def interrupted(self, signal: int) -> None:
-        """Say that this host ends at once."""
+        """Report that this host ends at once."""
         self._all.messages.say(interrupted=signal)
         self._all.messages.flush(1.0)
 
@@ -167,7 +167,7 @@ class ManyHosts:
     def diagnose(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
-        """Return what node 0 makes of all reports; without it, what this host makes of its own."""
+        """Return node 0's verdict on all reports, or this host's own if node 0 does not answer."""
         self._all.say("alarm", True)
         states, oom, everyone = examine(), oom_killed(), self._all
         if self.node:
@@ -202,7 +202,7 @@ class ManyHosts:
         return RunFailed(failure, *(verdict or ()))
 
     def _reports(self, states: list[RankState]) -> list[int]:
-        """Add what other hosts report to `states`; return the nodes that do not answer."""
+        """Add the reports of other hosts to `states`; return the nodes that do not answer."""
         everyone = self._all
 
         def missing() -> list[int]:
@@ -216,5 +216,5 @@ class ManyHosts:
         return absent
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the job."""
         self._all.close(self._absent)

@@ -1,6 +1,6 @@
-"""Addresses: where launchers meet, and which interface workers are to use.
+"""Addresses: where launchers meet, and which interface workers use.
 
-Decides: the interface is the one from which the meeting point is reached.
+Decides: workers use the interface from which the meeting point is reached.
 Relies on: the kernel's routes; IPv4 for the name of an interface.
 Leaves: connections to torch and gloo.
 """
@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import Any
 
 _SIOCGIFADDR = 0x8915
-# Connections that wait to be accepted: those of all workers of a large job may come at once.
+# Connections waiting to be accepted: all workers of a large job may connect at once.
 _BACKLOG = 4096
 
 
@@ -35,9 +35,9 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 def listen_at(host: str, port: int) -> socket.socket:
     """Return a socket that listens at the address of a host, and at no other.
 
-    Whoever can write to a store can make workers connect to him, and what they exchange are
-    pickles. It listens everywhere if others know the host by another address: where its own name is
-    one of the loopback here, or the address is that of a service in front of it.
+    Anyone who can write to a store can make workers connect to them and load their pickles. The
+    socket listens at all addresses only if others know the host by another address: where its own
+    name resolves to the loopback here, or the address belongs to a service in front of it.
 
     Raises: OSError.
     """
@@ -58,7 +58,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def resolved(host: str, port: int) -> str:
-    """Return the address of a host, as seen from here; nothing if it has none."""
+    """Return the address of a host as seen from here, or "" if it has none."""
     try:
         return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -66,7 +66,7 @@ def resolved(host: str, port: int) -> str:
 
 
 def local_address(host: str, port: int) -> str:
-    """Return this host's address on the way to another, or nothing if there is no way."""
+    """Return this host's address on the route to another, or "" if there is no route."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -92,7 +92,7 @@ def interface_of(address: str) -> str:
 
 
 def answers(host: str, port: int) -> bool:
-    """Return whether something accepts connections at a place."""
+    """Return whether something accepts connections at an address."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -109,7 +109,7 @@ class Rendezvous:
 
 
 def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: float = 300) -> Any:
-    """Open a store of torch: it serves at `listener`; without one, reach it at a host and port.
+    """Open a store of torch: serve it at `listener`, or without one, connect to a host and port.
 
     Raises: RuntimeError, also if nothing answers within `timeout_s` seconds.
     """
@@ -126,12 +126,12 @@ def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: 
 
 
 def worker_store(address: str) -> tuple[Any, dict[str, str]]:
-    """Open a store at a free port; return it, and how workers find it."""
+    """Open a store at a free port; return it and the variables with which workers find it."""
     listener = listen_at(address, 0)
     store = open_store(address, listener.getsockname()[1], listener)
     environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
     if address == "localhost":
-        # Left alone, gloo and NCCL take the interface of the host's name, or of the network.
+        # By default gloo and NCCL take the interface of the host's name, or of the network.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             environment[name] = os.environ.get(name, "lo")
     return store, environment

@@ -1,8 +1,8 @@
-"""What the ranks of a job are there for, once each has its session: to train, or to be measured.
+"""The tasks of the ranks of a job, once each has its session: to train or to measure.
 
-Decides: what a run of each kind keeps and does.
-Relies on: `train`, imported where it is used: a task is made in a launcher that needs no torch.
-Leaves: connecting, telling of errors and leaving to `worker`.
+Decides: what a run of each kind does and records.
+Relies on: `train`, imported where it is used: the launcher that makes a task needs no torch.
+Leaves: connecting, reporting errors and exiting to `worker`.
 """
 
 import json
@@ -31,20 +31,20 @@ class NotWritten(Exception):
 
 
 class RankTask(Protocol):
-    """Travels with a job to its workers, so it must pickle.
+    """The work of a rank. It goes to workers with the job, so it must pickle.
 
-    One that is `resumable` goes on after its newest checkpoint, others start again.
+    A `resumable` task continues after its newest checkpoint, others start again.
     """
 
     resumable: ClassVar[bool]
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
-        """Return what rank 0 keeps of the events in the run folder."""
+        """Return the listeners with which rank 0 records events in the run folder."""
 
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
-        """Do it, as one rank; return the signal that ended it, or 0.
+        """Do the task as one rank; return the signal that ended it, or 0.
 
         `stop` returns a signal after which to stop, or 0. Ranks: collective over the world.
         """
@@ -61,7 +61,7 @@ class Training:
     profile_steps: int = 0
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
-        """Open metrics and what `log` asks for."""
+        """Open the metrics file and the records that `log` asks for."""
         from mimo_launch.train.listeners import listeners_of
         from mimo_launch.train.metrics_file import MetricsFile
 
@@ -85,13 +85,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Benching:
-    """Time steps of the spec; rank 0 writes `bench.json` and tells what it holds."""
+    """Time steps of the spec; rank 0 writes `bench.json` and emits its contents."""
 
     resumable: ClassVar[bool] = False
     options: "BenchOptions"
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
-        """Keep nothing before the end."""
+        """Record nothing before the end."""
         return []
 
     def run(
@@ -107,7 +107,7 @@ class Benching:
             return result
         session.progress.enter(Phase.WRITING)
         record, file = result.record(), run_dir / BENCH
-        emit(BenchFinished(record=record))  # First: what was measured is worth more than its file.
+        emit(BenchFinished(record=record))  # First: the result matters more than its file.
         try:
             file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
@@ -117,7 +117,7 @@ class Benching:
 
 @dataclass(frozen=True, slots=True)
 class Calibrating(Benching):
-    """Measure the constants of `plan`; rank 0 writes them to `out` and tells them."""
+    """Measure the constants of `plan`; rank 0 writes them to `out` and emits them."""
 
     out: Path
 
@@ -154,7 +154,7 @@ def _not_written(file: Path, error: OSError) -> NotWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run: a plan, what for, where, its folder, and the ranks whose output is shown."""
+    """What to run: a plan, its run folder, task and device, and the ranks whose output is shown."""
 
     plan: Plan
     run: Path

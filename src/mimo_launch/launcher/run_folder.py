@@ -1,10 +1,10 @@
-"""The folder of one run: what was asked for, what was planned, what happened.
+"""The folder of one run: its spec, its plan, and what happened.
 
-Decides: names of files; that a run goes on in its folder if that holds a complete checkpoint, and
-that the folder of another run is moved aside, never overwritten; what was asked for and planned
-before stays on record until a run that goes on has taken its state from there.
-Relies on: `checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that one
-launcher at a time has the folder.
+Decides: names of files; that a run resumes in its folder if it holds a complete checkpoint, and
+that the folder of another run is moved aside, never overwritten; that the old spec and plan stay
+in place until a resumed run has loaded its state.
+Relies on: `checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that only one
+launcher at a time uses the folder.
 Leaves: metrics to `train.metrics_file`, worker logs to `worker_logs`.
 """
 
@@ -44,9 +44,9 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """An open run folder; an earlier run went to `moved`, this one goes on from `saved`.
+    """An open run folder; an earlier run was moved to `moved`, this one resumes from `saved`.
 
-    `texts` are those of its files that say what it is.
+    `texts` are the contents of the files that describe the run, by name.
     """
 
     path: Path
@@ -56,9 +56,15 @@ class RunFolder:
     saved: ResumePoint | None = None
 
     def write(self) -> None:
-        """Say what the run is; what it was before is kept beside it. Raises: OSError."""
+        """Write the files that describe the run; older, different ones are kept under other names.
+
+        Raises: OSError.
+        """
         for name, text in self.texts.items():
-            _write(self.path / name, text)
+            path = self.path / name
+            if path.exists() and path.read_text(encoding="utf-8") != text:
+                path.rename(_unused(self.path, path.stem, path.suffix))
+            path.write_text(text, encoding="utf-8")
 
 
 def newest_checkpoint(run: Path) -> ResumePoint | None:
@@ -70,7 +76,7 @@ def newest_checkpoint(run: Path) -> ResumePoint | None:
 
 
 def damages(run: Path) -> list[str]:
-    """Return what is wrong with the checkpoints of a run that were complete once."""
+    """Return what is wrong with the checkpoints of a run that were once complete."""
     found = []
     for path in all_checkpoints(run):
         if path.suffix == DAMAGED:
@@ -84,9 +90,9 @@ def damages(run: Path) -> list[str]:
 
 
 def goes_on(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint | None:
-    """Return the checkpoint from which a run would go on, if it may.
+    """Return the checkpoint from which a run would resume, if any; `resume` None means if possible.
 
-    Raises: NothingToResume if it must and cannot, or if all that it saved is damaged.
+    Raises: NothingToResume if it must resume and cannot, or if all its checkpoints are damaged.
     """
     run = root / spec.name
     saved = None if resume is False else newest_checkpoint(run)
@@ -109,15 +115,18 @@ def open_run_folder(
     say: Callable[[str], None] = lambda remark: None,
     stop: StopRequest | None = None,
 ) -> RunFolder:
-    """Create `root/NAME`, or go on in it, and lock it.
+    """Create or reuse `root/NAME`, and lock it.
 
-    An earlier run that is not gone on with is moved to `NAME.1`, `NAME.2`, and so on. Otherwise the
-    resolved spec and the plan are to be written once the run has its state: `RunFolder.write` keeps
-    those that differ as `spec.1.yaml` and `plan.1.json`. `say` and `stop` are for a wait.
+    An earlier run that is not resumed is moved to `NAME.1`, `NAME.2`, and so on. A resumed run must
+    call `RunFolder.write` once it has its state; that keeps a different spec and plan as
+    `spec.1.yaml` and `plan.1.json`. While another launcher ends, `say` tells why this one waits,
+    and `stop` ends the wait.
 
     Raises: NothingToResume; RunInUse; Interrupted; OSError if the folder cannot be written.
     """
-    goes_on(root, spec, resume=resume)  # First: a run that cannot be leaves nothing.
+    goes_on(
+        root, spec, resume=resume
+    )  # First, so that a run that cannot start leaves nothing behind.
     path, moved = root / spec.name, None
     lock = lock_run(path, say, stop)
     try:
@@ -135,13 +144,6 @@ def open_run_folder(
         lock.close()
         raise
     return folder
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file; an older one with another text is kept beside it."""
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        path.rename(_unused(path.parent, path.stem, path.suffix))
-    path.write_text(text, encoding="utf-8")
 
 
 def _unused(folder: Path, stem: str, suffix: str) -> Path:

@@ -1,8 +1,8 @@
-"""Which launcher owns a run folder: a locked file in it that says who locked it.
+"""The owner of a run folder: a locked file in the folder names the launcher that locked it.
 
-Decides: the kernel's lock (flock) rules where it reaches. A record of another machine, which the
-file system may not carry locks to, counts as long as its owner touches the file. A run that is
-being stopped is waited for, any other one is refused.
+Decides: the kernel's lock (flock) decides where it works. The file system may not carry locks to
+other machines, so a record from another machine counts as long as its owner touches the file. A
+launcher waits for a run that is being stopped; any other run that owns the folder is an error.
 Relies on: /proc for the identity of a machine.
 Leaves: what a run keeps in its folder to `run_folder`.
 """
@@ -37,14 +37,14 @@ class RunInUse(Exception):
 
 
 class FolderLost(Exception):
-    """The run folder is no longer that of this run."""
+    """The run folder no longer belongs to this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who locked a run folder.
+    """The launcher that locked a run folder.
 
-    `machine` is one boot of one host; `stopping` says that the owner was asked to end.
+    `machine` identifies one boot of one host; `stopping` says that the owner was asked to end.
     """
 
     host: str
@@ -59,17 +59,6 @@ class Owner:
         return f"process {self.pid} on {self.host} (since {self.since}: {self.command})"
 
 
-def _myself() -> Owner:
-    return Owner(
-        host=socket.gethostname(),
-        machine=_machine(),
-        pid=os.getpid(),
-        since=time.strftime("%Y-%m-%d %H:%M:%S"),
-        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
-        token=secrets.token_hex(8),
-    )
-
-
 def _machine() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -80,11 +69,19 @@ def _machine() -> str:
 class RunLock:
     """The lock of a run folder, held until it is closed or this process ends.
 
-    `lost` says what became of the folder once it is no longer this run's, and is empty until then.
+    `lost` is empty as long as the folder belongs to this run, and then says what happened to it.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
-        self._path, self._fd, self._owner = path, fd, _myself()
+        self._path, self._fd = path, fd
+        self._owner = Owner(
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            command=shlex.join(["mimo-launch", *sys.argv[1:]]),
+            token=secrets.token_hex(8),
+        )
         self.lost = ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
@@ -93,20 +90,20 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> str:
-        """Look at once whether the folder is still this run's; return `lost`."""
+        """Check now whether the folder still belongs to this run; return `lost`."""
         try:
             owner = _owner(self._path)
         except (FileNotFoundError, NotADirectoryError):
             self.lost = "it was deleted or moved away"
         except OSError:
-            pass  # A file system that does not answer now says nothing of the folder.
+            pass  # A file system that fails now says nothing about the folder.
         else:
             if owner is not None and owner.token != self._owner.token:
                 self.lost = f"it belongs to {owner}"
         return self.lost
 
     def stopping(self) -> None:
-        """Say that this run was asked to end: whoever wants the folder then waits for it."""
+        """Record that this run was asked to end, so that a launcher that wants the folder waits."""
         if not self._owner.stopping:
             self._owner = replace(self._owner, stopping=True)
             with suppress(OSError):
@@ -118,7 +115,7 @@ class RunLock:
         self._path = run / LOCK
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         if self._fd >= 0:
             self._closed.set()
             self._thread.join(BEAT_SECONDS)
@@ -129,7 +126,7 @@ class RunLock:
             self.forget()
 
     def forget(self) -> None:
-        """Let go without a trace, as a forked process must: it would keep the lock as well."""
+        """Release without touching the file, as a forked process must: it holds the lock too."""
         fd, self._fd = self._fd, -1
         os.close(fd)
 
@@ -163,7 +160,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = None) -> RunLock:
-    """Lock a run folder, which is created if need be; a stop signal ends the wait for it.
+    """Lock a run folder, creating it if it is missing; a stop signal ends the wait for it.
 
     Raises: RunInUse; Interrupted; OSError if the folder cannot be written.
     """
@@ -194,7 +191,7 @@ def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = N
 
 
 def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
-    """Return the lock, or who has it as far as is known."""
+    """Return the lock, or its owner if known."""
     run.mkdir(parents=True, exist_ok=True)
     path, lock = run / LOCK, None
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -212,18 +209,21 @@ def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
             return owner
         lock = RunLock(path, fd)
     except FileNotFoundError:
-        return _try(run, wait)  # Its owner has left since it was opened, and deleted it.
+        return _try(run, wait)  # Its owner deleted it and left after it was opened here.
     finally:
         if lock is None:
             os.close(fd)
-    if lock.check():  # The same, a moment later.
+    if lock.check():  # As above, a moment later.
         lock.close()
         return _try(run, wait)
     return lock
 
 
 def _beats(path: Path, owner: Owner, wait: Callable[[str], None]) -> bool:
-    """Return whether an owner on another machine touches its lock. Raises: FileNotFoundError."""
+    """Return whether an owner on another machine still touches its lock.
+
+    Raises: FileNotFoundError.
+    """
     before, until = _touched(path), time.monotonic() + SILENT_SECONDS
     while time.monotonic() < until:
         wait(f"{path.parent} was in use by {owner}; waits {SILENT_SECONDS:.0f} s for a sign of it")
@@ -233,13 +233,13 @@ def _beats(path: Path, owner: Owner, wait: Callable[[str], None]) -> bool:
 
 
 def _touched(path: Path) -> int:
-    """Return when a file was touched, as its server has it: opening asks anew."""
+    """Return when a file was touched; opening it asks the file server, not a cache."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _owner(path: Path) -> Owner | None:
-    """Return what a lock says of its owner; None if nothing is in it, or nothing of ours."""
+    """Return the owner that a lock file names; None if it is empty or not ours."""
     with path.open("rb") as file:
         text = file.read(_MOST_BYTES)
     try:

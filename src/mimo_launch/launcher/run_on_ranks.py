@@ -3,7 +3,7 @@
 Decides: fork with a file rendezvous and one pipe per rank; the first failing rank is the error.
 Relies on: a parent that has not started threads of torch's own (one thread per rank) and has not
 initialised CUDA (see docs/adr/0016-fork-before-cuda.md).
-Leaves: long training runs to `start_workers`, which has torch elastic watch the workers.
+Leaves: long training runs to `start_workers`, where torch elastic watches the workers.
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ from mimo_launch.launcher.forking import fresh_streams_after_fork
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
 
 RankDevice = Literal["cpu", "cuda"]
-# What the default group may take longer than a job, so that the parent gives up first.
+# The default group times out this much later than the job, so that the parent gives up first.
 MARGIN_SECONDS = 5
 
 
@@ -60,10 +60,10 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args)` on every rank of a new world and return the results by rank.
 
-    On `cuda` each rank has a GPU of its own, the current device, and NCCL carries its tensors.
-    Function and arguments are inherited by fork, only results must pickle.
+    On `cuda` each rank has a GPU of its own as current device, and NCCL carries its tensors. Fork
+    passes on the function and its arguments; only results must pickle.
 
-    Raises: RankError naming the first rank that raised, died or hung, with its traceback; the
+    Raises: RankError that names the first rank that raised, died or hung, with its traceback; the
     others are killed.
     """
     with Ranks(world_size, device=device) as ranks:
@@ -71,10 +71,10 @@ def run_ranks(
 
 
 class Ranks:
-    """Ranks that stay for several jobs, each in a default process group of its own.
+    """Ranks that serve several jobs, each job in a default process group of its own.
 
-    Starting processes and CUDA costs seconds, a job in a running one a fraction. After an error all
-    ranks are killed; the next job starts new ones.
+    Starting processes and CUDA takes seconds, a job on running ranks a fraction of one. After an
+    error all ranks are killed; the next job starts new ones.
     """
 
     def __init__(self, world_size: int, *, device: RankDevice = "cpu") -> None:
@@ -98,7 +98,7 @@ class Ranks:
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
         """Call `function(*args)` on every rank and return the results by rank.
 
-        The first job of new ranks is inherited by fork; later ones must pickle. Raises: RankError.
+        New ranks inherit their first job by fork; later jobs must pickle. Raises: RankError.
         """
         self._jobs += 1
         store = Path(self._folder.name) / f"store-{self._jobs}"
@@ -122,7 +122,7 @@ class Ranks:
 
     def _start(self, job: RankCall) -> None:
         fresh_streams_after_fork()
-        torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent has used.
+        torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent used.
         if self.device == "cuda":
             refuse_initialised_cuda()
         context = multiprocessing.get_context("fork")
@@ -139,20 +139,21 @@ class Ranks:
             self._processes.append(process)
 
     def _collect(self, timeout_s: float) -> list[Any]:
-        """Wait for every rank; raise for the first that fails."""
+        """Wait for all ranks and return their results; raise for the first rank that fails."""
         results: dict[int, Any] = {}
         open_pipes = dict(zip(self._pipes, range(len(self._pipes)), strict=True))
         deadline = time.monotonic() + timeout_s
         while open_pipes:
-            ready = wait(list(open_pipes), timeout=max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            ready = cast("list[Connection]", wait(list(open_pipes), timeout=left))
             if not ready:
                 waiting = sorted(open_pipes.values())
                 stacks = [f"rank {r}:\n{self._stack(r)}" for r in waiting]
                 raise RankError(f"ranks {waiting} hung for {timeout_s:.0f} s\n" + "\n".join(stacks))
             for pipe in ready:
-                rank = open_pipes.pop(pipe)  # type: ignore[call-overload]
+                rank = open_pipes.pop(pipe)
                 try:
-                    ok, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                    ok, value = pickle.loads(pipe.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     raise RankError(f"rank {rank} died without a word") from None
                 if not ok:
@@ -187,46 +188,43 @@ def _rank_main(
     inherited: list[Connection],
     job: RankCall,
 ) -> None:
-    """Be a rank: run jobs until the parent closes the pipe; leave without interpreter shutdown."""
+    """Run jobs as one rank until the parent closes the pipe; exit without interpreter shutdown."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # The answer of a command has stdout to itself.
-    for end in inherited:  # Else the pipes of a dead parent would stay open.
+    os.dup2(2, 1)  # Only the answer of a command goes to stdout.
+    for end in inherited:  # Otherwise the pipes of a dead parent would stay open.
         end.close()
-    # torch makes the thread pool of its parent anew at the first call, which two threads must not
-    # make at once: those of the backward, one per GPU, abort with "Invalid thread pool".
+    # In a forked child, the first parallel call of torch replaces the thread pool. Two threads must
+    # not do that at once: the backward's threads, one per GPU, abort with "Invalid thread pool".
     torch.set_num_threads(1)
-    run: Callable[..., tuple[bool, Any]] = _run_job
+    is_first = True
     with _stack_file(job.store.parent, rank).open("w") as stack:
         while True:
-            # A little before the parent gives up, so that the stack is there to be read.
+            # A little before the parent gives up, so that it can read the stack.
             faulthandler.dump_traceback_later(max(0.1, job.timeout_s - 0.5), file=stack)
-            result = run(rank, world_size, device, job)
-            run = _run_in_thread
+            if is_first:
+                result = _run_job(rank, world_size, device, job)
+            else:
+                # In a new thread: torch caches, per thread, what operations on DTensors return, and
+                # treats meshes over equal ranks as equal. So the results of this job would hold the
+                # meshes, and the groups, of an earlier one.
+                with ThreadPoolExecutor(1) as thread:
+                    result = thread.submit(_run_job, rank, world_size, device, job).result()
+            is_first = False
             faulthandler.cancel_dump_traceback_later()
             try:
-                # Not the pickle of torch: handles of its tensors die with this process.
+                # Not the pickle of torch, whose handles of tensors die with this process.
                 pipe.send_bytes(pickle.dumps(result))
                 job = pickle.loads(pipe.recv_bytes())
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 break
     sys.stdout.flush()
     sys.stderr.flush()
-    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
     os._exit(0)
 
 
-def _run_in_thread(*args: Any) -> tuple[bool, Any]:
-    """Do `_run_job` in a thread of its own.
-
-    torch keeps, per thread, what operations on DTensors return, and takes meshes over equal ranks
-    for equal: results of one job would hold the meshes, and so the groups, of an earlier one.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_run_job, *args).result()
-
-
 def _run_job(rank: int, world_size: int, device: RankDevice, job: RankCall) -> tuple[bool, Any]:
-    """Return whether a job went well, and its result or its traceback."""
+    """Return whether a job succeeded, and its result or its traceback."""
     try:
         join_world(
             device_for(device, rank),

@@ -1,9 +1,9 @@
-"""The cells of shared memory in which workers note where they are and learn when to stop.
+"""The cells of shared memory in which workers note their progress and learn when to stop.
 
-Decides: one block of integers per worker behind a common cell; it has no name in the file
-system, so nothing is left behind even when the launcher is killed.
+Decides: a common cell, followed by one block of integers per worker; the memory has no name in the
+file system, so nothing is left behind even when the launcher is killed.
 Relies on: `runtime.progress` for the cells of a worker.
-Leaves: judging what the cells say to `watchdog` and `verdict`.
+Leaves: the meaning of the cells to `watchdog` and `verdict`.
 """
 
 from collections.abc import MutableSequence
@@ -13,16 +13,16 @@ from typing import Any, cast
 
 from mimo_launch.runtime.progress import Cause, Cell, Phase, Progress
 
-# The cell that all workers share: the signal after which to stop. Those of the workers follow.
+# The cell that all workers share: the signal after which to stop. The workers' cells follow.
 _STOP = 0
 _COMMON = 1
-# What a worker can say of its error where no file can be written.
+# For the message of an error where no file can be written.
 _MESSAGE_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """What one worker's cells say; times are of the monotonic clock, in nanoseconds."""
+    """The contents of one worker's cells; times are of the monotonic clock, in nanoseconds."""
 
     phase: Phase
     step: int
@@ -61,7 +61,7 @@ class HostCells:
         return bool(self.shared.cells[_STOP])
 
     def read(self, local_rank: int) -> WorkerProgress:
-        """Return where a worker is."""
+        """Return the progress of a worker."""
         start = _COMMON + local_rank * len(Cell)
         cells = self.shared.cells[start : start + len(Cell)]
         return WorkerProgress(
@@ -76,7 +76,7 @@ class HostCells:
         )
 
     def message(self, local_rank: int) -> str:
-        """Return what a worker said of its error, or nothing."""
+        """Return a worker's message about its error, or ""."""
         start = local_rank * _MESSAGE_BYTES
         said = self.shared.messages[start : start + _MESSAGE_BYTES]
         return bytes(said).rstrip(b"\0").decode(errors="replace")
@@ -93,9 +93,9 @@ class WorkerCells:
         self.progress = Progress(everything[start : start + len(Cell)])
 
     def say(self, message: str) -> None:
-        """Leave the beginning of a message."""
+        """Store the beginning of a message."""
         said = message.encode(errors="backslashreplace")[:_MESSAGE_BYTES]
-        # Nothing is left of an earlier one.
+        # Padded, so that nothing of an earlier message is left.
         said = said.ljust(_MESSAGE_BYTES, b"\0")
         self._messages[self._first : self._first + len(said)] = said
 

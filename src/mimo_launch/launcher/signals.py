@@ -15,13 +15,13 @@ from typing import Any
 
 from mimo_launch.train.run_state import STOP_SIGNALS
 
-# Whoever signals all processes of a job reaches a rank twice: once itself, once through torchrun.
+# A signal to all processes of a job reaches a rank twice: directly and through torchrun.
 SAME_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
 class Interrupted(Exception):
-    """A second signal ended the run at once; the workers are gone."""
+    """A second signal ended the run at once; no worker is left."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -54,20 +54,20 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # When a terminal goes, the kernel hangs up, and so does the shell: that is no second wish.
+        # When a terminal closes, kernel and shell both send SIGHUP: that is no second request.
         self.at_once = self.at_once or (bool(self.signal) and number != signal.SIGHUP)
         self.signal = self.signal or number
 
 
 class JoinedStop:
-    """The same for a rank that something else started: there is no one else to end it at once."""
+    """A stop request in a rank that something else started; a second signal ends the process."""
 
     def __init__(self) -> None:
         self._signal = 0
         self._since = 0.0
 
     def install(self) -> None:
-        """Note stop signals from now on."""
+        """Handle stop signals from now on."""
         for number in _heeded():
             signal.signal(number, self.note)
 
@@ -85,7 +85,7 @@ class JoinedStop:
 
 
 def _heeded() -> tuple[signal.Signals, ...]:
-    """Return the stop signals that count; `nohup` says that SIGHUP does not."""
+    """Return the stop signals to handle, without SIGHUP under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(n for n in STOP_SIGNALS if n != signal.SIGHUP or not ignored)
 
@@ -93,11 +93,11 @@ def _heeded() -> tuple[signal.Signals, ...]:
 def leave_signals_to(launcher: int) -> None:
     """Make this worker ignore stop signals, and die with its launcher, the process `launcher`.
 
-    Ctrl-C in a terminal, and schedulers, signal every process of a job; the launcher alone decides.
+    Ctrl-C in a terminal and schedulers signal every process of a job; only the launcher decides.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # torch asks for SIGINT, which is ignored here, and which a blocked worker would not see.
+    # torch asks for SIGINT instead, which is ignored here; a blocked worker would not see it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:
-        os._exit(1)  # It died before the kernel was asked.
+        os._exit(1)  # The launcher died before this call.

@@ -1,9 +1,9 @@
-"""Starts the workers of one host through torch elastic, and sees one attempt to its end.
+"""Starts the workers of one host through torch elastic, and supervises one attempt.
 
 Decides: fork from a parent that has imported what workers need (8 ranks start in about a second)
-and has not initialised CUDA, one pipe for the events of rank 0, when workers are killed.
-Relies on: torch elastic to start processes and redirect their output; `watchdog` to see what they
-do, `hosts` for the other machines of the job.
+and has not initialised CUDA; one pipe for the events of rank 0; when workers are killed.
+Relies on: torch elastic to start processes and redirect their output; `watchdog` to observe them;
+`hosts` for the other machines of the job.
 Leaves: the work of a worker to `worker`, showing events and failures to `cli`.
 """
 
@@ -49,10 +49,10 @@ KILL_SECONDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audience:
-    """Who is told of an attempt.
+    """The receivers of what happens in an attempt.
 
-    What `screen` is entered as hears the events of rank 0, `note` remarks and what the shown ranks
-    write to stderr, `printed` what they write to stdout.
+    The listener that entering `screen` returns gets the events of rank 0. `note` gets remarks and
+    what the shown ranks write to stderr, `printed` what they write to stdout.
     """
 
     screen: AbstractContextManager[Listener]
@@ -64,7 +64,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     """Train once on this host's workers; return the signal that ended the run, or 0.
 
     Raises: RunFailed when a worker of any host raises, dies or hangs; Interrupted on a second
-    signal, or on a first one before there are workers. No worker is left in either case.
+    signal, or on a first one before workers exist. In either case no worker is left.
     """
     import_for_workers()
     if stop.signal:
@@ -75,7 +75,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     with ExitStack() as shown, _workers(job, hosts, rendezvous, cells, writer) as watch:
         # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
         writer.close()
-        # Only now: workers would inherit what a thread that draws has locked.
+        # Only now: workers would inherit the locks that a drawing thread holds.
         pump = Pump(reader, shown.enter_context(audience.screen))
         pump.start()
         shown.callback(pump.join, timeout=KILL_SECONDS)
@@ -87,8 +87,13 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
             time.sleep(POLL_SECONDS)
             _obey(stop, cells, hosts, audience.note)
             done = watch.done() and hosts.all_done()
-            # A run whose folder went away in its last moments is not done.
-            if watch.alarm() or hosts.alarm() or _folder_lost(hosts, now=done):
+            lock = hosts.lock
+            # At the end, look at the folder itself: a run that lost it in the last moment failed.
+            if (
+                watch.alarm()
+                or hosts.alarm()
+                or (lock is not None and (lock.check() if done else lock.lost))
+            ):
                 raise hosts.diagnose(
                     job.plan,
                     watch.examine,
@@ -104,7 +109,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
 def _followed(
     job: Job, hosts: Hosts, rendezvous: Rendezvous, audience: Audience
 ) -> dict[Path, Callable[[str], None]]:
-    """Return the files of the shown ranks of this host, and who is told of their lines."""
+    """Return the files of the shown ranks of this host, with the receivers of their lines."""
 
     def behind(rank: int, tell: Callable[[str], None]) -> Callable[[str], None]:
         return lambda line: tell(f"[rank {rank}] {line}")
@@ -118,7 +123,7 @@ def _followed(
 
 
 def _obey(stop: StopRequest, cells: HostCells, hosts: Hosts, note: Callable[[str], None]) -> None:
-    """Pass a stop signal on to the workers; the second ends everything."""
+    """Pass a stop signal on to the workers; a second one ends everything."""
     if stop.at_once:
         hosts.interrupted(stop.signal)
         raise Interrupted(stop.signal)
@@ -130,18 +135,11 @@ def _obey(stop: StopRequest, cells: HostCells, hosts: Hosts, note: Callable[[str
         note(f"{name}: stopping after this step; another one stops at once")
 
 
-def _folder_lost(hosts: Hosts, *, now: bool) -> str:
-    """Return what became of the run folder; `now` looks at once."""
-    if hosts.lock is None:
-        return ""
-    return hosts.lock.check() if now else hosts.lock.lost
-
-
 @contextmanager
 def _workers(
     job: Job, hosts: Hosts, rendezvous: Rendezvous, cells: HostCells, events: Connection
 ) -> Iterator[Watch]:
-    """Start the workers; kill those that are left, and what they have started."""
+    """Start the workers; at the end, kill those that are left and all that they started."""
     recorder = Recorder(job.run, rendezvous.attempt) if job.device == "cuda" else None
     context = None
     adopt_orphans()
@@ -162,7 +160,7 @@ def _workers(
             timeout = job.plan.spec.train.timeout
             yield Watch(cells, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
     finally:
-        # Nothing softer: a worker that is stopped or blocked outside of Python sees no other.
+        # No softer signal: a worker that is stopped or blocked outside of Python would not see it.
         if context is not None:
             context.close(signal.SIGKILL, timeout=KILL_SECONDS)
         end_orphans(before)
@@ -182,7 +180,7 @@ def _start(
 
     from mimo_launch.launcher.worker import worker_main
 
-    # It would log each failure with a traceback of its own, and handle signals in its own way.
+    # It would log a traceback of its own for each failure, and handle signals itself.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     settings = {}
@@ -199,7 +197,7 @@ def _start(
             "GROUP_RANK": str(hosts.node),
             # The store of this attempt runs in a launcher; workers are its clients.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            # Ranks connect to those that they talk to, rather than each to every other.
+            # Ranks connect only to the ranks that they communicate with.
             "TORCH_GLOO_LAZY_INIT": os.environ.get("TORCH_GLOO_LAZY_INIT", "1"),
             **rendezvous.environment,
             **settings,

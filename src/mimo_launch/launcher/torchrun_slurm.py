@@ -1,11 +1,11 @@
-"""Processes that torchrun or srun started: as what, and how such ranks find each other.
+"""Processes that torchrun or srun started: their part in the job, and how ranks find each other.
 
-Decides: RANK and WORLD_SIZE together mean a rank, as torchrun sets them. Of srun one task per rank
-joins as that rank, one task per host acts as that host's launcher; the first host of the list and
-a port made from the job's number are where they meet. The first rank looks at the run folder for
-all, and says whether there is anything to run; its store listens only where MASTER_ADDR says.
-Relies on: the environment: that of torchrun, or of a step of srun (SLURM_STEP_*), not of the batch
-script around it. Under torchrun on the store of its agent.
+Decides: RANK and WORLD_SIZE together mean a rank, as torchrun sets them. Under srun, one task per
+rank joins as that rank, one task per host acts as that host's launcher; they meet at the first host
+of the list, at a port made from the job's number. The first rank looks at the run folder for all,
+and says whether there is anything to run; its store listens only at MASTER_ADDR.
+Relies on: the environment of torchrun, or of a step of srun (SLURM_STEP_*), not of the batch script
+around it; under torchrun, the store of its agent.
 Leaves: the process group to `worker`, launchers of several hosts to `host_rendezvous`.
 """
 
@@ -29,11 +29,11 @@ _ENDED, _HEARD = "mimo/ended", "mimo/heard"
 
 
 class WrongEnvironment(ValueError):
-    """The environment says that this process is a rank, and what it says cannot be."""
+    """The environment says that this process is a rank, but contradicts itself."""
 
 
 class WrongTasks(ValueError):
-    """srun started a number of tasks that fits neither ranks nor hosts."""
+    """srun started a number of tasks that matches neither ranks nor hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def slurm_place(task: Task, world_size: int) -> Joined | NodePlace | None:
-    """Return what a task is for a job of `world_size` ranks; None is a launcher on its own.
+    """Return the part of a task in a job of `world_size` ranks; None means a lone launcher.
 
     Raises: WrongTasks.
     """
@@ -109,7 +109,7 @@ def slurm_place(task: Task, world_size: int) -> Joined | NodePlace | None:
 
 
 def slurm_environment(task: Task) -> dict[str, str]:
-    """Return what torch reads to join as a rank of a step."""
+    """Return the variables that torch reads to join as a rank of a step."""
     return {
         "RANK": str(task.rank),
         "WORLD_SIZE": str(task.num_tasks),
@@ -120,7 +120,7 @@ def slurm_environment(task: Task) -> dict[str, str]:
 
 
 class NodelistError(ValueError):
-    """A list of hosts is not in SLURM's notation."""
+    """A list of hosts does not follow SLURM's notation."""
 
 
 def slurm_task(environ: Mapping[str, str]) -> Task | None:
@@ -152,16 +152,12 @@ def expand(hosts: str) -> Iterator[str]:
 
     Raises: NodelistError.
     """
-    for item in _items(hosts):
-        yield from _expand_item(item, hosts)
-
-
-def _items(hosts: str) -> list[str]:
-    """Split at commas outside of brackets."""
+    # Split at commas outside of brackets.
     items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", hosts)
     if not items or ",".join(items) != hosts.strip():
         raise NodelistError(f"{hosts!r} is not a list of hosts such as node[01-03,07]")
-    return [item.strip() for item in items]
+    for item in items:
+        yield from _expand_item(item.strip(), hosts)
 
 
 def _expand_item(item: str, hosts: str) -> Iterator[str]:
@@ -180,7 +176,7 @@ def _expand_item(item: str, hosts: str) -> Iterator[str]:
 
 
 class JoinedWorld:
-    """The ranks of a job, as one of them sees them; `timeout` is in seconds."""
+    """The ranks of a job, seen from one of them; `timeout` is in seconds."""
 
     def __init__(self, joined: Joined, *, timeout: int) -> None:
         """Open the store on the first rank, or wait for it. Raises: OSError, RuntimeError."""
@@ -197,7 +193,7 @@ class JoinedWorld:
 
     @property
     def group(self) -> dict[str, Any]:
-        """What the process group is made of."""
+        """The arguments of the process group."""
         joined = self._joined
         return {"store": self._store, "rank": joined.rank, "world_size": joined.world_size}
 
@@ -212,7 +208,7 @@ class JoinedWorld:
             time.sleep(POLL_SECONDS)
 
     def hear(self) -> int | None:
-        """Return the exit code that the first rank has told, if there is nothing to run."""
+        """Return the exit code from the first rank if there is nothing to run."""
         said = self._store.get(_ENDED).decode()
         self._store.add(_HEARD, 1)
         return int(said) if said else None

@@ -1,9 +1,9 @@
-"""Which rank is blamed for a failed run, and why: from what is known of all ranks.
+"""The verdict on a failed run: which rank is to blame and why, from what is known of all ranks.
 
-Decides: errors that a lost or late peer explains count only if no rank has another kind of failure;
-among the others the earliest counts. Without any, the rank that the others wait for is to blame.
-Also what launchers of several hosts tell each other about a failure, and its form on the wire.
-Relies on: nothing but its arguments; no process, no clock.
+Decides: errors that a lost or late peer explains count only if no rank failed otherwise; of the
+other failures the earliest counts. Without any failure, the rank that the others wait for is to
+blame. Also what launchers of several hosts tell each other about a failure, and its wire format.
+Relies on: its arguments only; no process, no clock.
 Leaves: collecting the facts to `watchdog` and `hosts`, words to `failure_report`.
 """
 
@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from mimo_launch.launcher.worker_processes import Exit, Frame
 from mimo_launch.plan.plan import Plan
@@ -23,9 +22,9 @@ class RankState:
     """What is known of one rank when a run has to end. Times are seconds since the epoch.
 
     `process` is the kernel's letter for its state, empty if it has ended. `size` is the length of
-    its program. `gpu` says that it works on one, which its host runs ahead of; `deaf` is for how
-    many seconds none of its threads got the interpreter, if that is long; `beats` says that it gave
-    signs of work, though it got nowhere.
+    its program. `gpu` says that it works on a GPU, which its host runs ahead of. `deaf` is how many
+    seconds no thread of it got the interpreter, or 0 if that is normal. `beats` says that it showed
+    signs of work without progress.
     """
 
     rank: int
@@ -48,7 +47,7 @@ class RankState:
 
     @property
     def progress(self) -> tuple[int, int, float]:
-        """How far this rank has come: step, phase, share of its program."""
+        """The progress of this rank: step, phase, share of its program."""
         return self.step, self.phase, self.position / max(1, self.size)
 
     @property
@@ -63,7 +62,7 @@ class RankState:
 
     @property
     def died(self) -> bool:
-        """Whether the process has ended before its time without saying why."""
+        """Whether the process ended too early without an error of its own."""
         if self.end is None or self.failed:
             return False
         clean = self.end.status == 0 and not self.end.killed_by
@@ -76,7 +75,7 @@ class RankState:
 
     @property
     def blames_others(self) -> bool:
-        """Whether all that is wrong with this rank is that a peer was lost or late."""
+        """Whether this rank failed only because a peer was lost or late."""
         return self.cause in (Cause.LOST, Cause.TIMEOUT)
 
 
@@ -107,10 +106,10 @@ class Verdict:
 def judge(
     states: Sequence[RankState], absent: Sequence[int] = (), *, frozen: bool = False
 ) -> Verdict:
-    """Return the verdict on ranks of which at least one failed, or none has moved for too long.
+    """Return the verdict on ranks of which one failed, or all have stood still for too long.
 
-    `absent` are ranks whose host does not answer; `frozen` says that the job as a whole stood still
-    for long enough to make every wait time out.
+    `absent` are ranks whose host does not answer; `frozen` says that the whole job stood still long
+    enough for every wait to time out.
     """
     own = [s for s in states if s.failed_at and not s.blames_others]
     if own:
@@ -125,18 +124,18 @@ def judge(
 
 
 def _awaited(states: Sequence[RankState]) -> Verdict:
-    """Return the verdict on ranks that have nothing worse to report than waiting for others."""
+    """Return the verdict on ranks that at most waited for others in vain."""
     running = [s for s in states if not s.failed and s.phase is not Phase.FINISHED]
     stopped = [s for s in states if not s.failed and s.stopped]
     deaf = [s for s in running if s.deaf]
     if stopped:
         return Verdict(_furthest_behind(stopped).rank, FailureKind.STOPPED)
-    if deaf:  # On a machine that is too busy others may seem so for a moment.
+    if deaf:  # The longest, as on a busy machine others may seem deaf for a moment.
         return Verdict(max(deaf, key=lambda s: (s.deaf, -s.rank)).rank, FailureKind.STUCK)
     lost = [s for s in states if s.cause is Cause.LOST]
     late = [s for s in states if s.cause is Cause.TIMEOUT]
     if lost and not late:
-        # Nobody died, nobody was late: the connection itself broke.
+        # No rank died or was late: the connection itself broke.
         first = min(lost, key=lambda s: (s.failed, s.rank))
         return Verdict(first.rank, FailureKind.LOST)
     busy = [s for s in running if not s.waits and s.phase > Phase.STARTING]
@@ -163,11 +162,11 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What else is known of a failure, besides what each rank was doing.
+    """What is known of a failure besides the states of its ranks.
 
-    `oom_killed` says that the kernel ended processes for want of memory meanwhile, `frozen_s` for
-    how many seconds the whole job stood still, `folder_lost` what became of the run folder if it is
-    no longer this run's.
+    `oom_killed` says that the kernel killed processes for lack of memory during the attempt,
+    `frozen_s` for how many seconds the whole job stood still, `folder_lost` what happened to the
+    run folder if it no longer belongs to this run.
     """
 
     oom_killed: bool = False
@@ -177,9 +176,10 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an attempt at a plan ended.
+    """Why an attempt ended.
 
-    `absent` are hosts that did not answer, `actions` what each rank's program had at its position.
+    `absent` are the hosts that did not answer, `actions` the actions at each rank's position in its
+    program.
     """
 
     plan: Plan
@@ -193,7 +193,7 @@ class Failure:
 
     @property
     def restartable(self) -> bool:
-        """Whether another attempt makes sense: nobody ended the run on purpose, no host is gone."""
+        """Whether another attempt makes sense: no rank ended the run on purpose, no host left."""
         return (
             not self.verdict.final
             and self.verdict.kind is not FailureKind.ABSENT
@@ -206,9 +206,10 @@ class Failure:
 
 
 class RunFailed(Exception):
-    """An attempt failed; this is the whole account of it.
+    """An attempt failed; `failure` has all that is known of it.
 
-    On all hosts but node 0 it is what this host knows, and `told` is node 0's verdict in words.
+    On hosts other than node 0, `failure` is what that host knows, and `told` is node 0's verdict in
+    words.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ def diagnose(
     absent: tuple[Host, ...] = (),
     around: Circumstances | None = None,
 ) -> Failure:
-    """Judge the ranks of all hosts that answered, unless they have lost their folder."""
+    """Judge the ranks of all hosts that answered, unless the run folder is lost."""
     programs, around = plan.training, around or Circumstances()
     known = tuple(
         replace(state, size=len(programs[state.rank]))
@@ -260,16 +261,15 @@ def to_json(states: Iterable[RankState]) -> str:
 
 def from_json(text: str) -> list[RankState]:
     """Return the states that `to_json` wrote."""
-    return [_state(raw) for raw in json.loads(text)]
-
-
-def _state(raw: dict[str, Any]) -> RankState:
-    return RankState(
-        **{
-            **raw,
-            "phase": Phase(raw["phase"]),
-            "cause": Cause(raw["cause"]),
-            "end": None if raw["end"] is None else Exit(**raw["end"]),
-            "frames": tuple(Frame(**frame) for frame in raw["frames"]),
-        }
-    )
+    return [
+        RankState(
+            **{
+                **raw,
+                "phase": Phase(raw["phase"]),
+                "cause": Cause(raw["cause"]),
+                "end": None if raw["end"] is None else Exit(**raw["end"]),
+                "frames": tuple(Frame(**frame) for frame in raw["frames"]),
+            }
+        )
+        for raw in json.loads(text)
+    ]

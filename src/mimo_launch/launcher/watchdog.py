@@ -1,10 +1,10 @@
-"""Watches the workers of this host, and looks closely at each when something is wrong.
+"""Watches the workers of this host, and examines each of them when something is wrong.
 
-Decides: what is an alarm: a worker that ended or failed, or none that moved for `timeout` seconds,
-of which only those count in which this process ran: what stops a job as a whole is no rank's fault.
-Progress is what workers write into their cells; a thread that says "alive" would do so in a hung
-process as well. In a run that was asked to stop, signs of work from inside a phase are not enough,
-but for those of a save.
+Decides: what is an alarm: a worker that ended or failed, or `timeout` seconds in which no worker
+made progress. Only seconds in which this process ran count: what stops the whole job is no rank's
+fault. Progress is what workers write into their cells; a thread that says "alive" would go on doing
+so in a hung process. In a run that was asked to stop, signs of work within a phase do not count as
+progress, except while it saves.
 Relies on: `shared_progress`, `worker_processes`, and the files that workers write to.
 Leaves: the verdict to `verdict`, killing and restarting to `start_workers`.
 """
@@ -14,24 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.launcher.shared_progress import HostCells, WorkerProgress
+from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import read_error, watchdog_words
 from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, Recorder
 from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, process_state, take_stacks
 from mimo_launch.runtime.progress import Phase
 
-# Failures come in groups; what is looked at a moment later is more complete.
+# Failures come in groups; a look a moment later shows more of them.
 SETTLE_SECONDS = 0.2
-# Between two looks of a process that runs; a longer time has not been seen by anyone.
+# The longest time between two looks of a running process; in the rest, this process stood still.
 SEEN_SECONDS = 1.0
-# A worker whose threads do not get the interpreter for so long is deaf, or for the timeout.
+# A worker is deaf if its threads get no interpreter for this long, or for the timeout if shorter.
 DEAF_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """One worker of this host: its number among them, its process and its folder of logs."""
+    """One worker of this host: its rank, its local rank, its process and its folder of logs."""
 
     rank: int
     local_rank: int
@@ -40,7 +40,7 @@ class Local:
 
 
 class Watch:
-    """The workers of one host; `timeout` is in seconds, `recorder` that of workers on GPUs."""
+    """The workers of one host; `timeout` is in seconds; workers on GPUs have a `recorder`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Watch:
         self._host, self._timeout, self._recorder = host, timeout, recorder
         self._looked = time.monotonic()
         self._signs = self._read_signs()
-        # For how long no worker has moved; when this process last stood still, and how long.
+        # How long no worker has made progress; when this process last stood still, and how long.
         self._still = 0.0
         self._froze, self._frozen = 0.0, 0.0
 
@@ -68,23 +68,26 @@ class Watch:
             self._froze, self._frozen = now, gap
         self._still = 0.0 if signs != self._signs else self._still + min(gap, SEEN_SECONDS)
         self._signs = signs
-        seen = [self._cells.read(worker.local_rank) for worker in self._workers]
-        if any(s.failed for s in seen):
-            return True
-        if any(_too_early(self._end(w), s) for w, s in zip(self._workers, seen, strict=True)):
-            return True
-        # One that has finished must leave as well.
+        for worker in self._workers:
+            seen, end = self._cells.read(worker.local_rank), self._end(worker)
+            if seen.failed:
+                return True
+            if end is not None and (
+                end.killed_by or end.status or seen.phase is not Phase.FINISHED
+            ):
+                return True
+        # A worker that has finished must leave, too.
         running = any(self._end(worker) is None for worker in self._workers)
         return running and self._still > self._timeout
 
     @property
     def frozen_s(self) -> float:
-        """For how long the job as a whole has stood still, if that makes waits time out now."""
+        """How long the whole job has stood still, if waits time out because of it now."""
         recent = time.monotonic() - self._froze < self._timeout
         return self._frozen if recent and self._frozen > self._timeout / 2 else 0.0
 
     def _read_signs(self) -> list[tuple[int, ...]]:
-        """Return what changes as long as the workers make progress."""
+        """Return values that change as long as the workers make progress."""
         seen = [self._cells.read(worker.local_rank) for worker in self._workers]
         if not self._cells.asked_to_stop:
             return [(s.changed,) for s in seen]
@@ -112,7 +115,7 @@ class Watch:
         reachable = {
             worker.pid: worker.folder / STACK
             for worker in self._workers
-            # Before that a worker does not know the signal, and would die of it.
+            # Earlier, a worker has no handler for the signal, which would kill it.
             if self._cells.read(worker.local_rank).phase > Phase.STARTING
             and process_state(worker.pid) not in ("", "Z", "T", "t")
         }
@@ -152,12 +155,6 @@ class Watch:
             deaf=deaf if deaf > min(DEAF_SECONDS, self._timeout) else 0.0,
             beats=now - seen.changed < self._timeout * 1e9,
         )
-
-
-def _too_early(end: Exit | None, seen: WorkerProgress) -> bool:
-    if end is None:
-        return False
-    return bool(end.killed_by or end.status) or seen.phase is not Phase.FINISHED
 
 
 def _since_epoch(monotonic_ns: int) -> float:

@@ -1,9 +1,9 @@
-"""One worker process: the first and last lines of one that we fork, and the work of any.
+"""One worker process: start and end of one that we fork, and the work of every rank.
 
-Decides: process group from the environment, what rank 0 reports, and that a rank which fails says
-so before its peers lose it; how a forked worker notes its progress and leaves.
+Decides: the process group comes from the environment; what rank 0 reports; a rank that fails
+reports so before its peers lose it; how a forked worker notes its progress and exits.
 Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the GPU.
-Leaves: starting workers to `start_workers`, what they do to `rank_tasks`.
+Leaves: starting workers to `start_workers`, their work to `rank_tasks`.
 """
 
 import os
@@ -34,14 +34,14 @@ from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners import Closable
 from mimo_launch.train.session import RankSession
 
-# A worker that has failed stays for so long, unless the launcher has killed it before.
+# A failed worker stays this long, unless the launcher kills it before.
 STAY_SECONDS = 5.0
 ALIVE_SECONDS = 0.5
 MAX_THREADS = 4
 
 
 def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: int) -> NoReturn:
-    """Be one worker of the process `launcher`; events of rank 0 go into a pipe."""
+    """Run one worker of the process `launcher`; events of rank 0 go into a pipe."""
     leave_signals_to(launcher)
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
@@ -57,7 +57,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     def failed(error: BaseException) -> None:
         told.append(error)
         cause = Cause.OWN
-        # The launcher must learn of the error, whatever the disk and the error itself are like.
+        # The launcher must learn of the error even if the disk or the error itself is broken.
         with suppress(Exception):
             cause = cause_of(error)
         with suppress(Exception):
@@ -68,7 +68,7 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
             traceback.print_exception(error)
             sys.stderr.flush()
         cells.progress.failed(cause)
-        # Peers that lose this rank now would fail as well, and hide what they were doing.
+        # Peers that lost this rank now would fail too, and so hide what they were doing.
         time.sleep(STAY_SECONDS)
 
     status = 0
@@ -88,40 +88,33 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
     os._exit(status)
 
 
 def _answer(progress: Progress) -> NoReturn:
-    """Note again and again that threads of this worker get the interpreter.
+    """Note at intervals that threads of this worker get the interpreter.
 
-    They do while the main one waits for a peer, but not while a call outside of Python keeps it.
+    They do while the main thread waits for a peer, but not while a call outside of Python keeps the
+    GIL.
     """
     while True:
         progress.alive()
         time.sleep(ALIVE_SECONDS)
 
 
-def _no_signal() -> int:
-    return 0
-
-
-def _nobody_to_tell(error: BaseException) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A worker's links to whoever started it.
+    """The links of a worker to the process that started it.
 
-    `stop` returns a signal after which to stop, or 0; `failed` is called with the error of this
-    rank while its peers still have it; `group` is what the process group is made of, by default
-    what the environment says.
+    `stop` returns a signal after which to stop, or 0. `failed` is called with the error of this
+    rank while its peers are still connected to it. `group` has the arguments of the process group,
+    which by default come from the environment.
     """
 
     progress: Progress
-    stop: Callable[[], int] = _no_signal
-    failed: Callable[[BaseException], None] = _nobody_to_tell
+    stop: Callable[[], int] = lambda: 0
+    failed: Callable[[BaseException], None] = lambda error: None
     group: dict[str, Any] = field(default_factory=dict)
 
 
@@ -136,9 +129,9 @@ def run_worker(
 ) -> int:
     """Do `task` as one rank and return the signal that ended it, or 0.
 
-    Rank 0 keeps the task's records and tells `listeners`.
+    Rank 0 keeps the task's records and calls `listeners`.
 
-    Ranks: collective over the world. Raises: whatever went wrong on this rank.
+    Ranks: collective over the world. Raises: the error of this rank.
     """
     links = links or Links(Progress())
     sinks: list[Listener] = []
@@ -170,16 +163,16 @@ def run_worker(
     finally:
         for record in reversed(records):
             record.close()
-    # Only now: after an error NCCL would wait for transfers that never end.
+    # Not in `finally`: after an error NCCL would wait for transfers that never end.
     dist.destroy_process_group()
     links.progress.finished(ended_by)
     return ended_by
 
 
 def _num_threads(place: torch.device) -> int:
-    """Return the threads of a worker: beside a GPU a few, for what is read and packed on the host.
+    """Return the threads of a worker: with a GPU a few, to read and pack data on the host.
 
-    One on processors, which the ranks share.
+    Without GPUs one, since the ranks share the processors.
     """
     if place.type == "cpu":
         return 1

@@ -1,8 +1,8 @@
-"""What a worker says of its own error, for its launcher to read.
+"""What a worker reports about its own error, for its launcher to read.
 
-Decides: whether an error is the worker's own or comes of a lost or late peer, what is said of a
-full GPU, and the form of `error.json` (that of torch elastic).
-Relies on: torch's exception types, and on the words of gloo and NCCL, which have no types.
+Decides: whether an error is the worker's own or due to a lost or late peer; the message for a full
+GPU; the form of `error.json` (that of torch elastic).
+Relies on: torch's exception types, and the words of gloo and NCCL, which have no types.
 Leaves: whose fault it was to `verdict`.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from mimo_launch.layout.layout import Layout
 from mimo_launch.runtime.progress import Cause
 
-# gloo throws plain RuntimeErrors, NCCL one type for everything; these are their words when a peer
-# is late, or gone, and those of NCCL when something is wrong with this rank itself.
+# gloo raises plain RuntimeErrors, NCCL one type for everything. These are their words when a peer
+# is late or gone, and NCCL's when something is wrong with this rank itself.
 _LATE = (
     "Timed out waiting",
     "wait timeout after",
@@ -42,7 +42,7 @@ _GONE = (
     "Write error",
     "gloo/transport",
 )
-# The first lines of it are what happened, the last ones what followed.
+# Its first lines are the cause, the later ones the consequences.
 _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: .*"
     r"|watchdog thread terminated with exception: .*"
@@ -51,11 +51,11 @@ _TAIL_BYTES = 200_000
 
 
 class OutOfGpuMemory(RuntimeError):
-    """The memory of a GPU does not suffice; the message says how full it is, what saves some."""
+    """A GPU has too little memory; the message says how full it is, and what saves memory."""
 
     @classmethod
     def on(cls, layout: Layout, rank: int, error: BaseException) -> "OutOfGpuMemory":
-        """Return the error of a rank whose allocation failed with `error`."""
+        """Return the error for a rank whose allocation failed with `error`."""
         import torch
 
         gib = 2**30
@@ -74,7 +74,7 @@ class OutOfGpuMemory(RuntimeError):
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Return what an error that ends a worker says about who is to blame.
+    """Return whether an error that ends a worker is its own or due to a peer.
 
     An exception class with `restartable = False` ends the run for good.
     """
@@ -91,7 +91,7 @@ def cause_of(error: BaseException) -> Cause:
 def _cause(error: BaseException) -> Cause:
     import torch.distributed as dist
 
-    # Types that are re-exported under other names in the releases we support.
+    # The releases that we support export its types under different names.
     is_network = isinstance(error, dist.DistError)
     if not is_network and not isinstance(error, RuntimeError):
         return Cause.OWN
@@ -108,8 +108,8 @@ def _cause(error: BaseException) -> Cause:
 def watchdog_words(path: Path) -> tuple[Cause, str]:
     """Return what NCCL's watchdog wrote to a log before it ended the process, and what it means.
 
-    It says so, with SIGABRT, when a collective or a transfer of the GPU takes longer than its group
-    allows: a peer is late, or gone. Returns (Cause.NONE, "") if it said nothing.
+    The watchdog ends the process with SIGABRT when a collective or transfer takes longer than its
+    group allows: a peer is late or gone. Returns (Cause.NONE, "") if the log has no such line.
     """
     try:
         with path.open("rb") as file:
@@ -128,10 +128,10 @@ def watchdog_words(path: Path) -> tuple[Cause, str]:
 
 
 def in_words(error: BaseException) -> str:
-    """Return type and message of an error."""
+    """Return the type and message of an error."""
     try:
         text = str(error)
-    except Exception as fault:  # An error of a package may have one of its own.
+    except Exception as fault:  # Formatting the error of a package may fail.
         text = f"its message cannot be shown ({type(fault).__name__})"
     return f"{type(error).__name__}: {text}".strip().removesuffix(":")
 
@@ -139,14 +139,14 @@ def in_words(error: BaseException) -> str:
 def write_error(error: BaseException, path: Path) -> None:
     """Write `error.json`. Raises: OSError."""
     callstack = "".join(traceback.format_exception(error))
-    # torchrun reads both of the extra keys, and fails without them.
+    # torchrun reads both extra keys, and fails without them.
     extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
     message = {"message": in_words(error), "extraInfo": extra}
     path.write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
 def read_error(path: Path) -> str:
-    """Return the message of an `error.json`, or nothing if there is none that can be read."""
+    """Return the message of an `error.json`, or nothing if none can be read."""
     try:
         message = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,12 +1,12 @@
 """Files that workers write to: their output, errors and stacks, and NCCL's flight recorder.
 
 Decides: `logs/attempt-N/rank-R/` with `stdout.log`, `stderr.log`, `error.json` and `stack.txt`, by
-global rank, and `logs/attempt-N/flight-recorder/rank_R`: the transfers that each rank on a GPU
-started last, for which workers are asked before they are killed. Lines of shown ranks are passed
-on as they come.
-Relies on: torch elastic to redirect; torch, whose threads in each worker answer a named pipe, also
-while the worker hangs.
-Leaves: what is written to `worker`, naming the files to `failure_report`.
+global rank, and `logs/attempt-N/flight-recorder/rank_R`: the last transfers that each rank on a GPU
+started, for which the launcher asks workers before it kills them. Lines of shown ranks are passed
+on as they arrive.
+Relies on: torch elastic to redirect output; torch, whose threads in each worker answer a named
+pipe, even while the worker hangs.
+Leaves: the contents to `worker`, naming the files to `failure_report`.
 
 https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
@@ -32,9 +32,9 @@ STDOUT, STDERR, ERROR, STACK = "stdout.log", "stderr.log", "error.json", "stack.
 RECORDER = "flight-recorder"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 FOLLOW_SECONDS = 0.1
-# What a worker has written of a line that does not end is shown in pieces of this size.
+# A line without an end is shown in pieces of this size.
 CHUNK = 1 << 16
-# The thread that answers looks once a second.
+# The answering thread looks once a second.
 DUMP_SECONDS = 3.0
 DUMP_POLL_SECONDS = 0.05
 
@@ -70,7 +70,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def log_files(run: Path, attempt: int) -> "LogsSpecs":
-    """Return where torch elastic is to send the output of workers."""
+    """Return where torch elastic sends the output of workers."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     class Files(LogsSpecs):
@@ -100,9 +100,9 @@ def log_files(run: Path, attempt: int) -> "LogsSpecs":
 
 
 class Follower(threading.Thread):
-    """Passes lines on that workers append to files, until it is stopped and has read all.
+    """Passes on the lines that workers append to files, until it is stopped and has read all.
 
-    `files` says for each file who is told of its lines, which come without their end.
+    `files` maps each file to the receiver of its lines, which come without their line ends.
     """
 
     def __init__(self, files: Mapping[Path, Callable[[str], None]]) -> None:
@@ -111,12 +111,12 @@ class Follower(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """Read to the end, which must have been written, and return."""
+        """Read all files to their ends and return; nothing must write to them any more."""
         self._ended.set()
         self.join()
 
     def run(self) -> None:
-        """Pass lines on."""
+        """Pass lines on until stopped."""
         while True:
             ended = self._ended.wait(FOLLOW_SECONDS)
             for tail in self._tails:
@@ -126,14 +126,14 @@ class Follower(threading.Thread):
 
 
 class _Tail:
-    """One file that grows."""
+    """One growing file."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         self._path, self._tell = path, tell
         self._place, self._rest = 0, b""
 
     def read(self, *, ended: bool) -> None:
-        """Tell of the lines that are new; of what has no end only if nothing will follow."""
+        """Pass on the new lines; the rest without a line end only if nothing will follow."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._place)
@@ -151,7 +151,7 @@ class _Tail:
 
     def _say(self, line: bytes) -> None:
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
-        # A bar is drawn over itself: what a terminal would show of it in the end.
+        # A progress bar overwrites itself: keep what a terminal would show in the end.
         self._tell(visible(text.rpartition("\r")[2]))
 
 
@@ -167,11 +167,11 @@ class Recorder:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells torch where its pipes are."""
+        """The variable that tells torch where its pipes are."""
         return {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / "rank_")}
 
     def ask(self, ranks: Collection[int]) -> None:
-        """Ask workers for their dumps; one that has no pipe yet has nothing to tell."""
+        """Ask workers for their dumps; one without a pipe has nothing to dump yet."""
         for rank in ranks:
             with suppress(OSError):
                 pipe = os.open(self._pipes / f"rank_{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
@@ -182,7 +182,7 @@ class Recorder:
                 self._asked[rank] = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until those that were asked have answered, but not for long."""
+        """Wait until the workers that were asked have answered, for a few seconds at most."""
         while self._asked and time.monotonic() - max(self._asked.values()) < DUMP_SECONDS:
             for rank in [rank for rank in self._asked if self._has_text(rank)]:
                 del self._asked[rank]
@@ -201,12 +201,12 @@ class Recorder:
 
 
 def make_folder() -> None:
-    """Make the folder that the environment of this worker names: torch does not."""
+    """Create the folder that the environment of this worker names, which torch does not."""
     if stem := os.environ.get("TORCH_FR_DUMP_TEMP_FILE"):
         Path(stem).parent.mkdir(parents=True, exist_ok=True)
 
 
 def recorded_ranks(folder: Path) -> list[int]:
-    """Return the ranks whose dumps are in a folder."""
+    """Return the ranks that have a dump in a folder."""
     names = (path.name.removeprefix("rank_") for path in folder.glob("rank_*"))
     return sorted(int(name) for name in names if name.isdigit())

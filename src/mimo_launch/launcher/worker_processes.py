@@ -1,12 +1,12 @@
-"""The processes of workers as the kernel has them: how they end, where they hang, what they leave.
+"""The processes of workers as the kernel sees them: how they end, where they hang, what they leave.
 
-Decides: which rank left first, by the kernel's account rather than by what peers report: a killed
-worker says nothing, and its peers report a lost connection at once. SIGUSR1 makes a worker write
-the stacks of its threads to a file, even where it is blocked outside of Python. What workers have
-started ends with the attempt.
+Decides: the kernel, not the peers, says which rank ended first: a killed worker reports nothing,
+and its peers report a lost connection at once. SIGUSR1 makes a worker write the stacks of its
+threads to a file, even where it is blocked outside of Python. Processes that workers started end
+with the attempt.
 Relies on: pidfds (Linux 5.3); faulthandler, whose handler runs in the signal context and needs
 neither the interpreter nor its lock; PR_SET_CHILD_SUBREAPER (Linux 3.4) and /proc.
-Leaves: reaping workers to torch elastic; what an end or a stack means to `verdict`.
+Leaves: reaping workers to torch elastic; the meaning of an end or a stack to `verdict`.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _COMMUNICATION = (
     "/mimo_launch/runtime/stage_transfers.py",
     "/mimo_launch/runtime/bridges.py",
 )
-# There the host waits for its GPU, whose transfers wait for other ranks.
+# Here the host waits for its GPU, whose transfers wait for other ranks.
 _DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
 ORPHAN_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,7 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """One worker's end at a time of the monotonic clock, in nanoseconds.
+    """The end of one worker, at a time of the monotonic clock in nanoseconds.
 
     `killed_by` names a signal, or is empty if the worker left with `status`.
     """
@@ -53,7 +53,7 @@ class Exit:
 
 
 class ExitWatch:
-    """Watches workers, given as pids by rank; `exits` has those that ended, the first one first."""
+    """Watches workers, given as pids by rank; `exits` has those that ended, in order."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._stop = threading.Event()
@@ -89,20 +89,16 @@ class ExitWatch:
 
     def _note(self, rank: int, fd: int) -> None:
         now = time.monotonic_ns()
-        # Without reaping: that is left to torch elastic, whose child the worker is.
+        # Without reaping, which torch elastic does.
         result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
         if result is not None:
-            killed = result.si_code != os.CLD_EXITED
-            self.exits[rank] = Exit(
-                result.si_status, _signal_name(result.si_status) if killed else "", now
-            )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # A real-time signal.
-        return f"signal {number}"
+            killed_by = ""
+            if result.si_code != os.CLD_EXITED:
+                try:
+                    killed_by = signal.Signals(result.si_status).name
+                except ValueError:  # A real-time signal.
+                    killed_by = f"signal {result.si_status}"
+            self.exits[rank] = Exit(result.si_status, killed_by, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +114,12 @@ class Frame:
 
     @property
     def communicates(self) -> bool:
-        """Whether a rank that is here waits for others."""
+        """Whether a rank in this call waits for others."""
         return self.waits_for_gpu or any(part in self.file for part in _COMMUNICATION)
 
     @property
     def waits_for_gpu(self) -> bool:
-        """Whether a host that is here waits for what it has given its GPU to do."""
+        """Whether a host in this call waits for work that it gave to its GPU."""
         return self.function == "synchronize" and any(part in self.file for part in _DEVICE_WAITS)
 
 
@@ -131,7 +127,7 @@ def write_stacks_on_signal(path: Path) -> None:
     """Let SIGUSR1 write the stacks of this process to `path`."""
     # Open for the life of the process: faulthandler writes to its descriptor.
     file = path.open("w", encoding="utf-8")
-    with suppress(OSError):  # A full disk, which must not end a worker that may need none.
+    with suppress(OSError):  # A full disk must not end a worker that may not need it.
         file.write(f"{_MAIN}{threading.main_thread().ident:#018x}\n")
         file.flush()
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
@@ -140,7 +136,7 @@ def write_stacks_on_signal(path: Path) -> None:
 def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[Frame, ...]]:
     """Ask workers, by pid, for their stacks; return those of main threads, innermost call first.
 
-    A worker that is stopped, or that the kernel does not let go, answers nothing.
+    A worker that is stopped, or blocked in the kernel, does not answer.
     """
     sizes = {}
     for pid, path in workers.items():
@@ -164,8 +160,8 @@ def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[Frame, ...]]:
 def parse_stack(text: str, head: str = "") -> tuple[Frame, ...]:
     """Return the main thread's calls from what faulthandler wrote, innermost first.
 
-    `head` begins with the line that says which thread is the main one; without it the thread that
-    got the signal is taken.
+    `head` starts with the line that names the main thread; without that line, the thread that got
+    the signal is taken.
     """
     first = head.partition("\n")[0]
     main = first.removeprefix(_MAIN).strip() if first.startswith(_MAIN) else "Current thread"
@@ -183,7 +179,7 @@ def parse_stack(text: str, head: str = "") -> tuple[Frame, ...]:
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's letter for what a process does (T is stopped), or nothing if it ended."""
+    """Return the kernel's letter for the state of a process (T: stopped), or "" if it ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -191,12 +187,12 @@ def process_state(pid: int) -> str:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own one ends."""
+    """Become the parent of all descendants whose own parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> set[int]:
-    """Return the processes whose parent this one is."""
+    """Return the child processes of this process."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # It has ended meanwhile.
@@ -206,9 +202,9 @@ def children() -> set[int]:
 
 
 def end_orphans(but: Collection[int]) -> None:
-    """Kill all children but some, and what they leave behind in turn.
+    """Kill all children except `but`, and then the children that these leave behind.
 
-    With SIGKILL: what a worker starts ignores the signals that the worker ignores.
+    With SIGKILL: a process that a worker started ignores the signals that the worker ignores.
     """
     deadline = time.monotonic() + ORPHAN_SECONDS
     while (left := children().difference(but)) and time.monotonic() < deadline:
