@@ -462,13 +462,13 @@ def class_tokens_become_rows() -> None:
     """Class tokens stand in front of the patches of a shard, where rows are taken from."""
     from mimo_launch.models.vision_encoder import VisionStage
 
-    correct = VisionStage._embed
+    correct = VisionStage.embed
 
     def in_front(self: Any, packed: Any) -> Any:
         tokens = correct(self, packed)
         return tokens.roll(packed.class_tokens, dims=0)
 
-    VisionStage._embed = in_front
+    VisionStage.embed = in_front
 
 
 def images_share_a_class_token() -> None:

@@ -21,6 +21,11 @@ class AudioKind(TransformerEncoderKind):
     model: AudioModel
 
     @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.audio_encoder:AudioStage"
+
+    @property
     def has_key_bias(self) -> bool:
         """Keys have none."""
         return False

@@ -32,6 +32,11 @@ class ModelKind(ABC):
     # What other rooms ask about.
 
     @property
+    def stage(self) -> str:
+        """The class that builds a stage of an encoder, as `package.module:Class`."""
+        raise TypeError(f"no class builds stages of {self.model.kind} alone")
+
+    @property
     def computes_loss(self) -> bool:
         """Whether it can be `language`: it reads tokens; every other kind feeds it rows."""
         return False

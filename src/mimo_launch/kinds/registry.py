@@ -1,35 +1,39 @@
 """Which kind a model of the spec is.
 
-Decides: the one table of kinds.
+Decides: that every class of this room that says which `model` of the spec it is about is a kind.
 Relies on: a file per kind.
 Leaves: everything about a kind to its file.
 """
 
-from mimo_launch.kinds.audio import AudioKind
-from mimo_launch.kinds.custom import CustomKind
-from mimo_launch.kinds.decoder import DecoderKind
-from mimo_launch.kinds.hybrid import HybridKind
-from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.vision import VisionKind
-from mimo_launch.spec.model import (
-    AudioModel,
-    CustomModel,
-    DecoderModel,
-    EncoderModel,
-    HybridModel,
-    LanguageModel,
-    VitModel,
-)
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from inspect import isabstract
+from pkgutil import iter_modules
+from typing import get_type_hints
 
-KINDS: dict[type, type[ModelKind]] = {
-    VitModel: VisionKind,
-    AudioModel: AudioKind,
-    CustomModel: CustomKind,
-    DecoderModel: DecoderKind,
-    HybridModel: HybridKind,
-}
+from mimo_launch import kinds
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.spec.model import EncoderModel, LanguageModel
 
 
 def kind_of(model: EncoderModel | LanguageModel) -> ModelKind:
     """Return what the kind of a model says of it."""
-    return KINDS[type(model)](model)
+    return _kinds()[type(model)](model)
+
+
+@cache
+def _kinds() -> dict[type, type[ModelKind]]:
+    """Return the kind of each model of the spec."""
+    for found in iter_modules(kinds.__path__, f"{kinds.__name__}."):
+        import_module(found.name)
+    return {get_type_hints(kind)["model"]: kind for kind in _below(ModelKind)}
+
+
+def _below(kind: type) -> Iterator[type[ModelKind]]:
+    """Yield every class below one that is no base of others only."""
+    below: list[type] = kind.__subclasses__()
+    for each in below:
+        if not isabstract(each):
+            yield each
+        yield from _below(each)

@@ -24,6 +24,11 @@ class VisionKind(TransformerEncoderKind):
     model: VitModel
 
     @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.vision_encoder:VisionStage"
+
+    @property
     def has_class_token(self) -> bool:
         """Whether each image has a token besides its patches."""
         return self.model.class_token

@@ -5,9 +5,10 @@ Relies on: `layout` and `comm`.
 Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,11 +26,9 @@ from mimo_launch.layers.parameter_segments import DeclaredParameter, declared_pa
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.audio_encoder import AudioStage
 from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_model import LanguageStage
-from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.model import (
     LanguageModel,
     Spec,
@@ -37,7 +36,6 @@ from mimo_launch.spec.model import (
 )
 
 # What builds a stage of an encoder of ours, by `kind`.
-ENCODER_STAGES: dict[str, Callable[..., nn.Module]] = {"vit": VisionStage, "audio": AudioStage}
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -183,12 +181,12 @@ def encoder_stage(
     language_width: int,
     recompute: bool,
 ) -> nn.Module:
-    """Return the layers of one stage of an encoder of ours. Raises: TypeError for another model."""
-    if model.kind not in ENCODER_STAGES:
-        raise TypeError(f"no stage is a {model.kind}")
-    return ENCODER_STAGES[model.kind](
+    """Return the layers of one stage of an encoder, built by the class that its kind names."""
+    file, _, name = kind_of(model).stage.partition(":")
+    network: nn.Module = getattr(import_module(file), name)(
         context, model, stage, language_width=language_width, recompute=recompute
     )
+    return network
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:

@@ -11,7 +11,7 @@ its callers.
 Legend: P numbers of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -24,7 +24,7 @@ from torch import Tensor
 from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import Clips, CustomModel, ImageInput, Model, VitModel
+from mimo_launch.spec.model import ImageInput, Model, VitModel, clip_input, image_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def cut_image(
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
     # One pass: put in order, cast and, for a GPU, pinned.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
-    measured = isinstance(model, VitModel) and model.positions == "learned"
+    measured = _has_grid(model)
     places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
     return Patches(pixels.view(-1, channels * side * side), places)
 
@@ -131,30 +131,19 @@ class Reader:
     cut: Cut
 
 
-def _of_vit(model: VitModel) -> Reader:
-    axes = 4 if model.positions == "learned" else 2
-    return Reader(model.channels * model.patch**2, axes, partial(cut_image, model=model))
-
-
-def _of_images(images: ImageInput) -> Reader:
-    return Reader(images.patch_size, 2, partial(cut_image, model=images))
-
-
-def _of_audio(model: Clips) -> Reader:
-    return Reader(VALUES_PER_BAND * model.mels, 1, cut_clip)
-
-
-READERS: dict[str, Callable[..., Reader]] = {"vit": _of_vit, "audio": _of_audio}
-
-
 def reader(model: Model) -> Reader:
     """Return how an encoder reads. Raises: TypeError for a model that is no encoder."""
-    if isinstance(model, CustomModel):
-        read = model.input
-        return _of_images(read) if isinstance(read, ImageInput) else _of_audio(read)
-    if model.kind not in READERS:
-        raise TypeError(f"a model of kind {model.kind} reads no arrays")
-    return READERS[model.kind](model)
+    if (images := image_input(model)) is not None:
+        # With a grid of learned positions, also the height and width of the image.
+        axes = 4 if _has_grid(images) else 2
+        return Reader(images.channels * images.patch**2, axes, partial(cut_image, model=images))
+    if (clips := clip_input(model)) is not None:
+        return Reader(VALUES_PER_BAND * clips.mels, 1, cut_clip)
+    raise TypeError(f"a model of kind {model.kind} reads no arrays")
+
+
+def _has_grid(model: VitModel | ImageInput) -> bool:
+    return isinstance(model, VitModel) and model.positions == "learned"
 
 
 @dataclass(frozen=True, slots=True)

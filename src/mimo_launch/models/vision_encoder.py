@@ -205,7 +205,7 @@ class VisionStage(nn.Module):
 
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
-        x_nD = self._embed(packed) if hidden is None else hidden
+        x_nD = self.embed(packed) if hidden is None else hidden
         mask = self._turned(packed, x_nD.dtype)
         for layer in self.layers.values():
             x_nD = layer(x_nD, mask)
@@ -230,7 +230,8 @@ class VisionStage(nn.Module):
         head_size = self.model.hidden // self.model.heads
         return turned_by_place(packed.mask, packed.places, head_size, dtype)
 
-    def _embed(self, packed: EncoderInput) -> Tensor:
+    def embed(self, packed: EncoderInput) -> Tensor:
+        """Return the tokens [n, D] in front of the first layer."""
         if packed.patches is None:
             raise ValueError("the first stage of an encoder needs pixels")
         mine = own_share(packed.patches, self.context)

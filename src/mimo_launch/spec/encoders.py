@@ -191,3 +191,7 @@ class AudioModel(Clips, TransformerEncoder):
     """The encoder of Whisper (arXiv:2212.04356), whose second convolution joins two frames."""
 
     kind: Literal["audio"]
+
+
+# Every kind of encoder, but for classes of users' own.
+EncoderKinds = VitModel | AudioModel

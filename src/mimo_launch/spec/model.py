@@ -30,6 +30,7 @@ from mimo_launch.spec.data import (
 from mimo_launch.spec.encoders import (
     AudioModel,
     Clips,
+    EncoderKinds,
     EncoderModel,
     Grid,
     TransformerEncoder,
@@ -118,8 +119,7 @@ MAX_MODULES = 64
 MODULE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
 
 Model = (
-    Annotated[VitModel | AudioModel | DecoderModel | HybridModel, Field(discriminator="kind")]
-    | CustomModel
+    Annotated[EncoderKinds | DecoderModel | HybridModel, Field(discriminator="kind")] | CustomModel
 )
 
 

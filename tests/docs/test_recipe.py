@@ -1,0 +1,150 @@
+"""The recipe of CONTRIBUTING for an encoder kind, followed on a copy of the sources."""
+
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.docs.files_page import ROOT, SOURCES
+
+# A ViT whose tokens are scaled by a learned vector in front of its layers.
+KEYS = """
+class ScaledVitModel(VitModel):
+    \"\"\"A vision transformer whose tokens are scaled before the first layer.\"\"\"
+
+    kind: Literal["scaled_vit"]
+"""
+KIND = """
+from dataclasses import dataclass
+
+from mimo_launch.kinds.layer import Weight
+from mimo_launch.kinds.vision import VisionKind
+from mimo_launch.spec.encoders import ScaledVitModel
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledVitKind(VisionKind):
+    model: ScaledVitModel
+
+    @property
+    def stage(self):
+        return "mimo_launch.models.scaled_vit:ScaledVisionStage"
+
+    def embedding_weights(self):
+        yield from VisionKind.embedding_weights(self)
+        yield Weight((self.model.hidden,))
+"""
+STAGE = """
+from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.models.vision_encoder import VisionStage
+
+
+class Scale(SegmentedModule):
+    def __init__(self, context, width):
+        super().__init__()
+        scale = replicated("weight", (width,), context.token_grad, counted=context.counts)
+        self.declare("weight", scale, dtype=context.dtype)
+
+    def forward(self, x_nD):
+        return x_nD * self.weight
+
+
+class ScaledVisionStage(VisionStage):
+    def __init__(self, context, model, stage, **options):
+        super().__init__(context, model, stage, **options)
+        if stage.is_first:
+            self.scale = Scale(context, model.hidden)
+
+    def embed(self, packed):
+        return self.scale(super().embed(packed))
+"""
+SPEC = """
+version: 1
+name: scaled
+modules:
+  vision:
+    model: {kind: scaled_vit, layers: 2, hidden: 32, heads: 4, patch: 4}
+    ranks: 0-3
+    grid: {tp: 2, pp: 2}
+  language:
+    model: {kind: decoder, layers: 2, hidden: 32, heads: 4, vocab: digits}
+    ranks: 0-3
+    grid: {dp: 4}
+schedule: {kind: 1f1b, microbatches: 1}
+batch: {global: 8, seq: 33}
+data: {kind: digits}
+train: {steps: 2, precision: fp32}
+"""
+
+
+def edit(file: Path, before: str, after: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.count(before) == 1, (file.name, before)
+    file.write_text(text.replace(before, after), encoding="utf-8")
+
+
+def follow(sources: Path, scale: str) -> None:
+    """Write the three files of the recipe, and the oracle, which multiplies by `scale`."""
+    union = "EncoderKinds = VitModel | AudioModel"
+    encoders = sources / "spec" / "encoders.py"
+    edit(encoders, f"\n{union}", f"\n{union} | ScaledVitModel")
+    edit(encoders, "\n# Every kind of encoder", f"{KEYS}\n\n# Every kind of encoder")
+    (sources / "kinds" / "scaled_vit.py").write_text(KIND, encoding="utf-8")
+    (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
+    oracle = sources / "verify" / "oracle_encoders.py"
+    edit(oracle, '"vit": _of_vit}', '"vit": _of_vit, "scaled_vit": _of_vit}')
+    embedded = 'linear(weights, patches, f"{encoder}.patch"), None\n'
+    place = "    if model.class_token:\n"
+    assert embedded in oracle.read_text(encoding="utf-8")
+    scaled = f'    if model.kind == "scaled_vit":\n        x_ND = x_ND * {scale}\n'
+    edit(oracle, place, scaled + place)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    environment |= {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "mimo_launch", *words]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.example
+@pytest.mark.parametrize(
+    ("scale", "is_right"), [('weights[f"{encoder}.scale.weight"]', True), ("1.0", False)]
+)
+def test_an_encoder_kind_takes_three_files_and_is_proved(
+    scale: str, is_right: bool, tmp_path: Path
+) -> None:
+    copy = tmp_path / "mimo_launch"
+    shutil.copytree(SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    follow(copy, scale)
+    (tmp_path / "scaled.yaml").write_text(SPEC, encoding="utf-8")
+    planned = run(tmp_path, "plan", "scaled.yaml")
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert "vision" in planned.stdout
+    proved = run(tmp_path, "verify", "scaled.yaml")
+    assert (proved.returncode == 0) == is_right, proved.stdout + proved.stderr
+    assert (": relative error" in proved.stdout + proved.stderr) != is_right
+    changed = {
+        file.relative_to(copy).as_posix()
+        for file in copy.rglob("*.py")
+        if not (there := SOURCES / file.relative_to(copy)).exists()
+        or not filecmp.cmp(file, there, shallow=False)
+    }
+    code = {"spec/encoders.py", "kinds/scaled_vit.py", "models/scaled_vit.py"}
+    assert changed == code | {"verify/oracle_encoders.py"}
+    recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = recipe.partition("## Recipe: an encoder kind")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\d\. .*?`([a-z_/.]+)`", steps, re.MULTILINE))
+    assert named == {"spec/encoders.py", "kinds/", "models/"}
