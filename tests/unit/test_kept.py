@@ -45,7 +45,7 @@ def block_of(
     block = Block(context, shape, recompute=False)
     for layer in block.modules():
         if hasattr(layer, "weight_gradients"):
-            layer.weight_gradients = GradAccumulator(None, None)  # type: ignore[assignment]
+            layer.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
         parameter.requires_grad_(not frozen)

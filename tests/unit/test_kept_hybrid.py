@@ -85,7 +85,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
     layer = HybridLayer(context, model, letter, None, recompute=False)
     for each in layer.modules():
         if hasattr(each, "weight_gradients"):
-            each.weight_gradients = GradAccumulator(None, None)  # type: ignore[assignment]
+            each.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
         parameter.requires_grad_(not frozen)
