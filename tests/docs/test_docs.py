@@ -137,7 +137,7 @@ def test_the_limits_are_the_same_in_both_places() -> None:
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        ("language models of your own", "modules.language.model.kind=my_package:Decoder"),
+        ("Custom language models are not", "modules.language.model.kind=my_package:Decoder"),
     ],
 )
 def test_the_limits_are_those_of_validate(words: str, setting: str) -> None:
