@@ -96,7 +96,7 @@ def follow(sources: Path, scale: str) -> None:
     (sources / "kinds" / "scaled_vit.py").write_text(KIND, encoding="utf-8")
     (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
     oracle = sources / "verify" / "oracle_encoders.py"
-    edit(oracle, '"vit": _of_vit}', '"vit": _of_vit, "scaled_vit": _of_vit}')
+    edit(oracle, '"vit": _encode_image}', '"vit": _encode_image, "scaled_vit": _encode_image}')
     embedded = 'linear(weights, patches, f"{encoder}.patch"), None\n'
     place = "    if model.class_token:\n"
     assert embedded in oracle.read_text(encoding="utf-8")

@@ -1,16 +1,16 @@
 """Judges a layout's tensors against the oracle's.
 
 Decides: when two tensors agree, and when agreement proves too little.
-Relies on: pieces of canonical tensors from every rank: of each part one replica answers, with all
-rows of it.
+Relies on: pieces of canonical tensors from every rank: one replica gives each piece, with all its
+rows.
 Leaves: printing to `cli.verify`.
 
 Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module||): in float64 t is
-1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: a tensor
-smaller than that is judged by noise. More than 5 % of a module's tensors judged by the floor is a
-failure, except key biases of encoders, whose exact gradient is zero (a softmax does not see a shift
-of all scores) unless rotary embeddings come between, as in the decoder and some encoders, and
-experts that no token chose: their gradient is zero, and must be exactly that.
+1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: relative
+errors below it would be noise. It is a failure if the floor judges more than 5 % of a module's
+tensors. Two kinds of tensor do not count. The exact gradient of an encoder's key bias is zero, as a
+softmax does not change when all scores shift (unless rotary embeddings come between, as in the
+decoder and some encoders). The gradient of an expert that no token chose must be exactly zero.
 """
 
 import math
@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.collectives import all_gather_uneven
-from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.train.session import RankSession
@@ -32,8 +31,8 @@ from mimo_launch.train.session import RankSession
 class Bound:
     """What counts as equal: see the module's docstring.
 
-    `zero_floor` is the floor for what is exactly zero. That differs by rounding of the terms that
-    cancel, which are of the module's size.
+    `zero_floor` is the floor for tensors whose exact value is zero. They differ by the rounding of
+    terms that cancel, which are as large as the module's.
     """
 
     tolerance: float
@@ -52,7 +51,7 @@ EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """Part `start:stop` along `axis` (None: all) of a canonical tensor, as one rank has it."""
+    """One rank's part `start:stop` along `axis` (None: all) of a canonical tensor."""
 
     name: str
     axis: int | None
@@ -194,14 +193,21 @@ def module_pieces(
     declared: Iterable[DeclaredParameter],
     tensor_of: Callable[[Tensor], Tensor | None],
 ) -> list[TensorPiece]:
-    """Return those of some parameters of one module. Ranks: collective as in `pieces_of`."""
+    """Return the pieces of some parameters of one module. Ranks: collective as in `pieces_of`."""
     pieces = []
     for item in declared:
         tensor = tensor_of(item.parameter)
         if tensor is None:
             continue
         group = session.grids.replicas(module, item.parameter)
-        full = _unsharded(tensor.detach(), group)
+        full = tensor.detach()
+        if isinstance(full, DTensor):
+            # DTensor gathers through functional collectives, whose tensors gloo's threads have been
+            # seen to release at the wrong moment.
+            rows = full.shape[0]
+            size = -(-rows // group.size)
+            sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
+            full = all_gather_uneven(full.to_local(), sizes, group)
         if group.index > 0:
             continue
         for placed in item.placed:
@@ -212,17 +218,3 @@ def module_pieces(
                 TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
             )
     return pieces
-
-
-def _unsharded(tensor: Tensor, group: Group) -> Tensor:
-    """Return all rows of a tensor that FSDP shards over `group`.
-
-    With our own gather: DTensor's goes through functional collectives, whose tensors gloo's threads
-    have been seen to release at the wrong moment.
-    """
-    if not isinstance(tensor, DTensor):
-        return tensor
-    rows = tensor.shape[0]
-    size = -(-rows // group.size)
-    sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
-    return all_gather_uneven(tensor.to_local(), sizes, group)

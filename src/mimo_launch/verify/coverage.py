@@ -1,9 +1,9 @@
-"""What a proof of a small spec covers of the spec asked for, and what it leaves open.
+"""Says what a proof of a small spec covers of the spec asked for, and what it leaves open.
 
-Decides: what a proof on fewer ranks must keep of a layout, and what it may lose if that is said;
-which differing settings are none, because no number of a run depends on them.
-Relies on: both specs, compared key by key, so that nothing which is made small goes unsaid;
-`layout` for phases.
+Decides: what a proof on fewer ranks must keep of a layout, and what it may lose if it reports that;
+which settings may differ unreported, because no number of a run depends on them.
+Relies on: both specs, compared key by key, so that every reduced setting is reported; `layout` for
+phases.
 Leaves: making specs small to `shrink` and `shrink_grids`.
 """
 
@@ -21,7 +21,6 @@ from mimo_launch.spec.model import (
     Grid,
     HybridModel,
     LanguageModel,
-    ModuleSpec,
     Spec,
     rank_range,
 )
@@ -40,20 +39,43 @@ def relations(spec: Spec) -> Facts:
     spans = {f"`{name}`": module.rank_range for name, module in spec.modules.items()}
     if spec.idle_ranks is not None:
         spans["idle ranks"] = rank_range(spec.idle_ranks)
-    facts = {
-        f"ranks of {one} and {other}": _relation(one, spans[one], other, spans[other])
-        for one, other in combinations(spans, 2)
-    }
+    facts = {}
+    for (one, mine), (other, theirs) in combinations(spans.items(), 2):
+        if mine.stop <= theirs.start or theirs.stop <= mine.start:
+            relation = f"disjoint, {one if mine.start < theirs.start else other} first"
+        elif mine == theirs:
+            relation = "equal"
+        else:
+            starts = _order(one, mine.start, other, theirs.start, "starts")
+            ends = _order(one, mine.stop, other, theirs.stop, "ends")
+            relation = f"overlapping, {starts}, {ends}"
+        facts[f"ranks of {one} and {other}"] = relation
     for name in spec.encoders:
-        facts[f"schedule of `{name}`"] = _when(spec, name)
+        when = "in front of the pipeline"
+        if runs_in_phases(spec, name):
+            size = encoder_group_size(spec, name)
+            groups = "one group" if size == spec.schedule.microbatches else "several groups"
+            bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
+            when = f"{'in the bubbles' if bubbles else 'between phases'}, {groups} of microbatches"
+        facts[f"schedule of `{name}`"] = when
     return facts
+
+
+def _order(one: str, mine: int, other: str, theirs: int, verb: str) -> str:
+    if mine == theirs:
+        return f"both {verb.removesuffix('s')} together"
+    return f"{one if mine < theirs else other} {verb} first"
 
 
 def consequences(spec: Spec) -> Facts:
     """Return what follows from the sizes of grids: fans, islands, shared heads, uneven stages."""
     facts = {}
     for name, module in spec.modules.items():
-        facts[f"stages of `{name}`"] = _stages(spec, name)
+        each, rest = divmod(module.model.layers, num_stages(spec, name))
+        even = "" if rest == 0 else ", unevenly cut"
+        facts[f"stages of `{name}`"] = (
+            f"{'one layer' if each == 1 else 'several layers'} each{even}"
+        )
         if name != LANGUAGE:
             mine, theirs = module.grid.dp, spec.language.grid.dp
             ratio = Fraction(mine, theirs)
@@ -61,8 +83,15 @@ def consequences(spec: Spec) -> Facts:
                 f"{fan(mine, theirs)}, {ratio.numerator} to {ratio.denominator}"
             )
             facts[f"islands of `{name}`"] = "one" if gcd(mine, theirs) == 1 else "several"
-    if isinstance(spec.language.model, LanguageModel):
-        facts |= _of_language(spec.language, spec.language.model)
+    model, grid = spec.language.model, spec.language.grid
+    if isinstance(model, LanguageModel) and model.attends:
+        facts["key/value heads"] = kv_sharing(model.num_kv_heads, grid.tp)
+    if isinstance(model, LanguageModel) and model.moe is not None:
+        experts = spec.language.experts or ExpertGrid()
+        replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)
+        facts["replicas of experts"] = "one" if replicas == 1 else "several"
+    if isinstance(model, HybridModel) and model.mamba is not None:
+        facts["Mamba groups"] = mamba_sharing(model.mamba.groups, grid)
     return facts
 
 
@@ -90,58 +119,14 @@ def kv_sharing(kv_heads: int, tp: int) -> str:
     return "one on all tp ranks" if kv_heads == 1 else "several, each on several tp ranks"
 
 
-def _relation(one: str, mine: range, other: str, theirs: range) -> str:
-    """Say in words which cuts of two ranges coincide and how the others are ordered."""
-    if mine.stop <= theirs.start or theirs.stop <= mine.start:
-        return f"disjoint, {one if mine.start < theirs.start else other} first"
-    if mine == theirs:
-        return "equal"
-    starts = _order(one, mine.start, other, theirs.start, "starts")
-    return f"overlapping, {starts}, {_order(one, mine.stop, other, theirs.stop, 'ends')}"
-
-
-def _order(one: str, mine: int, other: str, theirs: int, verb: str) -> str:
-    if mine == theirs:
-        return f"both {verb.removesuffix('s')} together"
-    return f"{one if mine < theirs else other} {verb} first"
-
-
-def _when(spec: Spec, encoder: str) -> str:
-    if not runs_in_phases(spec, encoder):
-        return "in front of the pipeline"
-    size = encoder_group_size(spec, encoder)
-    groups = "one group" if size == spec.schedule.microbatches else "several groups"
-    bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
-    return f"{'in the bubbles' if bubbles else 'between phases'}, {groups} of microbatches"
-
-
 def num_stages(spec: Spec, name: str) -> int:
     """Return into how many stages a module is cut."""
     virtual = spec.schedule.virtual_stages if name == LANGUAGE else 1
     return spec.modules[name].grid.pp * virtual
 
 
-def _stages(spec: Spec, name: str) -> str:
-    each, rest = divmod(spec.modules[name].model.layers, num_stages(spec, name))
-    even = "" if rest == 0 else ", unevenly cut"
-    return f"{'one layer' if each == 1 else 'several layers'} each{even}"
-
-
-def _of_language(module: ModuleSpec, model: LanguageModel) -> Facts:
-    grid, facts = module.grid, {}
-    if model.attends:
-        facts["key/value heads"] = kv_sharing(model.num_kv_heads, grid.tp)
-    if model.moe is not None:
-        experts = module.experts or ExpertGrid()
-        replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)
-        facts["replicas of experts"] = "one" if replicas == 1 else "several"
-    if isinstance(model, HybridModel) and model.mamba is not None:
-        facts["Mamba groups"] = mamba_sharing(model.mamba.groups, grid)
-    return facts
-
-
 def mamba_sharing(groups: int, grid: Grid) -> str:
-    """Say how Mamba groups lie on tp ranks, and on the cp ranks inside of them."""
+    """Say how Mamba groups lie on tp ranks, and on the cp ranks inside each of them."""
     if groups < grid.tp:
         return "shared by tp ranks"
     local = groups // grid.tp
@@ -152,9 +137,9 @@ def mamba_sharing(groups: int, grid: Grid) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing that is not proved: `key` of `section` is `asked`, and `proved` was tried.
+    """One thing that is not proved: the user set `key` to `asked`, and the proof ran with `proved`.
 
-    Both are values as JSON has them. A section is a path of the spec, or what else is compared.
+    Both are JSON values. A section is a path of the spec, or `layout`.
     """
 
     section: str
@@ -182,7 +167,7 @@ def _as_json(spec: Spec) -> dict[str, Any]:
 
 
 def _settings(asked: dict[str, Any], proved: dict[str, Any], section: str) -> Iterator[Remark]:
-    """Yield the settings that differ; of a section of another kind, the kind alone."""
+    """Yield the settings that differ; if the kind of a section differs, only the kind."""
     same_kind = asked.get("kind") == proved.get("kind")
     keys = list(dict.fromkeys((*asked, *proved))) if same_kind else ["kind"]
     inner = []

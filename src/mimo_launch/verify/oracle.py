@@ -60,7 +60,7 @@ class Oracle:
         self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
         self.custom: dict[str, OneRankEncoder] = {}
-        # Of the encoders of users' own: their classes say it.
+        # Only of custom encoders: their classes say which parameters decay.
         self.custom_decays: dict[str, bool] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
@@ -92,8 +92,8 @@ class Oracle:
     def loss_and_gradients(self, samples: Sequence[Sample]) -> tuple[float, dict[str, Tensor]]:
         """Return the mean loss over all labels of the samples and the gradient by every weight.
 
-        The gradient is that of this loss and, where there are experts, of `balance_loss` besides.
-        The records of a pack are computed by themselves: only the balance of experts joins them.
+        The gradient is that of this loss plus, where there are experts, of `balance_loss`. Each
+        record of a pack is computed by itself: only the balance of experts is over the whole pack.
         """
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
         self.loads = []
@@ -109,7 +109,7 @@ class Oracle:
                 self.loads.append(load)
         self.balance_loss = float(balance.detach())
         if labels == 0:
-            self.loads = []  # Such a step moves nothing.
+            self.loads = []  # Such a step moves no bias.
         if labels == 0 or not (total + balance).requires_grad:
             # No label, or nothing that trains reaches one (frozen language, no image).
             mean = float(total) / max(1, labels)
@@ -136,7 +136,7 @@ class Oracle:
                 self.weights[name] -= lr * scale * grad
 
     def record_loss(self, split: Split, index: int, load: Load) -> tuple[Tensor, int]:
-        """Return the loss of a record, summed over its labels, and how many they are."""
+        """Return the loss of a record, summed over its labels, and the number of its labels."""
         tokens, targets = (torch.from_numpy(x) for x in self.dataset.text(split, index))
         logits = self.logits(split, index, tokens, load)
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
@@ -145,7 +145,8 @@ class Oracle:
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the logits behind each token of a record, [S, words].
 
-        The text that the images stand in may go on with other tokens, placeholders among them.
+        `tokens` may differ from the record's own text, which alone says where images stand: a
+        generated token may be a placeholder.
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         x_SD = self.weights["language.embedding.weight"][tokens]
@@ -174,7 +175,7 @@ class Oracle:
         return encode(self.weights, encoder, self.spec.modules[encoder].model, array)
 
     def _image_sizes(self, split: Split, index: int) -> dict[int, list[tuple[int, int]]]:
-        """Return height and width in rows of a record's images, by the token that stands there."""
+        """Return height and width in rows of a record's images, by their placeholder token."""
         return {
             placeholder_id(self.spec, name): [
                 (image.shape[1] // images.row_side, image.shape[2] // images.row_side)

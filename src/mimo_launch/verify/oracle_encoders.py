@@ -1,10 +1,10 @@
 """Encoders of the oracle: one image or clip at a time, whole.
 
-Decides: what the rows of an image or a clip are; that a custom encoder with every axis at 1 is
-right by definition: what differs between one rank and a layout, and between an image alone and
-beside others, is what the proof shows.
+Decides: what the rows of an image or a clip are; that a custom encoder is right by definition where
+every axis is 1: the proof shows only how a layout differs from one rank, and an image among others
+from an image alone.
 Relies on: `oracle_layers`; the class itself of a custom encoder, and the packing of one image.
-Leaves: where rows go, and what is made of them, to `oracle`.
+Leaves: where rows go, and what language computes from them, to `oracle`.
 
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
@@ -47,22 +47,23 @@ def encode(weights: Weights, encoder: str, model: Model, array: np.ndarray) -> T
     return ENCODERS[model.kind](weights, encoder, model, array)
 
 
-def _of_audio(weights: Weights, encoder: str, model: AudioModel, clip: np.ndarray) -> Tensor:
-    x_ND = _blocks(weights, _hear(weights, encoder, clip), encoder, model, eps=1e-5)
+def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.ndarray) -> Tensor:
+    """Return the rows of a whole log-mel clip: [mels, frames] -> [r, L]."""
+    x_DF = torch.from_numpy(clip).double()
+    for name, stride in (("conv1", 1), ("conv2", 2)):
+        weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
+        x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
+    x_ND = x_DF.T + weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
+    x_ND = _blocks(weights, x_ND, encoder, model, eps=1e-5)
     x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", 1e-5)
-    return _project(weights, _neighbours(x_ND, model.stack), encoder, model)
+    # Join tokens that follow each other: [N, D] -> [N / stack, stack * D].
+    starts = range(0, len(x_ND), model.stack)
+    joined = torch.stack([torch.cat(list(x_ND[i : i + model.stack])) for i in starts])
+    return _project(weights, joined, encoder, model)
 
 
-def _of_vit(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
-    x_ND = _see(weights, encoder, model, image)
-    return _project(weights, x_ND, encoder, model, model.projector_activation)
-
-
-ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _of_audio, "vit": _of_vit}
-
-
-def _see(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
-    """Return what the projector takes of an image, [r, row width]."""
+def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
+    """Return the rows of an image: [3, height, width] -> [r, L]."""
     side = model.patch
     pixels = torch.from_numpy(image).double()
     height, width = pixels.shape[1] // side, pixels.shape[2] // side
@@ -80,7 +81,13 @@ def _see(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> 
     if model.positions == "sincos":
         x_ND = x_ND + _sincos(height, width, model.hidden)
     elif model.positions == "learned":
-        x_ND = x_ND + _table(weights, encoder, model, height, width)
+        if model.image is None:
+            raise TypeError(f"no grid of positions for encoder {encoder}")
+        # The table is resized as an image would be.
+        table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
+        as_image = table.T.reshape(1, model.hidden, *model.image)
+        sized = F.interpolate(as_image, (height, width), mode="bicubic", align_corners=False)
+        x_ND = x_ND + sized[0].flatten(1).T
     else:
         turn = image_angles(height, width, model.hidden // model.heads)
     if model.class_token:
@@ -94,26 +101,12 @@ def _see(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> 
     if model.final_norm:
         x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
     x_ND = x_ND[int(model.class_token) :]
-    return _pixel_shuffle(x_ND, width, model.shuffle) if model.shuffle > 1 else x_ND
+    if model.shuffle > 1:
+        x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
+    return _project(weights, x_ND, encoder, model, model.projector_activation)
 
 
-def _table(weights: Weights, encoder: str, model: VitModel, height: int, width: int) -> Tensor:
-    """Return the learned positions of an image, resized as an image would be: [N, D]."""
-    if model.image is None:
-        raise TypeError(f"no grid of positions for encoder {encoder}")
-    table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
-    as_image = table.T.reshape(1, model.hidden, *model.image)
-    sized = F.interpolate(as_image, (height, width), mode="bicubic", align_corners=False)
-    return sized[0].flatten(1).T
-
-
-def _hear(weights: Weights, encoder: str, clip: np.ndarray) -> Tensor:
-    """Return the tokens of a whole log-mel clip: [mels, frames] -> [frames / 2, D]."""
-    x_DF = torch.from_numpy(clip).double()
-    for name, stride in (("conv1", 1), ("conv2", 2)):
-        weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
-        x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
-    return x_DF.T + weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
+ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}
 
 
 def _blocks(
@@ -126,7 +119,7 @@ def _blocks(
     *,
     eps: float,
 ) -> Tensor:
-    """Return the tokens behind the blocks; `turn` are rotary angles."""
+    """Return the tokens behind the blocks; `turn` holds rotary angles."""
     for i in range(model.layers):
         layer = f"{encoder}.layers.{i}"
         y = layer_norm(weights, x_ND, f"{layer}.attention_norm", eps)
@@ -155,13 +148,8 @@ def _project(
     return linear(weights, hidden, f"{encoder}.projector.down")
 
 
-def _neighbours(x_ND: Tensor, stack: int) -> Tensor:
-    """Join `stack` tokens that follow each other: [N, D] -> [N / stack, stack * D]."""
-    return torch.stack([torch.cat(list(x_ND[i : i + stack])) for i in range(0, len(x_ND), stack)])
-
-
 def _activated(x: Tensor, activation: str) -> Tensor:
-    """Return an activation from its definition: of a normal variable, by tanh, by a sigmoid."""
+    """Compute an activation by its definition: exact GELU, GELU by tanh, GELU by a sigmoid."""
     if activation == "gelu":
         return 0.5 * x * (1 + torch.erf(x / 2**0.5))
     if activation == "gelu_tanh":
@@ -172,7 +160,7 @@ def _activated(x: Tensor, activation: str) -> Tensor:
 def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
     """Join the patches of each square, row by row, as Idefics3 and InternVL do.
 
-    Image of any height, `width` patches wide: [N, D] -> [N / side^2, side^2 * D].
+    The image is `width` patches wide: [N, D] -> [N / side^2, side^2 * D].
     """
     height, joined = len(x_ND) // width, []
     for top in range(0, height, side):
@@ -202,16 +190,16 @@ def _sincos(height: int, width: int, size: int) -> Tensor:
 
 
 def keep_activations(spec: Spec) -> Spec:
-    """Return a spec that recomputes nothing: a second forward would miss the weights from outside.
+    """Return the spec without recomputation, whose second forward would use the network's weights.
 
-    See `OneRankEncoder`.
+    `OneRankEncoder` gives its own weights to one call of the network.
     """
     modules = {n: m.model_copy(update={"recompute": "none"}) for n, m in spec.modules.items()}
     return spec.model_copy(update={"modules": modules})
 
 
 class OneRankEncoder:
-    """A network of one stage, called with weights from outside."""
+    """A network of one stage, called with the oracle's weights."""
 
     def __init__(
         self, name: str, network: nn.Module, model: CustomModel, context: ParallelContext

@@ -35,7 +35,7 @@ def decoder_layers(
     text: RecordText,
     angles: Tensor,
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]; `angles` are those of `turned`."""
+    """Return the stream behind the last layer, [S, D]; `angles` are for `turned`."""
     heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
     for i in range(model.layers):
         layer = f"language.layers.{i}"
@@ -128,7 +128,7 @@ def _mamba(
 
 
 def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
-    """Return silu of the sum of each token and those before it in its document, weighted."""
+    """Return silu of the weighted sum of each token and those before it in its document."""
     weight_FW, bias_F = weights[f"{name}.weight"], weights[f"{name}.bias"]
     width, outs = weight_FW.shape[1], []
     for t in range(len(x_SF)):

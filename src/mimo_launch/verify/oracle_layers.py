@@ -1,8 +1,9 @@
 """Layers of the oracle from their definition: norms, attention, rotary embeddings, experts.
 
 Decides: the position ids of a sample's tokens, from the tokens themselves and the images' sizes;
-all else are the formulas of the papers. Every expert answers every token, most answers times zero.
-Relies on: weights by their full names; nothing of the product's positions, runs or masks.
+all else follows the formulas of the papers. Every expert computes every token, and most outputs are
+multiplied by zero.
+Relies on: weights by their full names. It shares no positions, runs or masks with the product.
 Leaves: the models to `oracle_encoders` and `oracle_language`.
 
 Legend: S tokens of a record, T tokens of a sample (of all its records), H heads, K head size,
@@ -56,9 +57,9 @@ def attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | None
 def axis_ids(
     tokens: Tensor, documents: Tensor, images: Mapping[int, Sequence[Size]]
 ) -> list[tuple[int, int, int]]:
-    """Return time, height and width of each token.
+    """Return the position ids of each token: time, height and width.
 
-    `images` are the heights and widths, in rows, of what each placeholder token stands for.
+    `images` holds, for each placeholder token, the heights and widths of its images in rows.
     """
     left = {token: list(sizes) for token, sizes in images.items()}
     ids: list[tuple[int, int, int]] = []
@@ -86,20 +87,22 @@ def turned(x_SHK: Tensor, angle: Tensor) -> Tensor:
 
 
 def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> list[float]:
-    """Return 1 / theta^(2i/K) for pair i of a head of `size` K; scaled, by its wavelength."""
-    plain = [theta ** (-2 * i / size) for i in range(size // 2)]
-    return plain if scaling is None else [_stretched(each, scaling) for each in plain]
-
-
-def _stretched(frequency: float, scaling: RopeScaling) -> float:
-    wavelength, length = 2 * math.pi / frequency, scaling.original_max_position_embeddings
-    if wavelength > length / scaling.low_freq_factor:
-        return frequency / scaling.factor
-    if wavelength < length / scaling.high_freq_factor:
-        return frequency
-    width = scaling.high_freq_factor - scaling.low_freq_factor
-    smooth = (length / wavelength - scaling.low_freq_factor) / width
-    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    """Return 1 / theta^(2i/K) for pair i of a head of `size` K, scaled by its wavelength."""
+    frequencies = [theta ** (-2 * i / size) for i in range(size // 2)]
+    if scaling is None:
+        return frequencies
+    length, scaled = scaling.original_max_position_embeddings, []
+    for frequency in frequencies:
+        wavelength = 2 * math.pi / frequency
+        if wavelength > length / scaling.low_freq_factor:
+            scaled.append(frequency / scaling.factor)
+        elif wavelength < length / scaling.high_freq_factor:
+            scaled.append(frequency)
+        else:
+            width = scaling.high_freq_factor - scaling.low_freq_factor
+            smooth = (length / wavelength - scaling.low_freq_factor) / width
+            scaled.append((1 - smooth) * frequency / scaling.factor + smooth * frequency)
+    return scaled
 
 
 def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
@@ -112,7 +115,7 @@ def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
 def axis_angles(
     ids: Sequence[tuple[int, ...]], sections: Sequence[int], turns: Sequence[float]
 ) -> Tensor:
-    """Return the same where the first `sections[0]` pairs turn with the first id, and so on."""
+    """Return angles, [S, K/2]: the first `sections[0]` pairs turn with the first id, and so on."""
     axis_of = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
     return torch.tensor(
         [[each[axis] * turn for axis, turn in zip(axis_of, turns, strict=True)] for each in ids],
@@ -157,10 +160,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class RecordText:
-    """What layers are told of the text of a record.
+    """The text of a record, as layers need it.
 
-    `documents` is the document of each token, [S]; the first `num_tokens` count in `load`, the
-    others are padding.
+    `documents` is the document of each token, [S]. The first `num_tokens` tokens count in `load`,
+    the others are padding.
     """
 
     documents: Tensor
@@ -169,7 +172,7 @@ class RecordText:
 
 
 def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
-    """Return the biases of experts after a step: rate * sign(mean load - load) further.
+    """Return the biases of experts after a step: bias + rate * sign(mean load - load).
 
     Loads are over all tokens of all samples (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
     """

@@ -1,4 +1,4 @@
-"""A whole run as the oracle makes it: rates, updates and evaluations, written out.
+"""A whole run of the oracle: rates, updates and evaluations, written out.
 
 Decides: what the right numbers of every step are, and the right weights and moments at the end.
 Relies on: `oracle` for losses and gradients. It shares no optimizer, schedule or loop with the
@@ -20,13 +20,13 @@ from mimo_launch.spec.model import LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_layers import Load
 
-# Matrices by their shape that are none by their use: tables of tokens, of places.
+# Not matrices by their use, whatever their shape: tables of tokens and of positions.
 TABLES = (".embedding.weight", ".positions.weight", ".class_token.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class RightNumbers:
-    """What is told of a step; `norms` are those of the modules, `lrs` of those that train."""
+    """The numbers of a step: `norms` of all modules, `lrs` of the modules that train."""
 
     loss: float
     aux_loss: float
@@ -39,7 +39,7 @@ class RightNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RightEvaluation:
-    """What is told of an evaluation."""
+    """The numbers of an evaluation."""
 
     loss: float
     accuracy: float | None
@@ -47,9 +47,9 @@ class RightEvaluation:
 
 @dataclass(slots=True)
 class RightRun:
-    """Steps in their order, evaluations by the number of steps before, tensors at the end.
+    """Steps in order, evaluations by the number of steps before, tensors at the end.
 
-    `second` is the root of the second moment, as large as a gradient; both are empty for SGD.
+    `second` is the root of the second moment, as large as a gradient. Moments are empty for SGD.
     """
 
     steps: list[RightNumbers] = field(default_factory=list)
@@ -60,14 +60,18 @@ class RightRun:
 
 
 def right_run(spec: Spec, skipped: int) -> RightRun:
-    """Run all steps of a spec; the one number `skipped` (from 0) moves nothing."""
+    """Run all steps of a spec; step `skipped` (from 0) updates nothing."""
     oracle, found = Oracle(spec, randomise=True), RightRun()
     order = global_order(spec, oracle.dataset)
     updates = 0
     for step, ids in enumerate(steps_of(order, spec.train.steps)):
         loss, grads = oracle.loss_and_gradients(ids)
         number = step + 1
-        lrs = {name: _module_rate(spec, name, number) for name in _trained(spec)}
+        lrs = {
+            name: _module_rate(spec, name, number)
+            for name, module in spec.modules.items()
+            if module.frozen is not True
+        }
         has_labels = any(
             oracle.dataset.describe("train", record).num_labels
             for sample in ids
@@ -101,10 +105,6 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
     return found
 
 
-def _trained(spec: Spec) -> list[str]:
-    return [name for name, module in spec.modules.items() if module.frozen is not True]
-
-
 def _norm(grads: dict[str, Tensor], prefix: str = "") -> float:
     squares = (float(g.square().sum()) for name, g in grads.items() if name.startswith(prefix))
     return sqrt(sum(squares))
@@ -124,7 +124,7 @@ def _rate(spec: Spec, peak: float, warmup: int, number: int) -> float:
     if number <= warmup:
         return peak * number / warmup
     if schedule.kind == "cosine":
-        # From the first step behind the warm-up to the last one.
+        # 0 at the first step after the warm-up, 1 at the last one.
         gone = (number - warmup - 1) / max(1, steps - warmup - 1)
         return low + (1 + cos(pi * gone)) / 2 * (peak - low)
     if schedule.kind == "wsd" and number > steps - schedule.decay:
@@ -135,7 +135,7 @@ def _rate(spec: Spec, peak: float, warmup: int, number: int) -> float:
 def _update(
     oracle: Oracle, grads: dict[str, Tensor], lrs: dict[str, float], count: int, found: RightRun
 ) -> None:
-    """Move all weights by clipped gradients; it is the update number `count`, from 1."""
+    """Move all weights by clipped gradients; `count` is the number of this update, from 1."""
     settings, norm = oracle.spec.optimizer, _norm(grads)
     scale = 1.0 if settings.clip is None or norm <= settings.clip else settings.clip / norm
     beta1, beta2 = settings.betas
@@ -150,27 +150,25 @@ def _update(
                 found.first[name], found.second[name] = first, second
                 spread = (second / (1 - beta2**count)).sqrt() + settings.eps
                 direction = first / (1 - beta1**count) / spread
-            decay = _decay(oracle, module) if _decays(oracle, name) else 0.0
-            weight -= lrs[module] * (direction + decay * weight)
+            weight -= lrs[module] * (direction + _decay(oracle, name) * weight)
 
 
-def _decay(oracle: Oracle, module: str) -> float:
-    own = oracle.spec.modules[module].optimizer.weight_decay
-    return own if own is not None else oracle.spec.optimizer.weight_decay
-
-
-def _decays(oracle: Oracle, name: str) -> bool:
-    """Return whether a weight is one that decays: a matrix that tokens are multiplied with."""
-    module = oracle.spec.modules[name.partition(".")[0]]
+def _decay(oracle: Oracle, name: str) -> float:
+    """Return the decay of a weight: that of its module for matrices, else 0."""
+    module, common = oracle.spec.modules[name.partition(".")[0]], oracle.spec.optimizer
     if kind_of(module.model).is_custom:
-        return oracle.custom_decays[name]
-    if name.endswith(TABLES):
-        return oracle.spec.optimizer.decay.embeddings
-    return oracle.weights[name].ndim > 1
+        decays = oracle.custom_decays[name]
+    elif name.endswith(TABLES):
+        decays = common.decay.embeddings
+    else:
+        decays = oracle.weights[name].ndim > 1
+    own = module.optimizer.weight_decay
+    rate = own if own is not None else common.weight_decay
+    return rate if decays else 0.0
 
 
 def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
-    """Return the mean loss over all held-out labels, and the share of answers said right."""
+    """Return the mean loss over all held-out labels, and the share of right answer tokens."""
     dataset, spec = oracle.dataset, oracle.spec
     batches = heldout_batches(samples, spec.batch.global_, dataset.num_samples("heldout"))
     loss, labels, right, total, end = 0.0, 0, 0, 0, dataset.answer_end
@@ -187,7 +185,7 @@ def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
 
 
 def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:
-    """Return what a model says of a held-out sample: the likeliest token, time after time."""
+    """Return the greedy answer to a held-out sample: the likeliest token, again and again."""
     tokens, labels = (torch.from_numpy(x) for x in oracle.dataset.text("heldout", index))
     last = int((labels != IGNORE_LABEL).nonzero()[0])
     tokens[last + 1 :] = PAD

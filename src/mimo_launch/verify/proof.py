@@ -2,8 +2,8 @@
 
 Decides: what a proof of gradients consists of: per step the loss, every gradient, the norm of every
 module, and the weights after a clipped SGD step. A proof of training may follow on the same ranks.
-Relies on: forked ranks, on processors or GPUs; the session and the reader of `train`. The oracle is
-always on the processor and in float64.
+Relies on: forked ranks, on CPUs or GPUs; the session and the reader of `train`. The oracle is
+always on the CPU and in float64.
 Leaves: making the spec small to `shrink`, what a run is to `training_proof`.
 """
 
@@ -25,7 +25,6 @@ from mimo_launch.launcher.run_on_ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
-from mimo_launch.train.events import Event
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
@@ -55,7 +54,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RightStep:
-    """What the oracle has of one step: losses, gradients and the weights after it, by name."""
+    """What the oracle computed in one step: losses, gradients and the weights after it, by name."""
 
     loss: float
     aux_loss: float
@@ -73,9 +72,9 @@ def verify_spec(
 ) -> list[ModuleVerdict]:
     """Return verdicts of an SGD spec (see `shrink`) against the oracle, by the bound of its dtype.
 
-    With `training`, a spec of the same ranks (see `shrink.short_run`), those of its run follow if
-    all these passed: otherwise they would say the same again. `prepare` runs first on every rank:
-    tests plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
+    With `training`, a spec on the same ranks (see `shrink.short_run`), the verdicts of its run
+    follow if all of these passed: otherwise they would repeat them. `prepare` runs first on every
+    rank: tests plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
     """
     for each in (spec, training):
         if each is not None:
@@ -95,12 +94,12 @@ def verify_on(
     timeout_s: float = 120,
     prepare: Callable[[], None] | None = None,
 ) -> list[ModuleVerdict]:
-    """Prove gradients on ranks that are there: as many as the spec needs, and one more.
+    """Prove gradients on `ranks`, as many as the spec needs, with the oracle on `one_rank`.
 
-    That one runs the oracle, on the processor. Not this process: where there are GPUs, the first
-    backward starts a thread for each, and torch refuses it in whatever is forked after that.
+    The oracle runs on the CPU, but not in this process: where there are GPUs, the first backward
+    starts a thread for each, and torch refuses a backward in processes forked after that.
 
-    Raises: RankError, which says if it was the oracle's.
+    Raises: RankError, which says whether the oracle failed.
     """
     outcomes = ranks.run(rank_outcomes, spec, prepare, ranks.device, timeout_s=timeout_s)
     right = _ask_oracle(one_rank, right_steps, spec, timeout_s=timeout_s)
@@ -118,7 +117,7 @@ def verify_training_on(
     timeout_s: float = 120,
     prepare: Callable[[], None] | None = None,
 ) -> list[ModuleVerdict]:
-    """Prove a run in the same way. Raises: RankError, which says if it was the oracle's."""
+    """Prove a run in the same way. Raises: RankError, which says whether the oracle failed."""
     with tempfile.TemporaryDirectory(prefix="mimo-launch-") as folder:
         where, device = Path(folder), ranks.device
         first = ranks.run(first_part, spec, where, prepare, device, timeout_s=timeout_s)
@@ -165,7 +164,7 @@ def rank_outcomes(
     device = device_for(kind, dist.get_rank())
     with (
         RankSession(Plan.of(spec), device=device, randomise=True) as session,
-        StepReader(session, dataset, RunState(), _nobody) as reader,
+        StepReader(session, dataset, RunState(), lambda event: None) as reader,
     ):
         for step, ids in enumerate(steps_of(order, spec.train.steps)):
             metrics = session.gradients(reader.read("train", ids, step))
@@ -175,10 +174,6 @@ def rank_outcomes(
             read = metrics.read()
             outcomes.append(StepOutcome(read.loss, read.aux_loss, read.norms, gradients, weights))
     return outcomes
-
-
-def _nobody(event: Event) -> None:
-    pass
 
 
 def _compare_step(
@@ -192,7 +187,7 @@ def _compare_step(
         for outcome in {outcome.loss: outcome for outcome in ranks}.values()
     ]
     has_experts = kind_of(spec.language.model).moe is not None
-    # Where language is frozen, those terms alone are counted that reach an encoder.
+    # Where language is frozen, only the terms that reach an encoder are counted.
     if has_experts and spec.language.frozen is False:
         verdicts += [
             compare_numbers("aux loss", "language", aux_loss, right.aux_loss, bound)

@@ -1,15 +1,14 @@
 """Makes a spec small enough to prove in seconds, keeping what can go wrong about it.
 
 Decides: which sizes may shrink. Grids, placement, order, schedule, sharding and flags stay; widths,
-depths, vocabulary, batch and sequence become the smallest legal ones. Of a run: how few steps, and
-when they are saved; that the last one is evaluated. What is 0 stays 0, what is not does not become
-it, and warm-ups that differ still do. Rates, moments, decay and clipping stay.
+depths, vocabulary, batch and sequence become the smallest legal ones. A run has few steps, is saved
+in the middle, and evaluates after the last step. Zeros stay zero, and nothing else becomes zero;
+warm-ups that differ still do. Rates, moments, decay and clipping stay.
 Relies on: `data.sample_sizes` for the longest sample.
 Leaves: running the result to `proof`; when a step is skipped and when the run stops to
 `training_proof`.
 """
 
-from collections.abc import Iterable
 from math import lcm
 from typing import Literal
 
@@ -21,14 +20,13 @@ from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import (
     AudioModel,
     CheckpointSpec,
-    Clips,
     CustomModel,
+    Data,
     EvalSpec,
     HybridModel,
     LanguageModel,
     LrSchedule,
     ModuleSpec,
-    OptimizerSpec,
     Spec,
     SyntheticData,
     TransformerEncoder,
@@ -53,7 +51,7 @@ TEXT_TOKENS = 8
 NUM_STEPS = 2
 RUN_STEPS = 5
 SAVE_EVERY = 3
-# Below it an element whose gradient is zero moves by noise: 1e-17 over this, times the rate.
+# With a smaller eps, an element whose gradient is zero moves by noise: 1e-17 / eps times the rate.
 MIN_EPS = 1e-8
 MAX_DECAY = 2
 
@@ -67,28 +65,21 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     """
     small = regrid(spec) if world_size(spec) > MAX_RANKS else spec
     modules = {
-        name: _as_computed(
-            _shrink_module(module, num_stages(spec, name), num_stages(small, name)), precision
-        )
+        name: _shrink_module(module, num_stages(spec, name), num_stages(small, name), precision)
         for name, module in small.modules.items()
     }
-    data = small.data
-    if isinstance(data, WebdatasetData):
-        # Layouts are proved on made-up samples of the same kinds: several images, or only text, by
-        # themselves or in packs.
-        data = SyntheticData.model_validate(
-            {"kind": "synthetic", "max_images": 2, "text_only": 0.2, "packing": data.packing}
-        )
-    if isinstance(data, SyntheticData):
-        models = [module.model for module in spec.encoders.values()]
-        data = _shrink_images(data, [m.shuffle for m in map(image_input, models) if m])
-        data = _shrink_clips(data, [m for m in map(clip_input, models) if m])
-    modules = _shrink_placeholders(modules, among_words=isinstance(data, SyntheticData))
+    data = _shrink_data(spec)
+    # Placeholders that the user gave are small words; beside real text they are the last ids, like
+    # those that nobody gave.
+    given = [name for name, module in modules.items() if module.placeholder is not None]
+    for number, name in enumerate(given, 2):
+        placeholder = number if isinstance(data, SyntheticData) else None
+        modules[name] = modules[name].model_copy(update={"placeholder": placeholder})
     small = small.model_copy(
         update={
             "modules": modules,
             "data": data,
-            # A step that is clipped and large: a wrong norm or gradient shows in the weights.
+            # Large, clipped steps: a wrong norm or gradient shows in the weights.
             "optimizer": small.optimizer.model_copy(
                 update={
                     "kind": "sgd",
@@ -104,41 +95,53 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
             "checkpoint": None,
         }
     )
+    # The shortest sequence that holds every sample (several if packed) and that tp and cp divide.
+    unit, least = seq_unit(small), longest_sample(small) * (3 if small.data.packing else 1)
     batch = small.batch.model_copy(
-        update={"global_": _global_batch(small), "seq": _sequence(small)}
+        update={"global_": _global_batch(small), "seq": -(-least // unit) * unit}
     )
     small = small.model_copy(update={"batch": batch})
     for what, before, after in differing(relations(spec), relations(small)):
-        # It would be the proof of another layout.
+        # This would prove another layout.
         raise ValueError(f"{what} would change from {before} to {after}")
     return small
 
 
-def _shrink_images(data: SyntheticData, shuffles: list[int]) -> SyntheticData:
-    """Return data of little text and small images, which hold whole squares of patches."""
-    # An image of one patch has nothing to attend to: its queries and keys have no gradient.
+def _shrink_data(spec: Spec) -> Data:
+    """Return data of little text, small images and short clips; digits stay as they are."""
+    data = spec.data
+    if isinstance(data, WebdatasetData):
+        # Layouts are proved on synthetic samples of the same kinds: with several images or none,
+        # packed or not.
+        data = SyntheticData.model_validate(
+            {"kind": "synthetic", "max_images": 2, "text_only": 0.2, "packing": data.packing}
+        )
+    if not isinstance(data, SyntheticData):
+        return data
+    models = [module.model for module in spec.encoders.values()]
+    shuffles = [images.shuffle for images in map(image_input, models) if images]
+    frames = [clips.frames_per_row for clips in map(clip_input, models) if clips]
+    min_frames = 2 * FRAMES_PER_TOKEN
+    max_frames = MAX_CLIP_ROWS * max(frames, default=FRAMES_PER_TOKEN)
     update: dict[str, object] = {
+        # An image of one patch has nothing to attend to: its queries and keys have no gradient.
         "min_patches": 2,
         "max_patches": max(2, min(6 * max(shuffles, default=1) ** 2, data.max_patches)),
-        # Nor does the first token have anything before it: some text must follow.
+        # Neither has a clip of one token.
+        "min_frames": min_frames,
+        "max_frames": max(min_frames, min(max_frames, data.max_frames)),
+        # Nor the first token of a text: others must follow.
         "min_text": TEXT_TOKENS,
     }
-    if data.image is not None:
+    if data.image is not None:  # Whole squares of patches.
         (height, width), unit = data.image, lcm(*shuffles)
         update["image"] = min(height, 2 * unit), min(width, 3 * unit)
     return data.model_copy(update=update)
 
 
-def _shrink_clips(data: SyntheticData, models: list[Clips]) -> SyntheticData:
-    """Return data whose clips are a few rows long for the encoder that makes the longest rows."""
-    row = max((model.frames_per_row for model in models), default=FRAMES_PER_TOKEN)
-    # A clip of one token has nothing to attend to either.
-    least = 2 * FRAMES_PER_TOKEN
-    most = max(least, min(MAX_CLIP_ROWS * row, data.max_frames))
-    return data.model_copy(update={"min_frames": least, "max_frames": most})
-
-
-def _shrink_module(module: ModuleSpec, stages_before: int, stages: int) -> ModuleSpec:
+def _shrink_module(
+    module: ModuleSpec, stages_before: int, stages: int, precision: str
+) -> ModuleSpec:
     tp, model = module.grid.tp, module.model
     # One or two layers a stage as before, and an uneven cut stays uneven.
     each, rest = divmod(model.layers, stages_before)
@@ -148,7 +151,7 @@ def _shrink_module(module: ModuleSpec, stages_before: int, stages: int) -> Modul
     )
     small: TransformerEncoder | LanguageModel | CustomModel
     if isinstance(model, CustomModel):
-        small = model  # What depends on what in a user's own class is not known.
+        small = model  # Nobody knows how the sizes of a user's class depend on each other.
     elif isinstance(model, TransformerEncoder):
         heads = tp * min(2, model.heads // tp)
         hidden = HEAD_SIZE * heads
@@ -161,7 +164,10 @@ def _shrink_module(module: ModuleSpec, stages_before: int, stages: int) -> Modul
         if isinstance(model, VitModel) and model.image is not None:
             update["image"] = min(3, model.image[0]), min(4, model.image[1])
         if isinstance(model, AudioModel):
-            update |= {"mels": min(3, model.mels), "frames": _clip_frames(model)}
+            update |= {
+                "mels": min(3, model.mels),
+                "frames": min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row,
+            }
         small = model.model_copy(update=update)
     elif isinstance(model, HybridModel):
         small = with_experts(shrink_hybrid(model, module.grid, layers), module)
@@ -173,36 +179,14 @@ def _shrink_module(module: ModuleSpec, stages_before: int, stages: int) -> Modul
             "optimizer": optimizer,
             "init_from": None,
             "init_partial": False,
+            # The tests of other backends compare them with this one.
+            "backend": "torch",
+            "fp8": None,
+            "compile": (
+                False if precision == "fp64" and module.compile == "auto" else module.compile
+            ),
         }
     )
-
-
-def _as_computed(module: ModuleSpec, precision: str) -> ModuleSpec:
-    """Return a module as it computes in this precision: the other layers' tests compare with it."""
-    update: dict[str, object] = {"backend": "torch", "fp8": None}
-    if precision == "fp64" and module.compile == "auto":
-        update["compile"] = False
-    return module.model_copy(update=update)
-
-
-def _shrink_placeholders(
-    modules: dict[str, ModuleSpec], *, among_words: bool
-) -> dict[str, ModuleSpec]:
-    """Return modules whose given placeholders are in a small vocabulary, among words if need be.
-
-    Otherwise they are the last ids, like those that nobody gave.
-    """
-    given = [name for name, module in modules.items() if module.placeholder is not None]
-    ids = {name: number if among_words else None for number, name in enumerate(given, 2)}
-    return {
-        name: module.model_copy(update={"placeholder": ids.get(name)})
-        for name, module in modules.items()
-    }
-
-
-def _clip_frames(model: AudioModel) -> int:
-    """Return the frames of the longest clip: a few whole rows."""
-    return min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
 
 
 def _global_batch(spec: Spec) -> int:
@@ -222,24 +206,19 @@ def _global_batch(spec: Spec) -> int:
     return replicas * microbatches * size
 
 
-def _sequence(spec: Spec) -> int:
-    """Return the shortest sequence that holds every sample and splits over tp and cp.
-
-    Where records are packed, one that holds several of them.
-    """
-    step, least = seq_unit(spec), longest_sample(spec) * (3 if spec.data.packing else 1)
-    return -(-least // step) * step
-
-
 def short_run(asked: Spec, small: Spec) -> Spec:
     """Return `small`, which `shrink` made of `asked`, with a short form of its training."""
     own = {name: module.optimizer for name, module in asked.modules.items()}
     common = asked.optimizer.schedule
-    few = _few([common.warmup, *(each.warmup or 0 for each in own.values())])
+    # Warm-ups become small numbers in the same order, and end before the run does.
+    warmups = {common.warmup, *(each.warmup or 0 for each in own.values())}
+    few = {0: 0}
+    for i, warmup in enumerate(sorted(each for each in warmups if each > 0)):
+        few[warmup] = min(warmup, 2 + i, RUN_STEPS - MAX_DECAY)
     modules = {}
     for name, module in small.modules.items():
-        warmup = own[name].warmup
-        update = {"warmup": None if warmup is None else few[warmup]}
+        asked_warmup = own[name].warmup
+        update = {"warmup": None if asked_warmup is None else few[asked_warmup]}
         modules[name] = module.model_copy(update={"optimizer": own[name].model_copy(update=update)})
     schedule = common.model_copy(
         update={"warmup": few[common.warmup], "decay": min(MAX_DECAY, common.decay)}
@@ -247,25 +226,16 @@ def short_run(asked: Spec, small: Spec) -> Spec:
     return small.model_copy(
         update={
             "modules": modules,
-            "optimizer": _optimizer(asked.optimizer).model_copy(update={"schedule": schedule}),
+            "optimizer": asked.optimizer.model_copy(
+                update={"eps": max(MIN_EPS, asked.optimizer.eps), "schedule": schedule}
+            ),
             "train": small.train.model_copy(
                 update={"steps": RUN_STEPS, "max_skipped": max(2, asked.train.max_skipped)}
             ),
-            # After the last step, of two batches, with as many labels as they happen to have.
+            # After the last step, over two batches, which may differ in their labels.
             "eval": asked.eval and EvalSpec(samples=small.batch.global_ + 1),
             "checkpoint": (asked.saving or CheckpointSpec()).model_copy(
                 update={"every": SAVE_EVERY}
             ),
         }
     )
-
-
-def _optimizer(asked: OptimizerSpec) -> OptimizerSpec:
-    return asked.model_copy(update={"eps": max(MIN_EPS, asked.eps)})
-
-
-def _few(warmups: Iterable[int]) -> dict[int, int]:
-    """Return small numbers for warm-ups, in the same order, which end before the run does."""
-    longer = sorted({warmup for warmup in warmups if warmup > 0})
-    most = RUN_STEPS - MAX_DECAY
-    return {0: 0} | {warmup: min(warmup, 2 + i, most) for i, warmup in enumerate(longer)}

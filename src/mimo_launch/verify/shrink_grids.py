@@ -1,17 +1,16 @@
 """Reduces grids of many ranks to few, with the same relations between modules.
 
 Decides: the size of each reduced axis, by what each loss is worth in ranks; the first rank of each
-module, and of the idle ranks; what else of a spec follows: groups of microbatches, the batch.
+module and of the idle ranks; what else changes in a spec: groups of microbatches, the batch.
 Relies on: the ranges of the spec; `coverage` for what a smaller grid loses.
 Leaves: model sizes to `shrink`.
 
-How ranks lie to each other never changes. Axes above 1 stay above 1 and axes of 1 stay 1. Fans,
-islands of replicas, middle stages and shared heads stay as long as ranks are left for them.
+The relations between ranges of ranks never change. Axes above 1 stay above 1 and axes of 1 stay 1.
+Fans, islands of replicas, middle stages and shared heads stay as long as ranks are left for them.
 
-All starts and stops of ranges, in order, cut the ranks into intervals. Relations of ranges stay as
-they are as long as no cut passes another: each cut is at least one rank behind the one before. A
-module of a given size sets the distance of its two cuts. The least places that satisfy all of this
-are those of the longest paths.
+All starts and stops of ranges, in order, cut the ranks into intervals. The relations stay if the
+cuts stay in order, each at least one rank after the one before. The size of a module is the
+distance between its two cuts. The least places that satisfy all this are lengths of longest paths.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,28 +28,27 @@ from mimo_launch.spec.model import (
     HybridModel,
     LanguageModel,
     ModuleSpec,
-    ScheduleSpec,
     Spec,
     rank_range,
 )
 from mimo_launch.verify.coverage import fan, kv_sharing
 
-# How many ranks a proof may be larger to keep something. An axis goes to 1 only where nothing fits.
+# How many more ranks a proof may take to keep something. An axis goes to 1 only where nothing fits.
 LOST_AXIS = {"pp": 1400, "cp": 1300, "tp": 1200, "dp": 1000}
 LOST_FAN, LOST_EXPERT_AXIS = 300, 100
 LOST_MIDDLE = {"pp": 8, "cp": 2}
 LOST_ISLANDS, LOST_REPLICAS, LOST_RATIO, LOST_SHARING, OTHER_PARITY = 6, 6, 4, 4, 1
-# Searching ends here with the best that was found; hundreds are usual.
+# The search ends here with the best choice so far; hundreds of trials are usual.
 MAX_TRIALS = 20_000
-# Grids of at most so many ranks are proved as they are.
+# Grids of at most this many ranks are proved as they are.
 MAX_RANKS = 32
-# Larger ones are reduced, to as few as keep everything; never more than these.
+# Larger ones are reduced to the fewest ranks that keep everything, and at most to these.
 MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
 class Placing:
-    """The cuts of a spec: how many, and between which two each module and the idle ranks stand."""
+    """The cuts of a spec: their number, and the two at the ends of each module and idle ranks."""
 
     num_cuts: int
     ends: Mapping[str, tuple[int, int]]
@@ -73,7 +71,7 @@ class Placing:
     ) -> list[int] | None:
         """Return the least place of each cut; None if the last is beyond `limit` or there is none.
 
-        `exact` are sizes of modules, `at_least` bounds of those that have no size yet.
+        `exact` are sizes of modules, `at_least` lower bounds of the sizes that are not chosen yet.
         """
         edges = [(cut, cut + 1, 1) for cut in range(self.num_cuts - 1)]
         edges += [(*self.ends[name], size) for name, size in (*exact.items(), *at_least.items())]
@@ -102,7 +100,7 @@ class GridChoice:
 
 
 def fewest(spec: Spec, most_ranks: int) -> tuple[Mapping[str, GridChoice], list[int]]:
-    """Return the choice for each module, and the cuts, whose ranks and losses are least.
+    """Return the choice for each module and the cuts with the smallest sum of ranks and losses.
 
     Raises: ValueError if nothing fits on `most_ranks` ranks.
     """
@@ -133,7 +131,7 @@ class _Search:
         self.cost, self.trials = inf, 0
 
     def extend(self, chosen: Mapping[str, GridChoice], loss: int) -> None:
-        """Try all choices for the next module, those that may be best first."""
+        """Try all choices for the next module, the most promising ones first."""
         exact = {name: choice.grid.num_ranks for name, choice in chosen.items()}
         rest = {name: self.smallest[name] for name in self.order if name not in chosen}
         options = {name: self._options(name, chosen) for name in rest if chosen or name == LANGUAGE}
@@ -156,8 +154,14 @@ class _Search:
             return self.all[name]
         dp = chosen[LANGUAGE].grid.dp
         if (name, dp) not in self.by_size:
-            old = self.spec.modules[name].grid.dp, self.spec.language.grid.dp
-            lossy = (_with_fan(choice, old, dp) for choice in self.all[name])
+            # Add what the encoder loses of its relation to a smaller dp of language.
+            old, lossy = (self.spec.modules[name].grid.dp, self.spec.language.grid.dp), []
+            for choice in self.all[name]:
+                new = choice.grid.dp, dp
+                loss = LOST_FAN * (fan(*new) != fan(*old))
+                loss += LOST_RATIO * (Fraction(*new) != Fraction(*old))
+                loss += LOST_ISLANDS * ((gcd(*new) == 1) != (gcd(*old) == 1))
+                lossy.append(replace(choice, loss=choice.loss + loss))
             self.by_size[name, dp] = _best(lossy, lambda grid: grid.num_ranks)
         return self.by_size[name, dp]
 
@@ -165,7 +169,7 @@ class _Search:
 def _choices(module: ModuleSpec, most_ranks: int) -> list[GridChoice]:
     """Return the best smaller grids of a module, one for each dp and number of ranks."""
     old, found = module.grid, []
-    # Other widths of a user's own class may not split over a tp that the user did not write.
+    # The widths of a user's own class may not split over a tp that the user did not write.
     own = kind_of(module.model).is_custom
     values = {
         axis: [n for n in range(1, min(getattr(old, axis), most_ranks) + 1)
@@ -190,7 +194,7 @@ def _products(values: list[list[int]], most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _best(choices: Iterable[GridChoice], key: Callable[[Grid], object]) -> list[GridChoice]:
-    """Return the choice of least loss for each key, those of few ranks and losses first."""
+    """Return the choice of least loss for each key, by the sum of loss and ranks."""
     found: dict[object, GridChoice] = {}
     for choice in choices:
         best = found.setdefault(key(choice.grid), choice)
@@ -217,14 +221,6 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
     return loss
 
 
-def _with_fan(choice: GridChoice, old: tuple[int, int], language: int) -> GridChoice:
-    """Add what an encoder loses of its relation to a smaller language dp."""
-    new = choice.grid.dp, language
-    loss = LOST_FAN * (fan(*new) != fan(*old)) + LOST_RATIO * (Fraction(*new) != Fraction(*old))
-    loss += LOST_ISLANDS * ((gcd(*new) == 1) != (gcd(*old) == 1))
-    return replace(choice, loss=choice.loss + loss)
-
-
 def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None, int]:
     """Return the grid of experts that keeps most axes above 1, and what it loses."""
     old = module.experts
@@ -248,7 +244,7 @@ def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None,
 
 
 def kv_heads_on(model: LanguageModel, old: Grid, new: Grid) -> int:
-    """Return key/value heads that are shared by tp ranks if they were, and several if possible."""
+    """Return a number of key/value heads that tp ranks share if they did, several if possible."""
     if model.num_kv_heads >= old.tp:
         return new.tp
     several = model.num_kv_heads > 1 and new.tp > 2 and new.tp % 2 == 0
@@ -256,7 +252,7 @@ def kv_heads_on(model: LanguageModel, old: Grid, new: Grid) -> int:
 
 
 def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
-    """Return the spec on small grids, whose modules lie to each other as before.
+    """Return the spec on small grids, with the same relations between modules.
 
     Raises: ValueError if that takes more than `most_ranks` ranks.
     """
@@ -276,7 +272,15 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
         )
     # A batch that every dp size and group size divides, with two samples per microbatch.
     share = lcm(*(module.grid.dp for module in modules.values()))
-    schedule = _regrid_schedule(spec, modules[LANGUAGE].grid.pp)
+    schedule, pp = spec.schedule, modules[LANGUAGE].grid.pp
+    if schedule.kind == "interleaved":
+        # It needs a multiple of pp microbatches, in each group too.
+        old, group = spec.language.grid.pp, schedule.encoder_microbatches
+        update = {
+            "microbatches": pp * (schedule.microbatches // old),
+            "encoder_microbatches": None if group is None else pp * max(1, group // old),
+        }
+        schedule = schedule.model_copy(update=update)
     size = 2 * share * schedule.microbatches
     idle = placing.idle and _written(*(cuts[end] for end in placing.idle))
     return spec.model_copy(
@@ -300,28 +304,11 @@ def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
         heads = kv_heads_on(model, module.grid, grid)
         model = model.model_copy(update={"kv_heads": heads})
     if isinstance(model, HybridModel) and model.mamba:
-        groups = _regrid_groups(model.mamba.groups, module.grid, grid)
+        # Whether tp ranks, and cp ranks inside each of them, share a group or have several.
+        old, groups = module.grid, 1
+        if model.mamba.groups >= old.tp:
+            local = model.mamba.groups // old.tp
+            groups = grid.tp * (grid.cp * min(2, local // old.cp) if local >= old.cp else 1)
         sizes = model.mamba.model_copy(update={"groups": groups})
         model = model.model_copy(update={"mamba": sizes})
     return model
-
-
-def _regrid_groups(groups: int, old: Grid, new: Grid) -> int:
-    """Keep whether tp ranks, and cp ranks inside of them, share a Mamba group or have several."""
-    if groups < old.tp:
-        return 1
-    local = groups // old.tp
-    return new.tp * (new.cp * min(2, local // old.cp) if local >= old.cp else 1)
-
-
-def _regrid_schedule(spec: Spec, pp: int) -> ScheduleSpec:
-    """Interleaving needs a multiple of pp microbatches, in each group too."""
-    schedule, old = spec.schedule, spec.language.grid.pp
-    if schedule.kind != "interleaved":
-        return schedule
-    group = schedule.encoder_microbatches
-    update = {
-        "microbatches": pp * (schedule.microbatches // old),
-        "encoder_microbatches": None if group is None else pp * max(1, group // old),
-    }
-    return schedule.model_copy(update=update)

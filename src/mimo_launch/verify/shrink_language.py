@@ -1,7 +1,7 @@
-"""Makes language models small, keeping what can go wrong about how a grid cuts them.
+"""Makes language models small, keeping what can go wrong when a grid cuts them.
 
 Decides: their sizes in proofs.
-Relies on: nothing but the spec.
+Relies on: the spec only.
 Leaves: all else to `shrink`.
 """
 
@@ -15,28 +15,32 @@ from mimo_launch.spec.model import (
     HybridModel,
     LanguageModel,
     ModuleSpec,
-    Moe,
 )
 
 HEAD_SIZE = 8
-# Time steps start between 0.001 and 0.1, times e to the power of what the token adds. Of any head
-# some are shorter than this and some longer: a head all of whose steps are cut has no gradient by
-# them, and would prove nothing.
+# Time steps start between 0.001 and 0.1, times e to the power of what the token adds. Every head
+# has some shorter than this and some longer: a head whose steps are all clamped gets no gradient
+# through them, and would prove nothing.
 MAX_MIN_STEP = 0.005
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
 
 
 def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
-    """Return a decoder with so many layers."""
-    update = {"layers": layers, "mrope": model.mrope and _shrink_mrope(model)}
-    return _shrink_language(model, tp).model_copy(update=update)
+    """Return a small decoder with this number of layers."""
+    mrope = model.mrope
+    if mrope is not None:
+        # One pair turns with time, so that height and width have fast ones, in which bugs show.
+        pairs = (_head_dim(model) or HEAD_SIZE) // 2
+        height = (pairs - 1) // 2
+        mrope = 1, height, pairs - 1 - height
+    return _shrink_language(model, tp).model_copy(update={"layers": layers, "mrope": mrope})
 
 
 def _shrink_language(model: Language, tp: int) -> Language:
-    """Keep whether key/value heads are shared, among query heads and among tp ranks.
+    """Keep whether query heads share key/value heads, and whether tp ranks do.
 
-    Two heads of either kind stay on a rank that has several.
+    A rank that has several heads of either kind keeps two.
     """
     kv_heads = model.num_kv_heads
     if kv_heads >= tp:
@@ -62,15 +66,8 @@ def _head_dim(model: LanguageModel) -> int | None:
     return None if model.head_dim is None else HEAD_SIZE + 2
 
 
-def _shrink_mrope(model: DecoderModel) -> tuple[int, int, int]:
-    """One pair turns with time, so that height and width have fast ones, in which bugs show."""
-    pairs = (_head_dim(model) or HEAD_SIZE) // 2
-    height = (pairs - 1) // 2
-    return 1, height, pairs - 1 - height
-
-
 def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
-    """Keep which layers there are, and whether ranks share groups; every layer kind stays."""
+    """Return a small hybrid that keeps every kind of layer, and whether ranks share groups."""
     kinds = list(dict.fromkeys(model.pattern))
     layers = max(layers, min(len(kinds), model.layers))
     pattern = model.pattern[:layers]
@@ -86,41 +83,41 @@ def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
     sizes = {
         "heads": unit * min(2, model.mamba.heads // unit),
         "groups": groups,
-        # Not fewer: a norm over a group of one number leaves its sign, and rounding grows with it.
+        # Not fewer: the norm of a group of one number keeps only its sign, and rounding grows.
         "head_dim": 4,
         "state": min(6, model.mamba.state),
         "conv": min(4, model.mamba.conv),
         "min_step": min(MAX_MIN_STEP, model.mamba.min_step),
-        # Several chunks a sequence.
+        # Several chunks in a sequence.
         "chunk": min(8, model.mamba.chunk),
     }
     return small.model_copy(update={"mamba": model.mamba.model_copy(update=sizes)})
 
 
-def _shrink_moe(moe: Moe, sizes: ExpertGrid, tp: int) -> Moe:
-    """Keep several experts on a rank, a choice among them, and layers with and without experts."""
-    experts = sizes.ep * min(max(2, 4 // sizes.ep), moe.experts // sizes.ep)
-    return moe.model_copy(
-        update={
-            "experts": experts,
-            "top_k": min(moe.top_k, 3, experts),
-            "width": 2 * sizes.tp * HEAD_SIZE,
-            "shared": tp * min(moe.shared // tp, 2 * HEAD_SIZE),
-            # Large enough that a wrong balance loss is seen beside the main one.
-            "aux_loss": 0.1 if moe.aux_loss else 0.0,
-            # Large enough that a wrong bias is seen in the choices of the next step.
-            "bias_update_rate": 0.1 if moe.bias_update_rate else moe.bias_update_rate,
-            "every": min(moe.every, 2),
-            "first_dense": min(moe.first_dense, 1),
-        }
-    )
-
-
 def with_experts(model: Language, module: ModuleSpec) -> Language:
-    """Return a small model whose experts are small, too, with at least one layer of them."""
-    if model.moe is None:
+    """Return a small model with small experts, in at least one layer.
+
+    Several experts stay on a rank, with a choice among them, and layers with and without experts.
+    """
+    moe = model.moe
+    if moe is None:
         return model
-    small = _shrink_moe(model.moe, module.experts or ExpertGrid(), module.grid.tp)
-    if not any(model.model_copy(update={"moe": small}).has_experts(i) for i in range(model.layers)):
-        small = small.model_copy(update={"every": 1, "first_dense": 0})
-    return model.model_copy(update={"moe": small})
+    sizes, tp = module.experts or ExpertGrid(), module.grid.tp
+    experts = sizes.ep * min(max(2, 4 // sizes.ep), moe.experts // sizes.ep)
+    update: dict[str, object] = {
+        "experts": experts,
+        "top_k": min(moe.top_k, 3, experts),
+        "width": 2 * sizes.tp * HEAD_SIZE,
+        "shared": tp * min(moe.shared // tp, 2 * HEAD_SIZE),
+        # Large enough that a wrong balance loss is seen beside the main one.
+        "aux_loss": 0.1 if moe.aux_loss else 0.0,
+        # Large enough that a wrong bias is seen in the choices of the next step.
+        "bias_update_rate": 0.1 if moe.bias_update_rate else moe.bias_update_rate,
+        "every": min(moe.every, 2),
+        "first_dense": min(moe.first_dense, 1),
+    }
+    small = model.model_copy(update={"moe": moe.model_copy(update=update)})
+    if not any(small.has_experts(i) for i in range(model.layers)):
+        update |= {"every": 1, "first_dense": 0}
+        small = model.model_copy(update={"moe": moe.model_copy(update=update)})
+    return small

@@ -1,9 +1,9 @@
 """Trains as `train` does, on all ranks of a small spec, and compares with the oracle's run.
 
-Decides: what a proof of training consists of. One step has a gradient on one rank that is no number
-and must be skipped; one rank is told to stop, and the run goes on from the checkpoint, from other
-initial weights. Every number that is told must be right, and at the end all weights and moments.
-Relies on: the task that workers do, with its reader, loop, evaluation and checkpoints.
+Decides: what a proof of training consists of. One rank gets a NaN in a gradient of one step, which
+must be skipped; one rank gets a stop signal, and a run with other initial weights resumes from the
+checkpoint. Every number in the events must be right, and all weights and moments at the end.
+Relies on: the task of the workers, with its reader, loop, evaluation and checkpoints.
 Leaves: the right run to `oracle_run`, judging to `compare`.
 """
 
@@ -26,7 +26,6 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.layout.layout import Layout
 from mimo_launch.optimizer.grad_norm import PendingMetrics
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.model_inputs import StepInputs
@@ -47,67 +46,63 @@ from mimo_launch.verify.oracle_run import RightRun
 
 ALL = "all modules"
 NUMBERS, EVALUATION = "numbers in training", "evaluation"
-# Counted from 0: the second step is skipped, so that moments are there that must stay.
+# Counted from 0: the second step is skipped, so that there are moments, which must not change.
 SKIPPED = 1
 STOP_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """What one rank was told of a run, and its parts of the tensors at the end."""
+    """The events of a run on one rank, and its parts of the tensors at the end."""
 
     events: list[Event]
     tensors: dict[str, list[TensorPiece]]
 
     @property
     def steps(self) -> list[StepFinished]:
-        """What was told of steps."""
+        """Return the events of steps."""
         return [event for event in self.events if isinstance(event, StepFinished)]
 
     @property
     def evaluations(self) -> list[EvalFinished]:
-        """What was told of evaluations."""
+        """Return the events of evaluations."""
         return [event for event in self.events if isinstance(event, EvalFinished)]
 
 
 class StumblingSession(RankSession):
-    """A session one of whose steps has a gradient on one rank that is no number."""
+    """A session that gets a NaN in a gradient of one step, on one rank."""
 
     def gradients(self, inputs: StepInputs, flags: tuple[int, ...] = ()) -> PendingMetrics:  # type: ignore[override]
-        """Do the same, and stumble if it is the step."""
-        self._stumbles = inputs.data.step == SKIPPED and self.rank == _stumbler(self.layout)
+        """Compute gradients, and spoil one if this is the step and the rank."""
+        # The last stage, because the projector may be the only part that trains.
+        module = next(module for module in self.layout.modules if not module.frozen)
+        rank = module.stage_ranks(module.stages[-1].index)[0]
+        self._stumbles = inputs.data.step == SKIPPED and self.rank == rank
         return super().gradients(inputs, flags)
 
     def _sum_partial(self) -> None:
         if self._stumbles:
-            _spoil(self)
+            self._spoil()
         super()._sum_partial()
 
-
-def _stumbler(layout: Layout) -> int:
-    """Return a rank of the last stage of a module that trains: a projector may be all that does."""
-    module = next(module for module in layout.modules if not module.frozen)
-    return module.stage_ranks(module.stages[-1].index)[0]
-
-
-def _spoil(session: RankSession) -> None:
-    """Plant a NaN in a gradient that this rank counts. Raises: RuntimeError if it has none."""
-    for name in session.modules:
-        for item in session.declared(name):
-            gradient = item.parameter.grad
-            if gradient is not None and item.placed[0].segment.counted:
-                values = local_tensor(gradient)
-                if values.numel():
-                    with torch.no_grad():
-                        values.view(-1)[0] = float("nan")
-                    return
-    raise RuntimeError(f"rank {session.rank} has no gradient to spoil")
+    def _spoil(self) -> None:
+        """Plant a NaN in a gradient that this rank counts. Raises: RuntimeError if it has none."""
+        for name in self.modules:
+            for item in self.declared(name):
+                gradient = item.parameter.grad
+                if gradient is not None and item.placed[0].segment.counted:
+                    values = local_tensor(gradient)
+                    if values.numel():
+                        with torch.no_grad():
+                            values.view(-1)[0] = float("nan")
+                        return
+        raise RuntimeError(f"rank {self.rank} has no gradient to spoil")
 
 
 def first_part(
     spec: Spec, run: Path, prepare: Callable[[], None] | None, kind: RankDevice
 ) -> list[Event]:
-    """Train until the last rank is told to stop; return what was told."""
+    """Train until the last rank gets a stop signal; return the events."""
     if prepare is not None:
         prepare()
     rank, steps = dist.get_rank(), count(1)
@@ -121,7 +116,7 @@ def first_part(
 
 
 def second_part(spec: Spec, run: Path, kind: RankDevice) -> RankRun:
-    """Go on from the checkpoint, from which all weights must come, to the end."""
+    """Resume from the checkpoint, which must give all weights, and train to the end."""
     with RankSession(Plan.of(spec), device=device_for(kind, dist.get_rank())) as session:
         events = _train(session, run, lambda: 0)
         return RankRun(events, _tensors(session))
@@ -154,7 +149,14 @@ def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
 
 def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[ModuleVerdict]:
     """Return verdicts over all numbers and tensors of a run."""
-    verdicts = list(_count_steps(ranks, right))
+    counts = ModuleVerdict(ALL, NUMBERS)
+    for rank, run in enumerate(ranks):
+        steps, evaluated = [s.step for s in run.steps], [e.step for e in run.evaluations]
+        if steps != list(range(1, len(right.steps) + 1)):
+            counts.failures.append(f"rank {rank} was told of steps {steps}")
+        if evaluated != list(right.evaluations):
+            counts.failures.append(f"rank {rank} was told of evaluations after {evaluated}")
+    verdicts = [counts]
     for run in {repr(_told(run)): run for run in ranks}.values():
         verdicts += _compare_numbers(spec, run, right)
     for what, key, want in (
@@ -173,24 +175,12 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
 
 
 def _told(run: RankRun) -> list[object]:
-    """Return what is compared of a run besides tensors."""
+    """Return the numbers of a run that are compared."""
     steps = [
         (s.step, s.loss, s.aux_loss, s.grad_norm, s.grad_norms, s.lr, s.lrs, s.tokens, s.skipped)
         for s in run.steps
     ]
     return [steps, [(e.step, e.eval_loss, e.digit_accuracy) for e in run.evaluations]]
-
-
-def _count_steps(ranks: list[RankRun], right: RightRun) -> Iterator[ModuleVerdict]:
-    """Every step is told once, in order, and the last evaluation is."""
-    verdict = ModuleVerdict(ALL, NUMBERS)
-    for rank, run in enumerate(ranks):
-        steps, evaluated = [s.step for s in run.steps], [e.step for e in run.evaluations]
-        if steps != list(range(1, len(right.steps) + 1)):
-            verdict.failures.append(f"rank {rank} was told of steps {steps}")
-        if evaluated != list(right.evaluations):
-            verdict.failures.append(f"rank {rank} was told of evaluations after {evaluated}")
-    yield verdict
 
 
 def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[ModuleVerdict]:
