@@ -1,8 +1,8 @@
 """Measures the constants with which `plan` estimates, on the machine and at the sizes of a spec.
 
 Decides: which measurement becomes which constant; medians over ranks, groups and channels.
-Relies on: `device_rates` and `links` for the parts, steps of `measure` for what they leave
-unexplained.
+Relies on: `device_rates` and `links` for the parts, steps of `measure` for the time that these do
+not explain.
 Leaves: the formulas that use the constants to `estimate.cost_model`.
 
 What cannot be measured with this spec (a network without several hosts, transfers without a
@@ -25,7 +25,7 @@ from mimo_launch.bench.machine import device_name
 from mimo_launch.bench.measure import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
-from mimo_launch.bench.time_shares import RankStep, step_seconds
+from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.sample_sizes import nominal_step_data
@@ -33,14 +33,13 @@ from mimo_launch.drawing.report import build_report
 from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.workload import workload
-from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.train.events import Listener
 from mimo_launch.train.session import RankSession
 
-# Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the names that torch has for GPUs. Whole
-# names: an H100 NVL or H200 NVL is slower than what is called H100 and H200.
+# Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the full names that torch reports: an
+# H100 NVL or H200 NVL is slower than an H100 or H200.
 _PEAKS = {
     "NVIDIA H200": 989.0,
     "NVIDIA H100 80GB HBM3": 989.0,
@@ -55,7 +54,7 @@ _MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What one rank has measured beside steps."""
+    """What one rank has measured apart from steps."""
 
     host: str
     rates: dict[str, float]
@@ -66,7 +65,7 @@ class _Parts:
 def calibrate(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | tuple[Calibration, tuple[str, ...]]:
-    """Return the constants and the names of those that were measured, or a signal that ended it.
+    """Return the constants and the names of the measured ones, or the signal that ended it.
 
     Ranks: collective over the world. Raises: what `train` raises.
     """
@@ -87,7 +86,16 @@ def calibrate(
     found: dict[str, Any] = dict(_constants(session, parts, measured, options.calibration))
     constants = replace(options.calibration, **found)
     found |= _overheads(session, constants, measured)
-    found |= _context(session.plan, constants, measured)
+    # The memory of a CUDA context is what the GPU has in use apart from the allocator and NCCL.
+    report = build_report(session.plan, replace(constants, context_memory=0.0))
+    contexts = [
+        own.used - own.allocated[1] - alike.memory.device
+        for alike in report.estimates.ranks
+        for own in (measured[rank] for rank in alike.ranks)
+        if own.used is not None and own.allocated is not None
+    ]
+    if contexts:
+        found["context_memory"] = max(0.0, statistics.median(contexts) / _GIGA)
     made = replace(
         options.calibration,
         device=device_name(session.device),
@@ -105,7 +113,7 @@ def _constants(
 ) -> Iterator[tuple[str, float]]:
     """Yield every constant that does not depend on the others.
 
-    The speed of FP8 is told against a block in bf16: one that was measured, else the `given` one.
+    The speed of FP8 is relative to a block in bf16: the measured one, or else the `given` one.
     """
 
     def rate(name: str) -> float | None:
@@ -156,20 +164,6 @@ def _constants(
         yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
 
 
-def _context(
-    plan: Plan, constants: Calibration, measured: Sequence[Measured]
-) -> Iterator[tuple[str, float]]:
-    """Yield the memory of a CUDA context: what is in use of a GPU beside allocator and NCCL."""
-    beside = [
-        own.used - own.allocated[1] - alike.memory.device
-        for alike in build_report(plan, replace(constants, context_memory=0.0)).estimates.ranks
-        for own in (measured[rank] for rank in alike.ranks)
-        if own.used is not None and own.allocated is not None
-    ]
-    if beside:
-        yield "context_memory", max(0.0, statistics.median(beside) / _GIGA)
-
-
 def _overheads(
     session: RankSession, constants: Calibration, measured: Sequence[Measured]
 ) -> dict[str, float]:
@@ -184,39 +178,28 @@ def _overheads(
         for stage in module.stages:
             cost = model.stage(module, stage)
             for kind, expected in ((Kind.FORWARD, cost.forward), (Kind.BACKWARD, cost.backward)):
-                seconds = _median(_actions(by_rank, module.name, stage.index, kind))
+                seconds = _median(
+                    end - start
+                    for steps in by_rank
+                    for step in steps
+                    for (action, *_), start, end in step.slots
+                    if (action.module, action.stage, action.kind)
+                    == (module.name, stage.index, kind)
+                )
                 if seconds is not None:
                     beyond.append(max(0.0, seconds - expected))
-    rest = [
-        seconds - _program(steps) - max(_update(step) for step in steps)
-        for seconds, steps in zip(step_seconds(by_rank), zip(*by_rank, strict=True), strict=True)
-    ]
+    rest = []
+    for seconds, steps in zip(step_seconds(by_rank), zip(*by_rank, strict=True), strict=True):
+        # The program runs from the first slot of any rank to the end of the last.
+        slots = [(start, end) for step in steps for _, start, end in step.slots]
+        program = max(end for _, end in slots) - min(start for start, _ in slots) if slots else 0.0
+        updates = [step.sections.get(Section.UPDATE, (0.0, 0.0)) for step in steps]
+        rest.append(seconds - program - max(end - start for start, end in updates))
     after = statistics.median(rest) - constants.collective_latency * _MICRO
     return {
         "action_overhead": (_median(beyond) or 0.0) / _MICRO,
         "step_overhead": max(0.0, after) / _MILLI,
     }
-
-
-def _actions(
-    by_rank: Sequence[Sequence[RankStep]], module: str, stage: int, kind: Kind
-) -> Iterator[float]:
-    for steps in by_rank:
-        for step in steps:
-            for (action, *_), start, end in step.slots:
-                if (action.module, action.stage, action.kind) == (module, stage, kind):
-                    yield end - start
-
-
-def _program(steps: Sequence[RankStep]) -> float:
-    """Return the time from the first slot of any rank to the end of the last."""
-    times = [(start, end) for step in steps for _, start, end in step.slots]
-    return max(e for _, e in times) - min(s for s, _ in times) if times else 0.0
-
-
-def _update(step: RankStep) -> float:
-    start, end = step.sections.get(Section.UPDATE, (0.0, 0.0))
-    return end - start
 
 
 def _median(values: Iterator[float] | Sequence[float]) -> float | None:

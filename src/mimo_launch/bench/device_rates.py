@@ -1,16 +1,17 @@
-"""What this rank's device achieves alone: on one block, on the head, on plain passes over memory.
+"""Times one device alone: a layer of each kind, the head, plain passes over memory.
 
-Decides: the work that is timed: one layer of each kind of the spec's own shapes, as one tp rank
-holds it, on as many tokens as one microbatch brings to one cp rank, forward and backward; that
-weights and inputs are random numbers, and that medians of repeats count.
+Decides: the work that is timed: one layer of each kind in the spec's own shapes, as one tp rank
+holds it, on the tokens of one microbatch on one cp rank, forward and backward; that weights and
+inputs are random numbers; that the median of repeats counts.
 Relies on: the layers of `models`, built a second time without sharding and without other ranks;
 `comm.step_clock` for times of the device.
-Leaves: transfers to `links`, what constants follow to `calibrate`.
+Leaves: transfers to `links`, the constants to `calibrate`.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,6 @@ from mimo_launch.spec.model import DecoderModel, ExpertGrid, HybridModel, Spec, 
 from mimo_launch.train.session import RankSession
 
 REPEATS, WARM_UP = 10, 3
-_TERA = 1e12
 # Constants of `Calibration`.
 CONSTANTS = {
     LayerKind.BLOCK: "language_linear",
@@ -50,7 +50,7 @@ _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a call, after some that warm up."""
+    """Return the median time of a call, after some calls to warm up."""
     for _ in range(WARM_UP):
         run()
     clock = StepClock(device)
@@ -62,9 +62,9 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def alone(module: RankModule) -> ParallelContext:
-    """Return the context of one tp rank's part without any other rank.
+    """Return a context that computes one tp rank's part without other ranks.
 
-    Transformer Engine asks its group for its part, so it gets whole layers.
+    Transformer Engine asks the group for its part, so it gets whole layers.
     """
     tp = module.context.tp
     part = SINGLE if module.context.backend == "transformer_engine" else replace(tp, handle=None)
@@ -77,12 +77,12 @@ def alone(module: RankModule) -> ParallelContext:
         replicas=SINGLE,
         sequence_parallel=False,
         fp8=None if module.context.fp8 is None else module.context.fp8.alone(),
-        dtype=module.context.compute_dtype,  # As FSDP hands weights to layers.
+        dtype=module.context.compute_dtype,  # FSDP gives layers weights of this type.
     )
 
 
 def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
-    """Fill weights with small numbers: zeros would save power, and so be faster than training."""
+    """Fill weights with small numbers: zeros would save power, and run faster than training."""
     network.to(context.device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.02)
@@ -90,7 +90,7 @@ def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
 
 
 def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callable[[], None]:
-    """Return what runs a forward of a layer and its backward: from a loss, or a random gradient."""
+    """Return a function that runs forward and backward, from a loss or a random gradient."""
     gradient = torch.randn_like(hidden)
 
     def run() -> None:
@@ -108,7 +108,7 @@ def noise(context: ParallelContext, *shape: int) -> Tensor:
 
 
 def tflops(flops: float, tp: Group, run: Callable[[], object], device: torch.device) -> float:
-    """Return TFLOP/s of a call that runs one tp rank's part of a forward and its backward."""
+    """Return the TFLOP/s of a call that runs one tp rank's part of forward and backward."""
     return 3 * flops / tp.size / seconds_of(run, device) / _TERA
 
 
@@ -118,29 +118,27 @@ def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[
     seen: set[LayerKind] = set()
     for number in range(model.layers):
         kind = kind_of(model).layer_widths(number).kind
-        if kind not in seen:
-            seen.add(kind)
-            name = CONSTANTS[kind] if module.context.fp8 is None else "language_fp8"
-            yield name, _layer(session, module, number, kind)
-
-
-def _layer(session: RankSession, module: RankModule, number: int, kind: LayerKind) -> float:
-    context, spec, shards = alone(module), session.spec, 1
-    if kind is LayerKind.EXPERTS:
-        spec, shards = _own_experts(spec), context.tp.size
-        context = replace(context, tp=SINGLE)
-    stage = Stage(LANGUAGE, 1, number, 1, is_first=False, is_last=False)
-    network = randomised(_decoder(spec, context, stage), context)
-    work, batch = _tokens(session, module, labels=None, shards=shards)
-    hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
-    flops = forward_flops(spec, stage, work).total
-    return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        context, spec, shards = alone(module), session.spec, 1
+        if kind is LayerKind.EXPERTS:
+            spec, shards = _own_experts(spec), context.tp.size
+            context = replace(context, tp=SINGLE)
+        stage = Stage(LANGUAGE, 1, number, 1, is_first=False, is_last=False)
+        network = randomised(_decoder(spec, context, stage), context)
+        work, batch = _tokens(session, module, labels=None, shards=shards)
+        hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
+        flops = forward_flops(spec, stage, work).total
+        run = there_and_back(network, hidden, batch)
+        name = CONSTANTS[kind] if module.context.fp8 is None else "language_fp8"
+        yield name, tflops(flops, context.tp, run, context.device)
 
 
 def _own_experts(spec: Spec) -> Spec:
-    """Return a spec with those experts alone that a rank holds, or its parts of them.
+    """Return a spec with only the experts that one rank holds, or its parts of them.
 
-    To these, as many tokens come as the rank sends when loads are balanced; the other parts of a
+    When loads are balanced, they receive as many tokens as the rank sends. The other parts of a
     layer are whole, for the tokens of one tp rank.
     """
     language, model = spec.language, _model(spec)
@@ -171,7 +169,7 @@ def head_rate(session: RankSession, module: RankModule) -> float:
 
 
 def _model(spec: Spec) -> DecoderModel | HybridModel:
-    """Return the model of language. Raises: TypeError for one of an unknown kind."""
+    """Return the language model. Raises: TypeError if its kind is unknown."""
     model = spec.language.model
     if not isinstance(model, DecoderModel | HybridModel):
         raise TypeError(f"language has a model of unknown kind {model!r}")
@@ -193,9 +191,9 @@ def _decoder(spec: Spec, context: ParallelContext, stage: Stage) -> nn.Module:
 def _tokens(
     session: RankSession, module: RankModule, *, labels: int | None, shards: int = 1
 ) -> tuple[Workload, LanguageInput]:
-    """Return one microbatch of one cp rank, with random labels below `labels` if there are any.
+    """Return one microbatch of one cp rank, with random labels below `labels` if it is given.
 
-    Of every sequence, only as much as one of so many `shards` has.
+    Each sequence is cut into `shards` parts, of which one is returned.
     """
     layout, device = session.layout, session.device
     seq = layout.seq // module.context.cp.size // shards
@@ -215,8 +213,8 @@ def _tokens(
 def compute_rates(session: RankSession) -> dict[str, float]:
     """Return the rates of this rank's modules, in TFLOP/s and GB/s, by names of `Calibration`.
 
-    Those of blocks and of the head are in the precision of the spec; blocks in FP8 have a name of
-    their own (`language_fp8`). Ranks: local.
+    Blocks and the head run in the precision of the spec; blocks in FP8 have their own name
+    (`language_fp8`). Ranks: local.
     """
     rates: dict[str, float] = {}
     for name, module in session.modules.items():
@@ -231,13 +229,17 @@ def compute_rates(session: RankSession) -> dict[str, float]:
     if session.modules:
         device, width = session.device, session.spec.language.model.hidden
         for precision, dtype in PRECISIONS.items():
-            rates[f"matmul_{precision}"] = _matmul(width, dtype, device)
+            rows = _MATMUL_ROWS[device.type]
+            left = torch.randn(rows, width, dtype=dtype, device=device)
+            right = torch.randn(width, 4 * width, dtype=dtype, device=device)
+            seconds = seconds_of(partial(torch.matmul, left, right), device)
+            rates[f"matmul_{precision}"] = 2 * rows * 4 * width**2 / seconds / _TERA
         rates["memory_bandwidth"] = _adamw(session)
     return rates
 
 
 def _vit_block(session: RankSession, module: RankModule) -> float | None:
-    """Return the rate on the images or clips of one cp rank; None without any, or for own kinds."""
+    """Return the rate on one cp rank's images or clips; None without any, or for custom models."""
     spec, layout, context = session.spec, session.layout, alone(module)
     model = spec.modules[module.name].model
     if not isinstance(model, TransformerEncoder):
@@ -253,7 +255,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     network = randomised(
         encoder_stage(context, model, stage, language_width=width, recompute=False), context
     )
-    # Padded as `layout.row_owners` has it.
+    # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
     mask = image_context(list(spans), range(tokens), context.device, alone=True)
     places = torch.zeros((tokens, 2), device=context.device)
@@ -263,23 +265,13 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     return tflops(flops, context.tp, there_and_back(network, hidden, packed), context.device)
 
 
-def _matmul(width: int, dtype: torch.dtype, device: torch.device) -> float:
-    rows = _MATMUL_ROWS[device.type]
-    left = torch.randn(rows, width, dtype=dtype, device=device)
-    right = torch.randn(width, 4 * width, dtype=dtype, device=device)
-    return 2 * rows * 4 * width**2 / seconds_of(lambda: left @ right, device) / _TERA
-
-
 def _adamw(session: RankSession) -> float:
     """Return GB/s of the optimizer on as many weights as this rank holds, within limits."""
-    device, held = session.device, sum(p.numel() for p in _shards(session.modules))
+    weights = (p for module in session.modules.values() for p in module.parameters())
+    device, held = session.device, sum(local_tensor(weight).numel() for weight in weights)
     size = max(1, min(held, _MOST_WEIGHTS[device.type]))
     weight = nn.Parameter(torch.randn(size, device=device))
     weight.grad = torch.randn_like(weight)
     optimizer = torch.optim.AdamW([weight], fused=True)
     seconds = seconds_of(optimizer.step, device)
     return ADAMW_PASSES * size * weight.element_size() / seconds / _GIGA
-
-
-def _shards(modules: Mapping[str, RankModule]) -> list[Tensor]:
-    return [local_tensor(p) for module in modules.values() for p in module.parameters()]

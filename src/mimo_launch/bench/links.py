@@ -1,20 +1,20 @@
-"""What the links between ranks achieve: the spec's own groups and channels, at its own sizes.
+"""Times the links between ranks: the spec's own groups and channels, at its own sizes.
 
 Decides: which transfers are timed, large ones for bandwidth and tiny ones for latency.
-Relies on: the groups of the session; one order of all groups and channels on all ranks, so that no
-ranks wait for each other in a circle.
-Leaves: what constants follow to `calibrate`.
+Relies on: the groups of the session; the same order of groups and channels on all ranks, so that
+ranks do not wait for each other in a circle.
+Leaves: the constants to `calibrate`.
 """
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from mimo_launch.bench.device_rates import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
-from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.parameters import stage_weights
@@ -40,9 +40,9 @@ class MeasuredLink:
 
 
 def collectives(session: RankSession) -> list[MeasuredLink]:
-    """Gather over every group of this rank what its module gathers there.
+    """Time an all-gather in every group of this rank, of the size that its module gathers there.
 
-    Bandwidth is that of the bus: what each rank receives, by time. Ranks: collective over groups.
+    Bandwidth is what each rank receives, by time. Ranks: collective over groups.
     """
     found, device = [], session.device
     for name, module in session.modules.items():
@@ -51,7 +51,10 @@ def collectives(session: RankSession) -> list[MeasuredLink]:
             group = session.grids.group(name, *axes)
             if group.handle is None:
                 continue
-            tiny, large = (_gather_seconds(group, size, device) for size in (0, size))
+            tiny, large = (
+                seconds_of(partial(all_gather, torch.randn(n, device=device), group), device)
+                for n in (1, max(1, size // 4 // group.size))
+            )
             share = (group.size - 1) / group.size
             found.append(
                 MeasuredLink(group.ranks, tiny, _bandwidth(size * share, large - tiny, tiny))
@@ -59,13 +62,8 @@ def collectives(session: RankSession) -> list[MeasuredLink]:
     return found
 
 
-def _gather_seconds(group: Group, size: int, device: torch.device) -> float:
-    shard = torch.randn(max(1, size // 4 // group.size), device=device)
-    return seconds_of(lambda: all_gather(shard, group), device)
-
-
 def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[str, ...], int]:
-    """Return by axes how much a module gathers at once: activations, keys and values, weights."""
+    """Return the bytes that a module gathers at once over each group of axes."""
     spec, layout = session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
     size = kind_of(spec.modules[module.name].model).widths
@@ -74,21 +72,30 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
     stage = module.stages_of(session.rank)[0]
     unit = stage_weights(spec, stage, module.grid.index("tp", session.rank)).units()[0]
     wanted = {
-        ("tp",): held * size.stream * number,
-        ("cp",): held * cp * 2 * size.key // tp * number,
-        ("dp", "cp"): sum(weight.numel for weight in unit) * number,
+        ("tp",): held * size.stream * number,  # Activations.
+        ("cp",): held * cp * 2 * size.key // tp * number,  # Keys and values.
+        ("dp", "cp"): sum(weight.numel for weight in unit) * number,  # Weights.
     }
     return {axes: _within(session, size) for axes, size in wanted.items()}
 
 
 def channels(session: RankSession) -> list[MeasuredLink]:
-    """Send over every channel of this rank's program; the receivers say how long it took.
+    """Send over every channel of this rank's program; the receivers return the times.
 
     Ranks: collective over the world.
     """
-    found, device = [], session.device
+    found, device, spec, layout = [], session.device, session.spec, session.layout
+    number = compute_dtype(spec.train.precision).itemsize
     for channel in session.mine.channels:
-        size = _within(session, _message_bytes(session, channel))
+        # The size of one message in a nominal step.
+        module = layout[channel.module]
+        work = workload(layout, module, nominal_step_data(spec).samples[0])
+        if channel.is_bridge:
+            size = max(row_bytes(layout, module, work, spec.language.model.hidden * number))
+        else:
+            shared = module.grid.size("tp") if module.sequence_parallel else 1
+            size = work.held // shared * spec.modules[module.name].model.hidden * number
+        size = _within(session, size)
         tiny, large = (_transfer_seconds(session, channel, n, device) for n in (0, size))
         if channel.dst == session.rank:
             ranks = (channel.src, channel.dst)
@@ -96,21 +103,10 @@ def channels(session: RankSession) -> list[MeasuredLink]:
     return found
 
 
-def _message_bytes(session: RankSession, channel: Channel) -> int:
-    """Return what one message of a channel holds in a nominal step."""
-    spec, layout, module = session.spec, session.layout, session.layout[channel.module]
-    number = compute_dtype(spec.train.precision).itemsize
-    work = workload(layout, module, nominal_step_data(session.spec).samples[0])
-    if channel.is_bridge:
-        return max(row_bytes(layout, module, work, spec.language.model.hidden * number))
-    shared = module.grid.size("tp") if module.sequence_parallel else 1
-    return work.held // shared * spec.modules[module.name].model.hidden * number
-
-
 def _transfer_seconds(
     session: RankSession, channel: Channel, size: int, device: torch.device
 ) -> float:
-    """Return the median time of a message, the first one not counted."""
+    """Return the median time of a message, without the first one."""
     data = torch.randn(max(1, size // 4), device=device)
     sends = channel.src == session.rank
     transfer, other = (dist.isend, channel.dst) if sends else (dist.irecv, channel.src)
@@ -129,5 +125,5 @@ def _within(session: RankSession, size: int) -> int:
 
 
 def _bandwidth(size: float, seconds: float, latency: float) -> float | None:
-    """Return GB/s; None where the time is not told from that of a tiny transfer."""
+    """Return GB/s; None where a large transfer takes hardly longer than a tiny one."""
     return size / seconds / _GIGA if seconds > 0.1 * latency else None

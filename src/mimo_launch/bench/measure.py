@@ -1,13 +1,13 @@
-"""Times steps of a spec: the very steps that `train` runs, on samples that are in memory.
+"""Times steps of a spec: the same steps that `train` runs, on samples in memory.
 
 Decides: what is timed and when it begins; how many steps differ: their samples are read once and
 used in turn, so that a bench never waits for storage or decoders.
 Relies on: `step` for steps, `comm.step_clock` for times, `train.prefetch` for samples.
-Leaves: what follows from the times to `summary`, the constants of `plan` to `calibrate`.
+Leaves: the analysis of the times to `summary`, the constants of `plan` to `calibrate`.
 """
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -40,16 +40,16 @@ from mimo_launch.train.run_state import RunState
 from mimo_launch.train.session import RankSession
 from mimo_launch.train.step import StepRunner
 
-# Steps differ in lengths and images. More of them would fill memory, and the steps that warm up
-# would not meet all of them.
+# Steps differ in lengths and images. More of them would fill memory, and the warm-up would not
+# reach all of them.
 NUM_STEPS = 4
 
 
 class Rotation:
-    """Answers like a `StepReader`, from memory."""
+    """Reads steps from memory, in place of a `StepReader`."""
 
     def __init__(self, reader: StepReader, order: SampleOrder, progress: Progress) -> None:
-        """Read the first steps of a run; `progress` is told of each that is used.
+        """Read the first steps of a run; `progress` notes each step that is used.
 
         Ranks: collective over the world.
         """
@@ -58,9 +58,9 @@ class Rotation:
         self._steps = [reader.read("train", ids, step) for step, ids in first]
 
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
-        """Return the samples of a step; its number is the one asked for."""
+        """Return the samples of one of the steps, under the number `step`."""
         self._progress.enter(Phase.READING, step + 1)
-        # Views would remember the passes before; a step of training begins without.
+        # A step of training begins without the views of an earlier pass.
         return replace(self._steps[step % NUM_STEPS], data=self.data_of(step), views=None)
 
     def data_of(self, step: int) -> StepData:
@@ -68,27 +68,57 @@ class Rotation:
         return replace(self._steps[step % NUM_STEPS].data, step=step)
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
-        """Do nothing: all has been read."""
+        """Do nothing: all steps are in memory."""
 
 
 def bench(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | BenchResult:
-    """Run and time steps; return the result on rank 0, or else the signal that ended it, or 0.
+    """Run and time steps; return the result on rank 0, else 0, or the signal that ended it.
 
     `stop` returns a signal after which to stop, or 0. Ranks: collective over the world. Raises:
     what `train` raises.
     """
-    measured = measure(session, options, emit, stop)
-    if isinstance(measured, int):
-        return measured
-    return _result(session, options, *measured) if session.rank == 0 else 0
+    found = measure(session, options, emit, stop)
+    if isinstance(found, int):
+        return found
+    if session.rank != 0:
+        return 0
+    measured, samples = found
+    spec, layout, constants = session.spec, session.layout, options.calibration
+    by_rank = aligned(measured)
+    times = step_seconds(by_rank)
+    machine = Machine(
+        device=device_name(session.device),
+        device_kind=session.device.type,
+        hosts=len({each.host for each in measured}),
+        versions=versions(session.device),
+    )
+    expected = build_report(session.plan, constants).estimates
+    known = machine.device == constants.device
+    timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]
+    return BenchResult(
+        command=options.command,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        name=spec.name,
+        plan_hash=session.plan.identity,
+        machine=machine,
+        precision=spec.train.precision,
+        warmup=options.warmup,
+        steps=options.steps,
+        skipped=measured[0].skipped,
+        step_s=spread(times),
+        step_times_s=tuple(times),
+        estimated_step_s=expected.step_seconds if known else None,
+        speed=speed_of(spec, layout, timed, spread(times).median, constants if known else None),
+        ranks=tuple(rank_results(layout, measured, by_rank, expected, known=known)),
+    )
 
 
 def measure(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | tuple[list[Measured], Rotation]:
-    """Run and time steps; return what every rank has measured, or a signal that ended it.
+    """Run and time steps; return what every rank has measured, or the signal that ended it.
 
     Ranks: collective over the world. Raises: what `train` raises.
     """
@@ -125,7 +155,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """Runs steps one after another, as `loop` does."""
+    """Runs steps one after another, like the training loop."""
 
     session: RankSession
     runner: StepRunner
@@ -134,7 +164,7 @@ class _Loop:
     hooks: Hooks
 
     def run(self, steps: int) -> int:
-        """Run steps to the last or to a signal, which is returned."""
+        """Run steps until the last one or a signal, and return the signal or 0."""
         session, state = self.session, self.state
         for number in range(1, steps + 1):
             flags = step_flags(self.hooks, session.spec)
@@ -145,41 +175,3 @@ class _Loop:
                 self.runner.settle(state)
                 return stopped
         return 0
-
-
-def _result(
-    session: RankSession,
-    options: BenchOptions,
-    measured: Sequence[Measured],
-    samples: Rotation,
-) -> BenchResult:
-    spec, layout, constants = session.spec, session.layout, options.calibration
-    by_rank = aligned(measured)
-    times = step_seconds(by_rank)
-    machine = Machine(
-        device=device_name(session.device),
-        device_kind=session.device.type,
-        hosts=len({each.host for each in measured}),
-        versions=versions(session.device),
-    )
-    expected, known = (
-        build_report(session.plan, constants).estimates,
-        machine.device == constants.device,
-    )
-    timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]
-    return BenchResult(
-        command=options.command,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        name=spec.name,
-        plan_hash=session.plan.identity,
-        machine=machine,
-        precision=spec.train.precision,
-        warmup=options.warmup,
-        steps=options.steps,
-        skipped=measured[0].skipped,
-        step_s=spread(times),
-        step_times_s=tuple(times),
-        estimated_step_s=expected.step_seconds if known else None,
-        speed=speed_of(spec, layout, timed, spread(times).median, constants if known else None),
-        ranks=tuple(rank_results(layout, measured, by_rank, expected, known=known)),
-    )

@@ -1,4 +1,4 @@
-"""How to bench and what a bench has found, as plain values.
+"""The options and the result of a bench, as plain values.
 
 Decides: the fields of `bench.json` and of `bench --json` (docs/bench.md), and their version.
 Relies on: nothing; no torch.
@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Steps before, steps timed, the constants of the device, the command to note."""
+    """Steps to warm up, steps to time, the constants of the device, the command to record."""
 
     warmup: int
     steps: int
@@ -50,7 +50,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where it ran and with what; a package that is not there has no version."""
+    """Where a bench ran and with what; the version of a missing package is None."""
 
     device: str
     device_kind: str
@@ -60,7 +60,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Of the median step. `tokens` are all positions of all sequences, `tflop` those of the model.
+    """Speed of the median step. `tokens` counts all positions, `tflop` the work of each module.
 
     `mfu` is None where the peak of the device is not known.
     """
@@ -76,10 +76,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Most bytes of one rank at a time, and what the plan says: in tensors, and in all.
+    """Peak memory of one rank in bytes, measured and as the plan estimates it.
 
-    Measured are what a GPU's allocator gave out and held, all that is used of the GPU, and the
-    resident set of the process.
+    Measured: what the GPU's allocator gave out and held, all memory of the GPU in use, and the
+    resident set of the process. Estimated: tensors, and all memory.
     """
 
     allocated: int | None
@@ -94,7 +94,7 @@ class Memory:
 class RankResult:
     """One rank: where its time went, and its memory. A rank without work has no bubble.
 
-    `estimated_bubble` is what the plan says, if it knows the device.
+    `estimated_bubble` is the plan's estimate, if it knows the device.
     """
 
     rank: int
@@ -107,9 +107,9 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Everything. `skipped` steps had numbers that are not finite, and so no update.
+    """The whole result. `skipped` steps had numbers that are not finite, and updated nothing.
 
-    `estimated_step_s` is what the plan says, if it knows the device.
+    `estimated_step_s` is the plan's estimate, if it knows the device.
     """
 
     version: int = VERSION
@@ -129,5 +129,5 @@ class BenchResult:
     ranks: tuple[RankResult, ...]
 
     def record(self) -> dict[str, Any]:
-        """Return it as one JSON-able object."""
+        """Return the result as one JSON-able object."""
         return asdict(self)

@@ -1,8 +1,8 @@
-"""Makes one result of what all ranks have measured, beside what the plan expected.
+"""Compares what all ranks have measured with what the plan expected.
 
-Decides: that the ranks' timelines are laid over each other; when an estimate can be compared; that
-the operations of a step are those of its own images and records, padding included.
-Relies on: `time_shares` for where time went, `estimate` for operations and estimates.
+Decides: how the ranks' timelines are aligned; when an estimate can be compared; that the FLOPs of a
+step are those of its own images and records, padding included.
+Relies on: `time_shares` for where time went, `estimate` for FLOPs and estimates.
 Leaves: measuring to `measure`.
 """
 
@@ -22,20 +22,19 @@ from mimo_launch.spec.model import Spec
 
 
 def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
-    """Return the operations of one step by module: forward and backward, nothing recomputed."""
-    return {module.name: _module_flops(spec, layout, data, module) for module in layout.modules}
-
-
-def _module_flops(spec: Spec, layout: Layout, data: StepData, module: ModuleLayout) -> float:
-    work, total = _work(layout, data, module), 0.0
-    for stage in module.stages:
-        forward = forward_flops(spec, stage, work)
-        total += forward.total + backward_flops(spec, layout, module, stage, forward).total
-    return total
+    """Return the FLOPs of one step by module: forward and backward, without recomputation."""
+    flops = {}
+    for module in layout.modules:
+        work, total = _work(layout, data, module), 0.0
+        for stage in module.stages:
+            forward = forward_flops(spec, stage, work)
+            total += forward.total + backward_flops(spec, layout, module, stage, forward).total
+        flops[module.name] = total
+    return flops
 
 
 def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
-    """Return the whole step as if it were one forward: operations of samples only add up."""
+    """Return the whole step as if it were one forward: the FLOPs of its samples add up."""
     if module.is_language:
         spans = tuple(n for s in data.samples for n in language_spans(s, layout.seq))
         rows = 0
@@ -48,9 +47,10 @@ def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one rank has measured; `began` is its host's clock when the timed steps began.
+    """What one rank has measured; `began` is the time on its host when the timed steps began.
 
-    `allocated` are the peaks of a GPU's allocator: in tensors, and held; `used` is all of the GPU.
+    `allocated` holds the peaks of the GPU's allocator, in tensors and reserved; `used` is all
+    memory of the GPU in use.
     """
 
     host: str
@@ -65,7 +65,7 @@ class Measured:
 def aligned(measured: Sequence[Measured]) -> list[list[RankStep]]:
     """Return the steps of all ranks on one clock: on every host, 0 is when its first rank began.
 
-    All ranks left one barrier then. Ranks of one host share its clock.
+    All ranks left the same barrier then. Ranks on one host share its clock.
     """
     zeros: dict[str, float] = {}
     for each in measured:
@@ -80,15 +80,18 @@ def speed_of(
     seconds: float,
     calibration: Calibration | None,
 ) -> Speed:
-    """Return the speed of a step of so many seconds, its work being the mean of the timed ones.
+    """Return the speed of a step of `seconds`, with the mean work of the timed steps.
 
-    `calibration` is that of this device, if there is one.
+    `calibration` is that of this device, or None.
     """
     per_step = [step_flops(spec, layout, data) for data in timed]
     tflop = {name: sum(each[name] for each in per_step) / len(timed) / 1e12 for name in per_step[0]}
     tokens = spec.batch.global_ * spec.batch.seq
     tflops = sum(tflop.values()) / seconds / layout.world_size
-    peak = None if calibration is None else _peak(calibration, spec.train.precision)
+    peak = None
+    if calibration is not None:
+        speeds = {"bf16": 1.0, "fp32": calibration.fp32_speed, "fp64": calibration.fp64_speed}
+        peak = calibration.peak * speeds[spec.train.precision]
     return Speed(
         tokens=tokens,
         tokens_per_s=tokens / seconds,
@@ -100,11 +103,6 @@ def speed_of(
     )
 
 
-def _peak(calibration: Calibration, precision: str) -> float:
-    factors = {"bf16": 1.0, "fp32": calibration.fp32_speed, "fp64": calibration.fp64_speed}
-    return calibration.peak * factors[precision]
-
-
 def rank_results(
     layout: Layout,
     measured: Sequence[Measured],
@@ -113,7 +111,7 @@ def rank_results(
     *,
     known: bool,
 ) -> list[RankResult]:
-    """Return what ranks did beside what was `expected`, times only of a `known` device."""
+    """Return what each rank did beside what was `expected`; times only for a `known` device."""
     shares, bubbles = shares_of(layout, by_rank), bubbles_of(by_rank)
     estimates = {rank: alike for alike in expected.ranks for rank in alike.ranks}
     results = []

@@ -1,16 +1,16 @@
-"""Where the time of measured steps went, per rank: what the timelines of all ranks say together.
+"""Finds where the time of measured steps went on each rank, from the timelines of all ranks.
 
-Decides: what counts as work, as moving data and as waiting.
-Relies on: `comm.step_clock` for times; the layout for who waits for whom.
+Decides: what counts as computing, as moving data and as waiting.
+Relies on: `comm.step_clock` for times; the layout for the peers that a rank waits for.
 Leaves: measuring to `measure`, showing to `cli`.
 
 A rank that waits in a transfer cannot know how long its data were on the way. The timeline of its
-peer tells: before the peer was ready to send, the rank waited; after that, data moved. A rank waits
-in a collective until the last of its ranks is there. What no span covers is waiting, too: for the
-host, or for sends to leave. Waiting inside a forward or backward (of tp ranks, or of FSDP for
-weights and gradients) cannot be told from computing and counts as that, but for meetings where
-tokens travel to experts: the rank that spends the shortest time in one has come last, so that is
-how long data moved, and the others waited for the rest.
+peer shows it: before the peer was ready to send, the rank waited; after that, data moved. A rank
+waits in a collective until the last of its ranks is there. Time that no span covers is waiting,
+too: for the host, or for sends to leave. Waiting inside a forward or backward (for tp ranks, or for
+FSDP's weights and gradients) looks like computing and counts as computing, except in the exchanges
+that move tokens to experts: the rank that spends the shortest time in one came last, so data moved
+for that time, and the others waited for the rest.
 """
 
 from collections import Counter
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, fields
 
 from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.actions import Action, Slot
+from mimo_launch.schedule.actions import Slot
 from mimo_launch.schedule.channels import channels, component_of, is_sender, message
 
 Span = tuple[float, float]
-# Who meets, and how often they have met in the step.
+# An exchange of tokens, and its number among those of the same ranks in the step.
 _Named = tuple[TokenExchange, int]
 
 
@@ -42,9 +42,9 @@ class Shares:
 
 @dataclass(slots=True)
 class RankStep:
-    """One step of one rank: its slots in order, meetings inside them, its sections, and its end.
+    """One step of one rank: its slots in order, the exchanges of tokens inside them, its sections.
 
-    Meetings have their seconds, and a name that is the same on all ranks that meet.
+    `meetings` has the name of each exchange, the same on all its ranks, and its seconds here.
     """
 
     slots: list[tuple[Slot, float, float]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class RankStep:
 
 
 def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
-    """Return the steps that a clock has noted, all times later by `shift`."""
+    """Return the steps that a clock has noted, with `shift` added to all times."""
     steps, step, times = [], RankStep(), Counter[TokenExchange]()
     for what, start, end in noted:
         if isinstance(what, TokenExchange):
@@ -77,9 +77,9 @@ def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
 
 
 def step_seconds(by_rank: Sequence[Sequence[RankStep]]) -> list[float]:
-    """Return how long each step took, from the end of the one before to its own on the last rank.
+    """Return the time of each step, from the end of the step before to its own, on the last rank.
 
-    The first one begins when the first rank begins it.
+    The first step begins when the first rank begins it.
     """
     ends = [max(step.span[1] for step in steps) for steps in zip(*by_rank, strict=True)]
     begin = min(steps[0].span[0] for steps in by_rank)
@@ -98,10 +98,12 @@ def shares_of(layout: Layout, by_rank: Sequence[Sequence[RankStep]]) -> list[Sha
                 spent[rank]["compute"] -= seconds
                 spent[rank]["all_to_all"] += shortest[name]
             _count_sections(layout, rank, steps, spent[rank])
-    return [
-        _as_shares(seconds, steps[-1].span[1] - steps[0].span[0])
-        for seconds, steps in zip(spent, by_rank, strict=True)
-    ]
+    shares = []
+    for seconds, own in zip(spent, by_rank, strict=True):
+        total = own[-1].span[1] - own[0].span[0]
+        parts = {name: part / total for name, part in seconds.items() if name != "idle"}
+        shares.append(Shares(**parts, idle=1 - sum(parts.values())))
+    return shares
 
 
 def bubbles_of(by_rank: Sequence[Sequence[RankStep]]) -> list[float | None]:
@@ -120,7 +122,7 @@ def bubbles_of(by_rank: Sequence[Sequence[RankStep]]) -> list[float | None]:
     return [1 - seconds / total if seconds else None for seconds in busy]
 
 
-# When a message of a channel, or the last rank of an exchange, was ready.
+# When the sender of a message, or the last rank of a collective, was ready.
 _Ready = dict[object, float]
 
 
@@ -139,7 +141,7 @@ def _ready(layout: Layout, steps: Sequence[RankStep]) -> _Ready:
 
 
 def _shortest(steps: Sequence[RankStep]) -> dict[_Named, float]:
-    """Return the shortest time that any of its ranks was in each meeting."""
+    """Return for each exchange the shortest time that any of its ranks spent in it."""
     shortest: dict[_Named, float] = {}
     for step in steps:
         for name, seconds in step.meetings:
@@ -155,30 +157,30 @@ def _count_slot(
     if slot[0].kind.is_compute:
         spent["compute"] += end - start
         return
-    awaited = [time for action in slot for time in _awaited(layout, rank, action, ready)]
+    awaited = []
+    for action in slot:
+        if action.kind.is_collective:
+            awaited.append(ready[action, component_of(layout, rank, action.module)])
+        elif not is_sender(action.kind):
+            keys = [(channel, message(action)) for channel in channels(layout, rank, action)]
+            awaited += [ready[key] for key in keys if key in ready]
     moving = end - max([start, *(min(end, time) for time in awaited)])
     for action in slot:
         spent["bridge" if action.stage is None else "p2p"] += moving / len(slot)
-
-
-def _awaited(layout: Layout, rank: int, action: Action, ready: _Ready) -> list[float]:
-    """Return when those were ready whom an action waits for; a send waits for nobody."""
-    if action.kind.is_collective:
-        return [ready[action, component_of(layout, rank, action.module)]]
-    if is_sender(action.kind):
-        return []
-    keys = [(channel, message(action)) for channel in channels(layout, rank, action)]
-    return [ready[key] for key in keys if key in ready]
 
 
 def _count_sections(
     layout: Layout, rank: int, steps: Sequence[RankStep], spent: dict[str, float]
 ) -> None:
     sections = steps[rank].sections
-    met = {
-        Section.PARTIAL_SUMS: _partners_in_sums(layout, rank),
-        Section.TOTALS: range(len(steps)),
+    # The ranks that sum terms of gradients with this one: its tp ranks, and a tied embedding's.
+    partners = {
+        other
+        for group in layout.groups
+        if rank in group.ranks and group.name.endswith((".tp", ".tied"))
+        for other in group.ranks
     }
+    met = {Section.PARTIAL_SUMS: partners, Section.TOTALS: range(len(steps))}
     for section, ranks in met.items():
         if section in sections:
             start, end = sections[section]
@@ -187,18 +189,3 @@ def _count_sections(
             spent["gradient_sync"] += end - last
     start, end = sections.get(Section.UPDATE, (0.0, 0.0))
     spent["optimizer"] += end - start
-
-
-def _partners_in_sums(layout: Layout, rank: int) -> set[int]:
-    """Return the ranks with which a rank sums terms of gradients: tp, and a tied embedding's."""
-    return {
-        other
-        for group in layout.groups
-        if rank in group.ranks and group.name.endswith((".tp", ".tied"))
-        for other in group.ranks
-    }
-
-
-def _as_shares(seconds: dict[str, float], total: float) -> Shares:
-    parts = {name: spent / total for name, spent in seconds.items() if name != "idle"}
-    return Shares(**parts, idle=1 - sum(parts.values()))
