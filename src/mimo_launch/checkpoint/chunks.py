@@ -1,4 +1,4 @@
-"""The state of a rank as boxes of full tensors, whatever its layout.
+"""Describes the state of a rank as boxes of full tensors, whatever its layout.
 
 Decides: the names of saved tensors (`weights/SEGMENT`, `exp_avg/SEGMENT`, ..., `fp8/LAYER...`) and
 which rank saves which part: the one that counts it in the gradient norm, so that each element is
@@ -8,7 +8,7 @@ weights.
 Leaves: reading and writing to `storage`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ NAMES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a full tensor: `tensor` holds what starts at `offsets` in a tensor of `shape`.
+    """A box of a full tensor: `tensor` holds the part that starts at `offsets` in a `shape`.
 
     `counted` is true on the one rank that saves it.
     """
@@ -44,7 +44,7 @@ class Chunk:
 
 
 def weight_chunks(module: RankModule) -> Iterator[Chunk]:
-    """Yield this rank's parts of a module's weights as views that can be written to."""
+    """Yield this rank's parts of a module's weights, as views to read or fill."""
     for item in local_segments(sharded(module), lambda p: p.detach()):
         yield _chunk(WEIGHTS, item)
 
@@ -52,31 +52,26 @@ def weight_chunks(module: RankModule) -> Iterator[Chunk]:
 def state_chunks(modules: dict[str, RankModule], updates: Updates) -> Iterator[Chunk]:
     """Yield this rank's parts of all weights, of all optimizer state and of the scales of FP8.
 
-    An optimizer that has not made a step yet gets the state it would start with.
+    An optimizer that has made no step yet gets the state that it would start with.
     """
     for module in modules.values():
         yield from weight_chunks(module)
-        yield from _scales(module)
+        if (fp8 := module.context.fp8) is None:
+            continue
+        # What FP8 keeps from step to step is the same on all ranks of a stage.
+        for name, tensor in fp8.tensors():
+            shape = tuple(tensor.shape)
+            yield Chunk(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
     for item, state in _states(modules, updates):
         for moment in MOMENTS:
             for part in local_segments([item], partial(_value, state[moment])):
                 yield _chunk(moment, part)
 
 
-def _scales(module: RankModule) -> Iterator[Chunk]:
-    """Yield what FP8 remembers from step to step, the same on all ranks of a stage."""
-    fp8 = module.context.fp8
-    if fp8 is None:
-        return
-    for name, tensor in fp8.tensors():
-        shape = tuple(tensor.shape)
-        yield Chunk(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
-
-
 def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:
-    """Return how often AdamW has moved each segment, for those whose first element is here.
+    """Return the number of AdamW's updates of each segment whose first element is on this rank.
 
-    Its bias correction depends on it. Waits for the device.
+    The bias correction depends on it. Waits for the device.
     """
     counts = {}
     for item, state in _states(modules, updates):
@@ -90,7 +85,7 @@ def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str,
 def set_update_counts(
     modules: dict[str, RankModule], updates: Updates, counts: Mapping[str, int]
 ) -> None:
-    """Tell AdamW how often it has moved each parameter: never, if `counts` lacks it."""
+    """Set the number of AdamW's updates of each parameter; 0 if `counts` lacks it."""
     for item, state in _states(modules, updates):
         state["step"].fill_(counts.get(item.placed[0].name, 0))
 
@@ -102,7 +97,7 @@ def _value(tensor: Tensor, parameter: Tensor) -> Tensor:
 def sharded(module: RankModule) -> list[DeclaredParameter]:
     """Return a module's parameters as they are between steps.
 
-    An evaluation leaves weights gathered; then every rank would hold all of them.
+    An evaluation leaves weights gathered, so that every rank holds all of them.
     """
     for network in module.stages.values():
         for unit in fsdp_modules(network):
@@ -113,25 +108,21 @@ def sharded(module: RankModule) -> list[DeclaredParameter]:
 def _states(
     modules: dict[str, RankModule], updates: Updates
 ) -> Iterator[tuple[DeclaredParameter, dict[str, Tensor]]]:
-    """Yield the parameters that AdamW moves, with its state for each."""
+    """Yield the parameters that AdamW updates, with its state for each."""
     for name, optimizer in updates.by_module.items():
-        if isinstance(optimizer, torch.optim.AdamW):
-            parameters = sharded(modules[name])
-            _open_state(optimizer)
-            for item in parameters:
-                # A frozen one has none.
-                if item.parameter in optimizer.state:
-                    yield item, optimizer.state[item.parameter]
-
-
-def _open_state(optimizer: torch.optim.AdamW) -> None:
-    """Create the state that the first step would create."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+        if not isinstance(optimizer, torch.optim.AdamW):
+            continue
+        declared = sharded(modules[name])
+        # Create the state that the first step would create.
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             if parameter not in optimizer.state:
                 step = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
                 optimizer.state[parameter] = {"step": step, **moments}
+        for item in declared:
+            # A frozen parameter has no state.
+            if item.parameter in optimizer.state:
+                yield item, optimizer.state[item.parameter]
 
 
 def _chunk(kind: str, item: LocalSegment) -> Chunk:
@@ -144,14 +135,15 @@ def _chunk(kind: str, item: LocalSegment) -> Chunk:
 
 
 class WeightsDoNotFit(EndOfRun):
-    """Names or shapes in a checkpoint are not those of the model; the message lists them."""
+    """Names or shapes in a checkpoint differ from those of the model; the message lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """This rank's chunks that fit, and names over all ranks: fitting, missing, misfitting, unused.
+    """This rank's chunks that fit, and the names over all ranks that do not.
 
-    `missing` maps names to the shapes they have here; `misfits` are in words.
+    `num_loaded` counts the fitting names. `missing` maps names to their shapes in the model;
+    `misfits` are in words.
     """
 
     chunks: tuple[Chunk, ...]
@@ -188,14 +180,14 @@ def fit(
         num_loaded=sum(saved.get(name) == shape for name, shape in known.items()),
         missing={plain(name): known[name] for name in sorted(known) if name not in saved},
         misfits=tuple(misfits),
-        unused=_sorted(name for name in saved if name.startswith(prefix) and name not in known),
+        unused=tuple(sorted(plain(n) for n in saved if n.startswith(prefix) and n not in known)),
     )
 
 
 def differences(**lists: Sequence[str]) -> str:
-    """Return what does not fit, the first few names of each list spelled out.
+    """Return the differences in words, with the first few names of each list.
 
-    `lists` are by what they are, with `_` for spaces.
+    The keywords of `lists` describe them, with `_` for spaces.
     """
 
     def some(names: Sequence[str]) -> str:
@@ -215,9 +207,5 @@ def plain(name: str) -> str:
 
 
 def size(shape: tuple[int, ...]) -> str:
-    """Return `96x24` for such a shape."""
+    """Return a shape in words, as in `96x24`."""
     return "x".join(map(str, shape))
-
-
-def _sorted(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(plain(name) for name in names))

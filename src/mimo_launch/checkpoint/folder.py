@@ -3,7 +3,7 @@
 Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
 other file with its size and CRC-32; a folder without it is incomplete, one that differs is damaged.
 An incomplete one ends in `.partial`, a damaged one is renamed to end in `.damaged`.
-Relies on: no torch, so that the command line can look before that is imported.
+Relies on: no torch, so that the command line can look at checkpoints before it imports that.
 Leaves: tensors to `storage`.
 """
 
@@ -35,10 +35,10 @@ class DamagedCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """What `checkpoint.json` says.
+    """The content of `checkpoint.json`.
 
     `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
-    `updates` how often the optimizer has moved each segment, `spec` the resolved spec and `plan`
+    `updates` the number of optimizer updates of each segment, `spec` the resolved spec and `plan`
     its hash.
     """
 
@@ -64,19 +64,28 @@ def all_checkpoints(run: Path) -> list[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether a folder has been completed (it may be damaged since)."""
+    """Return whether a folder was completed (it may be damaged now)."""
     return path.suffix not in (PARTIAL, DAMAGED) and (path / MARKER).is_file()
 
 
 def read_marker(path: Path) -> Marker:
-    """Return what a checkpoint says of itself; sizes of its files are checked, contents are not.
+    """Return the marker of a checkpoint; check the sizes of its files, not their contents.
 
     Raises: DamagedCheckpoint.
     """
     try:
         if not is_complete(path):
             raise DamagedCheckpoint(f"it was not completed: there is no {MARKER}")
-        marker = _parse(read_json(path / MARKER))
+        raw: Any = read_json(path / MARKER)
+        checksum = raw.pop(_CHECKSUM)
+        if raw["format"] != FORMAT:
+            raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
+        if checksum != _checksum(raw):
+            raise DamagedCheckpoint(f"{MARKER} is damaged: its checksum is another")
+        for name, count in {**raw["counts"], **raw["updates"]}.items():
+            if type(count) is not int or not 0 <= count <= MAX_INTEGER:
+                raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is no count")
+        marker = Marker(**{field.name: raw[field.name] for field in fields(Marker)})
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) != marker.counts["step"]:
             raise DamagedCheckpoint(f"{MARKER} is that of step {marker.counts['step']}")
         for name, (size, _) in marker.files.items():
@@ -88,24 +97,12 @@ def read_marker(path: Path) -> Marker:
     return marker
 
 
-def _parse(raw: Any) -> Marker:
-    checksum = raw.pop(_CHECKSUM)
-    if raw["format"] != FORMAT:
-        raise DamagedCheckpoint(f"its format is {raw['format']}, this release reads {FORMAT}")
-    if checksum != _checksum(raw):
-        raise DamagedCheckpoint(f"{MARKER} is damaged: its checksum is another")
-    for name, count in {**raw["counts"], **raw["updates"]}.items():
-        if type(count) is not int or not 0 <= count <= MAX_INTEGER:
-            raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is no count")
-    return Marker(**{field.name: raw[field.name] for field in fields(Marker)})
-
-
 def _checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def crc_of(path: Path, beat: Callable[[], None]) -> int:
-    """Return the CRC-32 of a file; `beat` is called as it is read."""
+    """Return the CRC-32 of a file; call `beat` while reading."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -115,7 +112,7 @@ def crc_of(path: Path, beat: Callable[[], None]) -> int:
 
 
 def sync_folder(path: Path) -> None:
-    """Make sure that names in a folder survive a crash of the machine."""
+    """Make sure that the names in a folder survive a crash of the machine."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -125,7 +122,7 @@ def sync_folder(path: Path) -> None:
 
 def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
     """Write the marker of a folder whose files are on disk, and give the folder its name."""
-    # As it will be read: JSON has no tuples.
+    # The checksum is of what a reader will see: JSON has no tuples.
     content = json.loads(json.dumps(marker))
     with (partial / MARKER).open("w", encoding="utf-8") as file:
         json.dump({_CHECKSUM: _checksum(content), **content}, file)
@@ -140,7 +137,7 @@ def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that it neither counts as one nor gets in the way."""
+    """Rename a damaged checkpoint, so that it does not count as one, nor block a new one."""
     aside = path.with_name(path.name + DAMAGED)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
@@ -149,13 +146,13 @@ def set_aside(path: Path) -> None:
 def delete_old(run: Path, keep: int) -> None:
     """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps.
 
-    Damaged ones stay: something of them may be rescued.
+    Damaged ones stay: a user may rescue parts of them.
     """
     found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
     kept = [path for path in found if is_complete(path)][:keep]
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:
-            # First its name: a deletion that is cut short must not look like a checkpoint.
+            # Rename first: after an interrupted deletion, no rest may look like a checkpoint.
             doomed = path if path.suffix else path.with_name(path.name + PARTIAL)
             if path != doomed:
                 path.rename(doomed)

@@ -1,12 +1,12 @@
 """Takes the weights of a module from a Hugging Face folder, on any layout.
 
-Decides: which elements of the files each rank reads, what fills the vocabulary beyond the file's,
-and that every tensor of the files is used, left out by rule, or an error.
+Decides: which elements of the files each rank reads; how a vocabulary beyond the file's is filled;
+that every tensor of the files is used, left out by rule, or an error.
 Relies on: safetensors, which reads slices and runs no code; `hugging_face` for names.
 Leaves: whether the model is the same to `checks`, which has compared config.json.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
@@ -41,16 +41,17 @@ from mimo_launch.hugging_face.folder import (
 )
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.vocabulary import vocab_size
+from mimo_launch.models.build import RankModule
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.session import RankSession
 
-# Rows of a vocabulary that are in memory at once while their mean is taken.
+# Rows of a vocabulary in memory at once while their mean is computed.
 BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor is, under which name, and what it looks like."""
+    """A tensor in the files: its file, name, type and shape."""
 
     file: str
     name: str
@@ -61,10 +62,10 @@ class Stored:
 def load_hugging_face(
     session: RankSession, name: str, folder: Path, group: dist.ProcessGroup
 ) -> WeightsLoaded:
-    """Fill the weights of a module, each rank reading what it holds.
+    """Fill the weights of a module; each rank reads only its own parts.
 
     Ranks: collective over the world. Raises: WeightsDoNotFit unless every tensor of the files and
-    of the model is accounted for, or the spec says `init_partial` and at least one fits;
+    of the model fits or is left out by rule, or the spec says `init_partial` and at least one fits;
     CheckpointError if a file cannot be read.
     """
     spec = session.spec
@@ -73,15 +74,17 @@ def load_hugging_face(
     part = part_of(config, model.kind)
     stored = _stored(part, headers)
     module = session.modules.get(name)
-    mine = [] if module is None else list(_placed(part, model, name, weight_chunks(module)))
-    places, initial = _over_ranks(mine, group)
-    chunks = [_of_file(chunk, stored, vocab) for chunk, place in mine if place is not None]
+    mine = [] if module is None else list(_placed(part, model, module, stored, vocab))
+    every: dict[str, Place | None] = {}
+    for theirs in gather_objects({chunk.name: place for chunk, place in mine}, group):
+        every |= theirs
+    places = {key: place for key, place in every.items() if place is not None}
     saved = {
         key: _offered(stored[place.name].shape, place)
         for key, place in places.items()
         if place.name in stored
     }
-    found = fit(saved, chunks, group)
+    found = fit(saved, [chunk for chunk, place in mine if place is not None], group)
     used = {stored[place.name].name for place in places.values() if place.name in stored}
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
@@ -105,7 +108,7 @@ def load_hugging_face(
         module=name,
         checkpoint=str(folder),
         num_loaded=found.num_loaded,
-        missing=(*found.missing, *initial),
+        missing=(*found.missing, *sorted(every.keys() - places.keys())),
         misfits=found.misfits,
         unused=tuple(unused),
     )
@@ -114,7 +117,7 @@ def load_hugging_face(
 def _contents_on_first(
     folder: Path, group: dist.ProcessGroup
 ) -> tuple[Config, dict[str, TensorHeader]]:
-    """Return the configuration and what the files hold, as the first rank sees them.
+    """Return the configuration and the headers of the files, as the first rank sees them.
 
     Ranks: collective over `group`. Raises: CheckpointError on all ranks.
     """
@@ -143,54 +146,34 @@ def _stored(part: Part[Any], headers: Mapping[str, TensorHeader]) -> dict[str, S
 
 
 def _placed(
-    part: Part[Any], model: Any, module: str, chunks: Iterable[Chunk]
+    part: Part[Any], model: Any, module: RankModule, stored: Mapping[str, Stored], vocab: int
 ) -> Iterator[tuple[Chunk, Place | None]]:
-    """Yield this rank's chunks under the names they have in the files, and where they are there.
+    """Yield this rank's chunks under their names in the files, and their places there.
 
-    Rows of a tensor are named like a slice of it. What keeps its initial values keeps its name.
+    Rows of a tensor are named like a slice of it. A chunk without a place keeps its name, and its
+    initial values. The full shape of a vocabulary is that of the files, cut to the words of ours:
+    our rows beyond it are filled by rule, and rows that pad ours are never used.
     """
-    for chunk in chunks:
-        key = chunk.name.removeprefix(f"{PREFIX}/{module}.")
+    for chunk in weight_chunks(module):
+        key, shape = chunk.name.removeprefix(f"{PREFIX}/{module.name}."), chunk.shape
         if (place := part.place(key, model)) is not None:
             key = place.name
             if place.num_rows is not None:
                 key += f"[{place.first_row}:{place.first_row + place.num_rows}]"
-        yield replace(chunk, name=key), place
-
-
-def _over_ranks(
-    mine: Sequence[tuple[Chunk, Place | None]], group: dist.ProcessGroup
-) -> tuple[dict[str, Place], tuple[str, ...]]:
-    """Return where the tensors of all ranks are, and the names of those that are nowhere by rule.
-
-    Ranks: collective over `group`.
-    """
-    every: dict[str, Place | None] = {}
-    for theirs in gather_objects({chunk.name: place for chunk, place in mine}, group):
-        every |= theirs
-    nowhere = sorted(key for key, place in every.items() if place is None)
-    return {key: place for key, place in every.items() if place is not None}, tuple(nowhere)
+            if key in (EMBEDDING, HEAD):
+                there = stored[key].shape[0] if key in stored else vocab
+                shape = (min(there, vocab), *shape[1:])
+        yield replace(chunk, name=key, shape=shape), place
 
 
 def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
-    """Return the shape of what a tensor of the files has for a segment; its own if it misfits."""
+    """Return the shape of the part that a tensor offers a segment; its own if it does not fit."""
     found = shape
     if place.shape is not None and shape == place.shape:
         found = shape[0], prod(shape[1:])
     if place.num_rows is not None and place.first_row + place.num_rows <= shape[0]:
         found = place.num_rows, *found[1:]
     return found
-
-
-def _of_file(chunk: Chunk, stored: Mapping[str, Stored], vocab: int) -> Chunk:
-    """Return a chunk whose full shape has the vocabulary of the files, if ours holds that.
-
-    The rows of ours beyond it are filled by rule, those that pad ours are never used.
-    """
-    if chunk.name not in (EMBEDDING, HEAD):
-        return chunk
-    there = stored[chunk.name].shape[0] if chunk.name in stored else vocab
-    return replace(chunk, shape=(min(there, vocab), *chunk.shape[1:]))
 
 
 def _read(
@@ -201,7 +184,7 @@ def _read(
     vocab: int,
     beat: Callable[[], None],
 ) -> str:
-    """Fill chunks; return what went wrong, if anything."""
+    """Fill chunks; return the first error in words, or ""."""
     with ExitStack() as stack:
         opened: dict[str, Any] = {}
         for chunk in chunks:
@@ -221,7 +204,7 @@ def _read(
 
 
 def _fill(chunk: Chunk, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
-    """Read the box of one chunk; only a vocabulary reaches beyond the tensor of the file."""
+    """Read the box of one chunk; a vocabulary may reach beyond the tensor of the file."""
     rows, *rest = [range(o, o + n) for o, n in zip(chunk.offsets, chunk.tensor.shape, strict=True)]
     end = min(rows.stop, chunk.shape[0])
     columns = [slice(x.start, x.stop) for x in rest]
@@ -242,7 +225,7 @@ def _fill(chunk: Chunk, saved: Any, place: Place, vocab: int, beat: Callable[[],
 def _mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> torch.Tensor:
     """Return the mean of all rows in float64, the same on every rank.
 
-    A new output row that is the mean has the mean logit, so no new word is likelier than old ones
+    An output row equal to the mean gives the mean logit, so no new word is likelier than the others
     (J. Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021).
     """
     total = torch.zeros((), dtype=torch.float64)

@@ -1,12 +1,13 @@
-"""The index of a checkpoint, `tensors.json`: which boxes of which tensors lie where.
+"""Reads the index of a checkpoint, `tensors.json`: which boxes of which tensors lie where.
 
-Decides: what an index may say: each element of each tensor lies in one box, in a file of its
-folder. What is not covered would keep what stood in memory before.
-Relies on: no torch, so that the command line can look before that is imported.
+Decides: that each element of each tensor lies in one box, in a file of the folder: an element
+without a box would keep the value that was in memory before.
+Relies on: no torch, so that the command line can look at checkpoints before it imports that.
 Leaves: reading the boxes to `storage`.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,16 +25,16 @@ from mimo_launch.spec.load import MARKER, spec_from_data
 from mimo_launch.spec.model import Spec
 
 TENSORS = "tensors.json"
-# An entry has some hundred bytes, of thousands of ranks and tensors.
+# An entry has some hundred bytes, and there may be thousands of ranks and tensors.
 _MAX_BYTES = 1024 * MEGABYTE
-# The most dimensions and elements that a tensor of torch may have, and more than any has.
+# More dimensions and elements than any real tensor has.
 _MAX_DIMENSIONS, _MAX_ELEMENTS = 16, 2**62
 Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBox:
-    """A part of a tensor: where it begins, its size, and which bytes of which file hold it."""
+    """A part of a tensor: its offsets, its sizes, and the bytes of the file that hold it."""
 
     offsets: Numbers
     sizes: Numbers
@@ -44,7 +45,7 @@ class StoredBox:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor: its full shape, its type as torch calls it (`float32`), its boxes."""
+    """A tensor: its full shape, its type in torch's words (`float32`), its boxes."""
 
     shape: Numbers
     dtype: str
@@ -70,7 +71,7 @@ def read_index(folder: Path) -> dict[str, Entry]:
 
 
 def uncovered(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> str:
-    """Return why (offsets, sizes) are not each element of a shape once, "" if they are."""
+    """Return why boxes (offsets, sizes) do not cover each element of a shape once, or ""."""
     for offsets, sizes in boxes:
         ends = [first + size for first, size in zip(offsets, sizes, strict=True)]
         if len(ends) != len(shape) or any(e > s for e, s in zip(ends, shape, strict=True)):
@@ -78,7 +79,7 @@ def uncovered(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> str:
     found = sum(prod(sizes) for _, sizes in boxes)
     if found != prod(shape):
         return f"{found} of {prod(shape)} elements are there"
-    # As many as there should be: if none is there twice, none is missing.
+    # The number is right: if no element is there twice, none is missing.
     return "some elements are there twice" if _overlap(shape, boxes) else ""
 
 
@@ -86,7 +87,8 @@ def _overlap(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> bool:
     full = [box for box in boxes if prod(box[1])]
     if len(full) < 2:
         return False
-    # Along the axis that is cut into most parts only neighbours can overlap.
+    # Sort along the axis that is cut into most parts, and compare each box with the few that begin
+    # before its end.
     axis = max(range(len(shape)), key=lambda a: len({offsets[a] for offsets, _ in full}))
     line = sorted(full, key=lambda box: box[0][axis])
     for place, (offsets, sizes) in enumerate(line):
@@ -110,7 +112,7 @@ def _entry(entry: Any) -> Entry:
         first, extent = _numbers(offsets), _numbers(sizes)
         if not len(first) == len(extent) == len(shape):
             raise ValueError(f"a part of a tensor of shape {list(shape)} has other dimensions")
-        # The name alone: a path of a stranger must not lead out of the folder.
+        # Only the name: a path in a stranger's index must not lead out of the folder.
         boxes.append(StoredBox(first, extent, Path(str(file)).name, *_numbers([offset, length])))
     return Entry(shape, str(entry["dtype"]), tuple(boxes))
 
@@ -122,12 +124,12 @@ def _numbers(found: Any) -> Numbers:
 
 
 class NoCheckpoint(Exception):
-    """There is no checkpoint to read; the message says what was found instead."""
+    """There is no checkpoint to read; the message says what is there instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: its place, step, spec of the run, sums of files, full shapes."""
+    """A complete checkpoint: path, step, spec of the run, checksums of files, full shapes."""
 
     path: Path
     step: int
@@ -136,7 +138,7 @@ class Checkpoint:
     shapes: dict[str, tuple[int, ...]]
 
     def segments(self, module: str) -> dict[str, tuple[int, ...]]:
-        """Return the full shapes of a module's segments, by their names less the module."""
+        """Return the full shapes of a module's segments, by their names inside the module."""
         prefix = prefix_of(module)
         return {
             name.removeprefix(prefix): shape
@@ -146,11 +148,11 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its files."""
+        """Return the size of its files."""
         return sum(size for size, _ in self.sums.values())
 
     def check(self, read: Callable[[int], None]) -> None:
-        """Read every file once and compare its checksum; `read` is told of bytes.
+        """Read every file once and compare its checksum; call `read` with the bytes of each.
 
         Raises: NoCheckpoint if one differs or cannot be read.
         """
@@ -165,14 +167,14 @@ class Checkpoint:
 
 
 def prefix_of(module: str) -> str:
-    """Return what `chunks` puts in front of the names of a module's weights."""
+    """Return the prefix that `chunks` gives the names of a module's weights."""
     return f"weights/{module}."
 
 
 def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
     """Return the checkpoint of a step of a run, or its newest; `path` may be a checkpoint itself.
 
-    A run that is going on may complete one and delete another meanwhile: then it looks again.
+    A live run may complete one checkpoint and delete another meanwhile: then this looks again.
 
     Raises: NoCheckpoint.
     """
@@ -186,15 +188,14 @@ def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
 
 
 def _state(path: Path) -> list[tuple[str, int]]:
-    """Return what changes when a run completes or deletes a checkpoint."""
-    return [(folder.name, _made(folder)) for folder in all_checkpoints(path)]
-
-
-def _made(folder: Path) -> int:
-    try:
-        return (folder / MARKER).stat().st_mtime_ns
-    except OSError:
-        return 0
+    """Return names and times that change when a run completes or deletes a checkpoint."""
+    state = []
+    for folder in all_checkpoints(path):
+        made = 0
+        with suppress(OSError):
+            made = (folder / MARKER).stat().st_mtime_ns
+        state.append((folder.name, made))
+    return state
 
 
 def _open(path: Path, step: int | None) -> Checkpoint:

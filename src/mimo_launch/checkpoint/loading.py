@@ -1,10 +1,10 @@
 """Takes the state of a run, or the weights of a module, from a checkpoint of any layout.
 
-Decides: that a run goes on from its newest usable checkpoint, and otherwise takes the weights that
-`init_from` names; which checkpoint is usable, and what a tensor that does not fit means: an error
-when a run goes on; in `init_from` an error, too, unless the spec allows it.
+Decides: that a run resumes from its newest usable checkpoint, and otherwise takes the weights that
+`init_from` names; which checkpoint is usable; that a tensor that does not fit is an error, except
+in `init_from` where the spec allows it.
 Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for weights of others.
-Leaves: whether a run may go on at all to the command line, which empties or keeps its folder.
+Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
 
 import json
@@ -54,7 +54,7 @@ from mimo_launch.train.session import RankSession
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """A checkpoint whose files are all there and as they were written."""
+    """A checkpoint whose files are all there and unchanged."""
 
     path: Path
     marker: Marker
@@ -63,7 +63,7 @@ class Usable:
         """Return the full shape of every tensor. Raises: CheckpointError."""
         try:
             return {name: entry.shape for name, entry in read_index(self.path).items()}
-        except DamagedCheckpoint as error:  # Since it was found usable.
+        except DamagedCheckpoint as error:  # It changed after it was found usable.
             raise CheckpointError(f"{self.path}: {error}") from error
 
 
@@ -72,59 +72,54 @@ def newest_usable(
 ) -> Usable | None:
     """Return the newest usable checkpoint of a run folder (or `start`, if it is one itself).
 
-    Each one that is passed over is told to `emit`, and renamed if the folder is the run's `own`.
-    Every file is read once, by one of the ranks, which calls `beat` as it reads. Returns None if
+    Emits an event for each checkpoint that is passed over, and renames it if the folder is the
+    run's `own`. One of the ranks reads each file, once, and calls `beat` meanwhile. Returns None if
     there never was a complete one.
 
     Ranks: collective over `group`. Raises: CheckpointError if complete ones exist, all damaged.
     """
-    candidates, lost = from_first(_candidates(start, own=own), group)
+    folders = all_checkpoints(start)
+    if not folders and not own and start.is_dir():
+        candidates, lost = [start], True
+    else:
+        candidates = [path for path in folders if path.suffix != DAMAGED]
+        lost = any(path.suffix == DAMAGED or is_complete(path) for path in folders)
+    candidates, lost = from_first((candidates, lost), group)
+    is_first = dist.get_rank(group) == 0
     for path in candidates:
-        is_first = dist.get_rank(group) == 0
-        marker, reason = from_first(_read(path) if is_first else None, group)
+        found: tuple[Marker | None, str] | None = None
+        if is_first:
+            try:
+                found = read_marker(path), ""
+                read_index(path)
+            except DamagedCheckpoint as error:
+                found = None, str(error)
+        marker, reason = from_first(found, group)
         if marker is not None:
             reason = _first_damage(path, marker, group, beat)
         if marker is not None and not reason:
             return Usable(path, marker)
         emit(CheckpointPassedOver(checkpoint=str(path), reason=reason))
         if own and is_first and is_complete(path):
-            with suppress(OSError):  # It is passed over all the same.
+            with suppress(OSError):  # It is passed over in any case.
                 set_aside(path)
     if lost:
         raise CheckpointError(f"every checkpoint of {start} is damaged; `--no-resume` starts anew")
     return None
 
 
-def _candidates(start: Path, *, own: bool) -> tuple[list[Path], bool]:
-    """Return what to look at, the newest first, and whether anything in it was ever complete."""
-    found = all_checkpoints(start)
-    if not found and not own and start.is_dir():
-        return [start], True
-    lost = any(path.suffix == DAMAGED or is_complete(path) for path in found)
-    return [path for path in found if path.suffix != DAMAGED], lost
-
-
-def _read(path: Path) -> tuple[Marker | None, str]:
-    try:
-        marker = read_marker(path)
-        read_index(path)
-        return marker, ""
-    except DamagedCheckpoint as error:
-        return None, str(error)
-
-
 def load_state(
     session: RankSession, usable: Usable, group: dist.ProcessGroup
 ) -> tuple[RunState, tuple[str, ...]]:
-    """Fill weights and optimizers; return where the run stood, and modules without saved moments.
+    """Fill weights and optimizers; return the state of the run and modules without saved moments.
 
-    A module that was frozen when it was saved, or had another optimizer, starts with moments of 0.
+    A module that was frozen when it was saved, or had another optimizer, starts with zero moments.
 
     Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing or has another
     shape; CheckpointError if a file cannot be read.
     """
     saved = usable.shapes()
-    # Of another backend or history: scales find their values within a few steps.
+    # Scales of another backend or history are not loaded: they adapt within a few steps.
     chunks = [
         chunk
         for chunk in state_chunks(session.modules, session.updates)
@@ -181,7 +176,7 @@ def load_weights(
 def _first_damage(
     path: Path, marker: Marker, group: dist.ProcessGroup, beat: Callable[[], None]
 ) -> str:
-    """Return what is wrong with a file, if anything; the ranks share the files."""
+    """Return what is wrong with the first damaged file, or ""; the ranks share the files."""
     rank, found = dist.get_rank(group), ""
     for name in sorted(marker.files)[rank :: dist.get_world_size(group)]:
         try:
@@ -195,14 +190,14 @@ def _first_damage(
 def start_run(
     session: RankSession, run: Path, emit: Listener
 ) -> tuple[RunState, CheckpointSaver | None]:
-    """Load what the run folder and `init_from` offer; return where the run stands, and its saver.
+    """Load from the run folder or `init_from`; return the state of the run, and its saver.
 
     Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit.
     """
     spec = session.spec
     starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
     session.progress.enter(Phase.LOADING)
-    # Its own group: saves run beside training, and what travels are host objects.
+    # Its own group: saves run beside training, and exchange objects on the host.
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
     # Hosts may see a shared folder at different moments: the first rank says what is there.
@@ -218,7 +213,7 @@ def start_run(
         emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():
-        # As `checks` sees it: a checkpoint of ours has no config.json.
+        # The same rule as in `checks`: a checkpoint of ours has no config.json.
         if from_first(is_hugging_face(start), group):
             emit(load_hugging_face(session, name, start, group))
             continue

@@ -1,7 +1,7 @@
-"""Saves a run while it goes on: copy the state, write it in the background, complete it, prune.
+"""Saves a run while it trains: copy the state, write it in the background, complete it, prune.
 
-Decides: the order that keeps a crash from losing more than the save under way: tensors and index,
-synced, in a folder with another name; then the marker; then the name; then old ones go.
+Decides: the order in which a crash loses no more than the save under way: write tensors and index
+to a folder with another name and sync them; write the marker; rename the folder; delete old ones.
 Relies on: `storage` for tensors; a gloo group of its own, since a thread uses it beside training.
 Leaves: when to save to the loop.
 """
@@ -42,17 +42,17 @@ Outcome = CheckpointSaved | CheckpointFailed
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of the moment of a save: those of the run, and the updates of each segment here."""
+    """Numbers at the moment of a save: those of the run, and the updates of each segment here."""
 
     run: dict[str, int]
     updates: dict[str, int]
 
 
 class CheckpointSaver:
-    """Keeps the checkpoints of a run; every method is called on all ranks alike."""
+    """Keeps the checkpoints of a run; all ranks call every method."""
 
     def __init__(self, session: RankSession, run: Path, group: dist.ProcessGroup) -> None:
-        """Save under `run/checkpoints`; `group` holds all ranks and is used by nothing else.
+        """Save under `run/checkpoints`; `group` holds all ranks, and only this object uses it.
 
         Raises: ValueError if the spec says to save nothing.
         """
@@ -71,13 +71,13 @@ class CheckpointSaver:
 
     @property
     def error(self) -> str | None:
-        """Why the newest save failed, if it did."""
+        """Return why the newest save failed, if it did."""
         return self._newest.reason if isinstance(self._newest, CheckpointFailed) else None
 
     def save(self, state: RunState) -> None:
-        """Save weights, optimizer and `state`; returns when training may go on.
+        """Save weights, optimizer and `state`; return when training may continue.
 
-        Ranks: collective over the world. A save that is still being written is waited for first.
+        Waits first for a save that is still being written. Ranks: collective over the world.
         """
         started = time.perf_counter()
         self._collect()
@@ -92,9 +92,9 @@ class CheckpointSaver:
         self._pending = self._writer.submit(self._write, copies, counts, started, stall)
 
     def poll(self) -> list[Event]:
-        """Return what became of saves since the last call.
+        """Return the outcomes of saves since the last call.
 
-        It is the same on all ranks, but not at the same time.
+        They are the same on all ranks, but not at the same time.
         """
         if self._pending is not None and self._pending.done():
             self._collect()
@@ -115,7 +115,7 @@ class CheckpointSaver:
         self._newest = outcome
 
     def _copy(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Return the chunks with copies in host memory, which is kept for the next save."""
+        """Return copies of the chunks in host memory, which the next save reuses."""
         copies = []
         for chunk in chunks:
             key = (chunk.name, chunk.offsets)
@@ -151,9 +151,9 @@ class CheckpointSaver:
         )
 
     def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
-        """Return size and checksum of every file, as it can be read back, on all ranks.
+        """Read every file back and return its size and checksum, on all ranks.
 
-        Raises: CheckpointError on all ranks alike.
+        Raises: CheckpointError on all ranks.
         """
         rank = dist.get_rank(self._group)
         mine = [*folder.glob(f"__{rank}_*"), *(folder.glob(TENSORS) if rank == 0 else ())]
@@ -170,7 +170,7 @@ class CheckpointSaver:
     def _complete(
         self, unfinished: Path, final: Path, counts: Counts, files: dict[str, tuple[int, int]]
     ) -> None:
-        """Complete the folder on the first rank. Raises: CheckpointError on all ranks alike."""
+        """Complete the folder on the first rank. Raises: CheckpointError on all ranks."""
         updates: dict[str, int] = {}
         for part in gather_objects(counts.updates, self._group):
             updates |= part
@@ -186,21 +186,19 @@ class CheckpointSaver:
                 "files": files,
             }
             try:
-                _check_files(unfinished, files)
+                # The first rank may not see what the others wrote.
+                for name, (size, _) in files.items():
+                    path = unfinished / name
+                    if not path.is_file() or path.stat().st_size != size:
+                        raise OSError(
+                            f"rank 0 does not see {path}; all hosts need one shared run folder"
+                        )
                 complete(unfinished, final, marker)
             except OSError as error:
                 failed = f"{type(error).__name__}: {error}"
             else:
-                # The checkpoint is complete all the same; the next save tries again.
+                # The checkpoint is complete in any case; the next save tries again.
                 with suppress(OSError):
                     delete_old(self._run, self._settings.keep)
         if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
             raise CheckpointError(reasons[0])
-
-
-def _check_files(folder: Path, files: dict[str, tuple[int, int]]) -> None:
-    """Fail if the first rank does not see what the others wrote. Raises: OSError."""
-    for name, (size, _) in files.items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != size:
-            raise OSError(f"rank 0 does not see {path}; all hosts need one shared run folder")

@@ -1,9 +1,9 @@
-"""Tensors in files, through torch's distributed checkpoint (DCP), without pickle in between.
+"""Writes and reads tensors through torch's distributed checkpoint (DCP), without pickle.
 
 Decides: that a chunk is a box of a full tensor on both sides, so that any layout reads any other's;
 that the index of tensors is JSON (`tensors.json`): DCP's own is a pickle, which would run
-code from a stranger's checkpoint. Tensors themselves are read with `weights_only`.
-Relies on: DCP's planners and storage as its documented points of extension
+code from a stranger's checkpoint. Tensors are read with `weights_only`.
+Relies on: DCP's planners and storage, its documented extension points
 (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
 Leaves: what is saved to `chunks`, when a folder counts as complete to `folder`.
 """
@@ -51,7 +51,7 @@ from mimo_launch.train.run_state import EndOfRun
 
 
 def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]]:
-    """Yield the tensors of an index; there is nothing else in ours."""
+    """Yield the tensors of an index; ours holds nothing else."""
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             yield name, entry
@@ -74,10 +74,16 @@ class ChunkSavePlanner(SavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """Return one item per chunk."""
-        return SavePlan([_write_item(index, chunk) for index, chunk in self._chunks.items()])
+        items = []
+        for index, chunk in self._chunks.items():
+            box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
+            properties = TensorProperties(dtype=chunk.tensor.dtype)
+            data = TensorWriteData(box, properties, torch.Size(chunk.shape))
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return SavePlan(items)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Join the plans of all ranks, on the first rank; every element must be there once."""
+        """Join the plans of all ranks, on the first rank, and check that they cover each tensor."""
         plans, metadata = create_default_global_save_plan(all_plans)
         for name, entry in tensors_of(metadata):
             boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
@@ -95,15 +101,8 @@ class ChunkSavePlanner(SavePlanner):
         return self._chunks[write_item.index].tensor
 
 
-def _write_item(index: MetadataIndex, chunk: Chunk) -> WriteItem:
-    box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
-    properties = TensorProperties(dtype=chunk.tensor.dtype)
-    data = TensorWriteData(box, properties, torch.Size(chunk.shape))
-    return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
-
-
 class ChunkLoadPlanner(LoadPlanner):
-    """Fills chunks from whatever boxes the tensors were saved in; `beat` is called for each."""
+    """Fills chunks from the boxes of any layout, and calls `beat` for each."""
 
     def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
         self._chunks, self._beat = chunks, beat
@@ -134,7 +133,7 @@ class ChunkLoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Refuse: nothing but tensors is ever saved."""
+        """Refuse: only tensors are ever saved."""
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
@@ -184,7 +183,7 @@ def read_chunks(
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
     with warnings.catch_warnings():
-        # DCP announces that it found a key-less state dict; the planner has the keys.
+        # DCP warns that the state dict has no keys; the planner has them.
         warnings.simplefilter("ignore")
         try:
             load(
@@ -199,14 +198,14 @@ def read_chunks(
 
 
 def _first_words(error: CheckpointException) -> str:
-    """Return what went wrong on the first rank that failed, in one line."""
+    """Return the error of the first rank that failed, in one line."""
     rank, (cause, _) = min(error.failures.items())
     return f"rank {rank}: {type(cause).__name__}: {cause}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Where a box lies, with the attributes that DCP's reader asks for."""
+    """The place of a box, with the attributes that DCP's reader asks for."""
 
     relative_path: str
     offset: int
@@ -222,7 +221,7 @@ class _Writer(FileSystemWriter):
         self._folder = folder
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Clear, on the first rank and before any writes, what an interrupted save left behind."""
+        """Delete what an interrupted save left, on the first rank and before any rank writes."""
         for file in self._folder.iterdir():
             file.unlink()
         prepared: list[SavePlan] = super().prepare_global_plan(plans)
