@@ -1,6 +1,6 @@
-"""Every rule for a spec, in one table.
+"""Lists every rule for a spec in one table, and runs them.
 
-Decides: which checks run, in which order, and which make others moot.
+Decides: which checks run, in which order, and after which findings a check is skipped.
 Relies on: the rules of the other files.
 Leaves: reading the file, and whether ranks fit into memory, to `load_and_check`.
 """
@@ -51,7 +51,7 @@ _IMAGES = (
 )
 _CLIPS = ("sound-not-in-data", "frames-over-rows", "row-over-clips")
 
-# Order matters: a rule is skipped when one above it has found what it `needs` to be absent.
+# Order matters: a rule is skipped if a rule above it has a finding that it `needs` to be absent.
 RULES: tuple[Rule, ...] = (
     SpecRule(ranks.language_present),
     ModuleRule(ranks.kind_fits_role, needs=("no-language-module",)),
@@ -148,7 +148,7 @@ RULES: tuple[Rule, ...] = (
 def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
     """Return the findings about a spec, or about the sound parts of one, in table order.
 
-    With `world` the job must have exactly the ranks that the spec names.
+    With `world`, the job must have exactly the ranks that the spec names.
     """
     rules = RULES
     if world is not None:

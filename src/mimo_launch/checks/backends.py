@@ -1,9 +1,9 @@
 """Checks of the library that provides a module's layers, and of products in 8 bits.
 
-Decides: what Transformer Engine is asked for and cannot do; which sizes 8-bit products take.
+Decides: what Transformer Engine cannot do; which sizes 8-bit products take.
 Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and
-a ring that cuts each document into chunks of its own; cuBLASLt, whose 8-bit products want every
-size in steps of 16.
+a ring that cuts each document into chunks of its own; cuBLASLt, whose 8-bit products take sizes in
+steps of 16.
 Leaves: whether it is installed to `packages`, whether it works on a host to the workers, whether
 GPUs multiply in 8 bits to `launcher.gpus`.
 """
@@ -41,11 +41,28 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("train", "precision"), label=precision),
         )
     kind = kind_of(module.model)
+    if kind.is_custom:
+        yield _cannot(
+            name,
+            "provide the layers of a class of your own",
+            "it stands for this program's blocks only",
+            "delete the line",
+            Related(path=("modules", name, "model", "kind"), label="your class"),
+        )
+        return
     if not kind.has_standard_blocks:
-        yield _without_its_layers(name, kind)
+        yield _cannot(
+            name,
+            "provide the layers of a hybrid model",
+            "it has no Mamba layers, and its attention is used in this program's blocks only",
+            "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
+            Related(path=("modules", name, "model", "kind"), label="hybrid"),
+        )
         return
     yield from _in_blocks(name, kind)
-    if module.grid.cp > 1 and name == LANGUAGE and (key := _packs(spec)):
+    has_documents = isinstance(spec.data, SyntheticData) and spec.data.max_documents > 1
+    if module.grid.cp > 1 and name == LANGUAGE and (has_documents or spec.data.packing):
+        key = "max_documents" if has_documents else "packing"
         yield _cannot(
             name,
             f"attend to packed documents with cp {module.grid.cp}",
@@ -55,28 +72,8 @@ def backend_can(spec: Spec, name: str) -> Findings:
         )
 
 
-def _without_its_layers(name: str, kind: ModelKind) -> Diagnostic:
-    """Return what is said of models whose layers it does not have at all."""
-    path = ("modules", name, "model", "kind")
-    if kind.is_custom:
-        return _cannot(
-            name,
-            "provide the layers of a class of your own",
-            "it stands for this program's blocks only",
-            "delete the line",
-            Related(path=path, label="your class"),
-        )
-    return _cannot(
-        name,
-        "provide the layers of a hybrid model",
-        "it has no Mamba layers, and its attention is used in this program's blocks only",
-        "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
-        Related(path=path, label="hybrid"),
-    )
-
-
 def _in_blocks(name: str, kind: ModelKind) -> Findings:
-    """Yield what the blocks of a model have, and its blocks do not."""
+    """Yield what a model's blocks have and those of Transformer Engine do not."""
     path = ("modules", name, "model")
     if kind.has_class_token:
         yield _cannot(
@@ -116,23 +113,11 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
         )
 
 
-def _packs(spec: Spec) -> str:
-    """Return the key that puts several documents into a sample, or nothing."""
-    data = spec.data
-    if isinstance(data, SyntheticData) and data.max_documents > 1:
-        return "max_documents"
-    return "packing" if data.packing else ""
-
-
-def _path(name: str) -> YamlPath:
-    return ("modules", name, "backend")
-
-
 def _cannot(name: str, what: str, why: str, help_: str, related: Related) -> Diagnostic:
     return Diagnostic(
         code="backend-cannot",
         headline=f"`{name}`: {ENGINE} cannot {what}",
-        path=_path(name),
+        path=("modules", name, "backend"),
         why=why,
         help=f"{help_}, or `backend: torch`",
         related=(related,),
@@ -140,7 +125,7 @@ def _cannot(name: str, what: str, why: str, help_: str, related: Related) -> Dia
 
 
 def fp8_can(spec: Spec, name: str) -> Findings:
-    """The backend multiplies in 8 bits, and all products have sizes that this takes."""
+    """The backend multiplies in 8 bits, and the sizes of all products allow it."""
     module = spec.modules[name]
     if module.fp8 is None:
         return
@@ -176,7 +161,7 @@ def fp8_can(spec: Spec, name: str) -> Findings:
 
 
 def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, YamlPath]]:
-    """Yield in words the sizes of a block's products along which they are cut or summed."""
+    """Yield the sizes of a block's products, each with its name and its key in the spec."""
     model, tp, kind = module.model, module.grid.tp, kind_of(module.model)
     if not kind.has_standard_blocks:
         return
@@ -191,9 +176,9 @@ def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, Y
 
 
 def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:
-    """Yield what is wrong with the number of tokens that a rank of language multiplies at once.
+    """Check the number of tokens that a rank of language multiplies at once.
 
-    Lists of patches are padded instead.
+    Encoders pad their lists of patches instead.
     """
     grid = module.grid
     held = spec.batch.global_ // (grid.dp * spec.schedule.microbatches) * spec.batch.seq // grid.cp

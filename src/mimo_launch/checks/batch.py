@@ -1,4 +1,4 @@
-"""Checks of how the samples of a step are shared out.
+"""Checks of how the samples of a step are divided among ranks.
 
 Decides: which batch, microbatch and dp sizes go together.
 Relies on: `layout` for groups of microbatches, `data.sample_sizes` for the longest sample.
@@ -39,12 +39,14 @@ def batch_splits(spec: Spec) -> Findings:
 
 
 def groups_split(spec: Spec) -> Findings:
-    """`encoder_microbatches` divides `microbatches`, when it has a use at all."""
+    """`encoder_microbatches` divides `microbatches`, where it has an effect."""
     k, microbatches = spec.schedule.encoder_microbatches, spec.schedule.microbatches
     sharing = [name for name in spec.encoders if runs_in_phases(spec, name)]
     if k is None or not sharing or microbatches % k == 0:
         return
-    legal = [each for each in divisors(microbatches) if _splits_over_encoders(spec, each)]
+    size = spec.batch.global_ // microbatches
+    dp_sizes = [spec.modules[name].grid.dp for name in sharing]
+    legal = [n for n in divisors(microbatches) if not any(size * n % dp for dp in dp_sizes)]
     yield Diagnostic(
         code="encoder-microbatches-uneven",
         headline=f"`microbatches` {microbatches} is not a multiple of `encoder_microbatches` {k}",
@@ -142,7 +144,7 @@ def seq_splits_over_tp(spec: Spec) -> Findings:
 
 
 def seq_splits_over_cp(spec: Spec) -> Findings:
-    """Each cp rank holds two equal chunks of a sample, under sequence parallelism cut over tp."""
+    """Each cp rank holds two equal chunks of a sample, cut over tp under sequence parallelism."""
     cp, unit = spec.language.grid.cp, seq_unit(spec)
     if cp == 1 or spec.batch.seq % unit == 0:
         return
@@ -159,16 +161,7 @@ def seq_splits_over_cp(spec: Spec) -> Findings:
 
 
 def seq_unit(spec: Spec) -> int:
-    """Return what `seq` must be a multiple of."""
+    """Return the number that must divide `seq`."""
     language = spec.language
     chunks = 2 * language.grid.cp if language.grid.cp > 1 else 1
     return chunks * (language.grid.tp if language.sequence_parallel else 1)
-
-
-def _splits_over_encoders(spec: Spec, k: int) -> bool:
-    samples = spec.batch.global_ // spec.schedule.microbatches * k
-    return all(
-        samples % module.grid.dp == 0
-        for name, module in spec.encoders.items()
-        if runs_in_phases(spec, name)
-    )

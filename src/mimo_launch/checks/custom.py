@@ -1,8 +1,8 @@
-"""Checks of encoders of a user's own: that the class a spec names is there.
+"""Checks that the class of a custom encoder exists.
 
-Decides: what can be told of a package without running any of it, since `validate` and `plan` never
-import it: where its files are, and which names its source defines.
-Relies on: Python's finders of files, with the current folder first, as `python -m` has it.
+Decides: what `validate` and `plan` learn about a package without importing it: where its files are,
+and which names its source defines.
+Relies on: Python's finders of files, with the current folder first, like `python -m`.
 Leaves: importing the class, and whether it builds stages, to `models.custom_stages`.
 """
 
@@ -38,19 +38,21 @@ def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
             return
     names = None if found is None else _names(found)
     if found is not None and names is not None and wanted not in names:
+        shown = sorted(each for each in names if not each.startswith("_"))
+        listed = ", ".join(f"`{each}`" for each in shown[:8]) + (", ..." if len(shown) > 8 else "")
         yield _not_found(
             name,
             f"`{module}` defines no `{wanted}`",
             f"its source is {found.origin}",
-            did_you_mean(wanted, names) or f"the names there are {_listed(names)}",
+            did_you_mean(wanted, names) or f"the names there are {listed}",
         )
 
 
 def _find(module: str, package: ModuleSpec | None) -> ModuleSpec | None:
-    """Return where a module is, in the package that it is in, if it is in one.
+    """Return the location of a module, inside its package if it has one.
 
-    `importlib.util.find_spec` would import that package. A folder without `__init__.py` gives way
-    to a package further on.
+    `importlib.util.find_spec` would import that package. A package later on the path is preferred
+    to a folder without `__init__.py`.
     """
     folders = [os.getcwd(), *sys.path] if package is None else package.submodule_search_locations
     portions: list[str] = []
@@ -60,7 +62,7 @@ def _find(module: str, package: ModuleSpec | None) -> ModuleSpec | None:
             return found
         portions += found.submodule_search_locations or [] if found is not None else []
     if package is None:
-        # Those that know other places: of modules built in, and of packages under development.
+        # Other finders know built-in modules, and packages installed in editable mode.
         others = (finder.find_spec(module, None) for finder in sys.meta_path)
         known = next((found for found in others if found is not None and found.loader), None)
         if known is not None:
@@ -73,13 +75,13 @@ def _find(module: str, package: ModuleSpec | None) -> ModuleSpec | None:
 
 
 def _names(module: ModuleSpec) -> set[str] | None:
-    """Return the names that a module's source defines; None if only running it would tell."""
+    """Return the names that a module's source defines; None if only an import would show them."""
     if module.origin is None or not module.origin.endswith(".py"):
         return None
     try:
         tree = ast.parse(Path(module.origin).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # Importing it will say what is wrong, better than this could.
+        return None  # The import will report the error, better than this could.
     names: set[str] = set()
     for node in _statements(tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -92,7 +94,7 @@ def _names(module: ModuleSpec) -> set[str] | None:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, those under `if`, `try` and `with` as well."""
+    """Yield the statements of a module, including those under `if`, `try` and `with`."""
     for node in body:
         inner = [getattr(node, part, []) for part in ("body", "orelse", "finalbody")]
         inner += [handler.body for handler in getattr(node, "handlers", [])]
@@ -101,11 +103,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(part)
         else:
             yield node
-
-
-def _listed(names: set[str]) -> str:
-    shown = sorted(name for name in names if not name.startswith("_"))
-    return ", ".join(f"`{name}`" for name in shown[:8]) + (", ..." if len(shown) > 8 else "")
 
 
 def _not_found(name: str, headline: str, why: str, help_: str) -> Diagnostic:

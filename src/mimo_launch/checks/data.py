@@ -1,11 +1,10 @@
 """Checks of the images and clips of digits and synthetic data against the encoders that read them.
 
-Decides: which encoders fit a data set, and which limits of its sizes.
+Decides: which encoders, and which limits of sizes, fit a data set.
 Relies on: `kinds.vocabulary` for the size of a digit.
 Leaves: tokens to `vocabulary`, shards to `shards`.
 """
 
-from collections.abc import Iterator
 from math import gcd
 
 from mimo_launch.checks.rule import Findings, divisors
@@ -26,7 +25,7 @@ _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel"
 
 
 def input_path(spec: Spec, name: str) -> YamlPath:
-    """Return where an encoder's input is described."""
+    """Return the path of the keys that describe an encoder's input."""
     path = ("modules", name, "model")
     return (*path, "input") if kind_of(spec.modules[name].model).is_custom else path
 
@@ -97,7 +96,7 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
 
 
 def image_ranges_not_empty(spec: Spec) -> Findings:
-    """Of synthetic images and clips, the smallest size and number are not above the largest."""
+    """The smallest size and number of synthetic images and clips do not exceed the largest."""
     data = spec.data
     if not isinstance(data, SyntheticData):
         return
@@ -186,9 +185,10 @@ def digits_are_seen(spec: Spec, name: str) -> Findings:
 
 
 def frame_limits_used(spec: Spec) -> Findings:
-    """Limits of synthetic clips where no clip has a random length."""
+    """Limits of synthetic clips have no effect where every clip has the same length (a warning)."""
     data = spec.data
-    if not isinstance(data, SyntheticData) or any(_vary(spec)):
+    clips = [clip_input(module.model) for module in spec.encoders.values()]
+    if not isinstance(data, SyntheticData) or any(c and not c.fixed_length for c in clips):
         return
     for key in ("min_frames", "max_frames"):
         if key in data.model_fields_set:
@@ -200,10 +200,3 @@ def frame_limits_used(spec: Spec) -> Findings:
                 why="no audio encoder takes clips of different lengths",
                 help=f"delete `{key}`",
             )
-
-
-def _vary(spec: Spec) -> Iterator[bool]:
-    """Yield, for each audio encoder, whether its clips have different lengths."""
-    for module in spec.encoders.values():
-        if clips := clip_input(module.model):
-            yield not clips.fixed_length

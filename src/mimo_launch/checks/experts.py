@@ -1,6 +1,6 @@
 """Checks of mixtures of experts and of the grid they stand on.
 
-Decides: what the sizes of experts must divide.
+Decides: which sizes of experts a grid can cut.
 Relies on: a grid that fills the ranks of its module.
 Leaves: the backend to `backends`.
 """
@@ -12,7 +12,7 @@ from mimo_launch.spec.model import ExpertGrid, LanguageModel, Spec
 
 
 def experts_have_model(spec: Spec, name: str) -> Findings:
-    """A grid of experts is one of a model with experts."""
+    """A module with a grid of experts has a model with experts."""
     if spec.modules[name].experts is not None and kind_of(spec.modules[name].model).moe is None:
         yield Diagnostic(
             code="experts-without-moe",
@@ -25,7 +25,7 @@ def experts_have_model(spec: Spec, name: str) -> Findings:
 
 
 def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
-    """Experts are shared out whole over the ranks of each stage, evenly."""
+    """Experts are divided evenly over the ranks of each stage."""
     module, moe = spec.modules[name], kind_of(spec.modules[name].model).moe
     if moe is None:
         return
@@ -74,7 +74,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
 
 
 def choices_of_experts(spec: Spec, name: str) -> Findings:
-    """A token chooses no more experts than there are, and the router can learn which."""
+    """A token chooses at most as many experts as there are, and the router can learn which."""
     moe = kind_of(spec.modules[name].model).moe
     if moe is None:
         return
@@ -140,7 +140,7 @@ def layers_have_experts(spec: Spec, name: str, model: LanguageModel) -> Findings
 def _uneven(
     *, code: str, headline: str, model: tuple[str, str, int], cut: tuple[str, str, int], why: str
 ) -> Diagnostic:
-    """Say that a size of the experts of a module does not split over an axis of one of its grids.
+    """Return the finding that a size of experts does not split over an axis of a grid.
 
     `model` is (module, key, size), `cut` (section, axis, ranks).
     """

@@ -1,10 +1,10 @@
 """Checks of the weights a module starts from: checkpoints, and Hugging Face folders.
 
-Decides: that a path leads to weights of the same model, every size of which is that of the spec,
-before any process starts.
-Relies on: `spec.load` for the spec of a checkpoint, `hugging_face` for what a
-configuration means.
-Leaves: the shapes of tensors, and files that are damaged, to `checkpoint`.
+Decides: before any process starts, that a path leads to weights of the same model in the same
+sizes.
+Relies on: `spec.load` for the spec of a checkpoint, `hugging_face` for the meaning of a
+configuration.
+Leaves: the shapes of tensors, and damaged files, to `checkpoint`.
 """
 
 import re
@@ -31,7 +31,7 @@ from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
 from mimo_launch.spec.model import LanguageModel, Model, Spec
 
-# Of a class of a user's own: what they do to its tensors, the tensors show.
+# Keys of custom models that are not compared: what they change is seen in the tensors.
 OWN_KEYS = ("kind", "parameters", "options")
 _LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _SHOWN = 4
@@ -44,7 +44,7 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
         return
     folder = Path(start)
     if is_hugging_face(folder):
-        return  # `init_from_fits_config` looks at it.
+        return  # `init_from_fits_config` checks it.
     if (folder / MARKER).is_file() or any(folder.glob(f"checkpoints/*/{MARKER}")):
         return
     exists = folder.exists()
@@ -81,7 +81,7 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
     try:
         there = model_from_data(saved[name]["model"])
     except (ValueError, LookupError, TypeError):
-        return  # Of another release; `checkpoint` compares tensors.
+        return  # It is of another release; `checkpoint` compares tensors.
     is_own = kind_of(there).is_custom and kind_of(module.model).is_custom
     for key in type(there).model_fields:
         if is_own and key in OWN_KEYS:
@@ -151,7 +151,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
 
 
 def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
-    """The files are whole, by their headers, and hold the ends of the model and its layers."""
+    """The headers of the files are intact, and list the ends of the model and its layers."""
     module = spec.modules[name]
     folder, model = Path(module.init_from or ""), module.model
     try:
@@ -168,7 +168,7 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
         if place is not None and place.name not in there:
             lacking.append(place.name)
     layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
-    # In some families layers go by another name.
+    # Some families give layers another name.
     lacking += [f"layer {n}" for n in range(model.layers) if layers and n not in layers]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
@@ -177,9 +177,9 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
 
 
 def _training_is_written(spec: Spec, name: str, training: Mapping[str, Any]) -> Findings:
-    """A default of ours in place of what the folder's model was trained with is seen (a warning).
+    """Warn where our default replaces a setting that the folder's model was trained with.
 
-    What a run does stands in its spec, so nothing is taken from the folder.
+    The spec says everything about a run, so no such setting is taken from the folder.
     """
     module, moe = spec.modules[name], kind_of(spec.modules[name].model).moe
     if moe is None:
@@ -237,6 +237,6 @@ def _cannot(name: str, folder: Path, what: str, why: str) -> Diagnostic:
 
 
 def start_path(spec: Spec, name: str) -> YamlPath:
-    """Return where a spec says `init_from` of a module: there, or at its top."""
+    """Return the path of a module's `init_from`: in the module, or at the top of the spec."""
     at_top = spec.modules[name].init_from == spec.init_from
     return ("init_from",) if at_top else ("modules", name, "init_from")

@@ -1,6 +1,6 @@
-"""The one way from a file to a spec that can be run, or to everything that is wrong with it.
+"""Turns a file into a spec that can run, or into a list of everything that is wrong with it.
 
-Decides: that memory is estimated only for a spec without mistakes.
+Decides: that memory is estimated only for a spec without errors.
 Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for what ranks need.
 Leaves: showing the findings to `diag.text`.
 """
@@ -21,7 +21,7 @@ from mimo_launch.spec.model import Spec
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A spec that passed every check, or None; warnings do not count. Findings in file order."""
+    """A spec that passed every check, warnings aside, or None; and the findings in file order."""
 
     spec: Spec | None
     diagnostics: tuple[Diagnostic, ...]
@@ -49,7 +49,7 @@ def load_and_check(
 def check_text(
     text: str, name: str = "<text>", overrides: Sequence[str] = (), world: int | None = None
 ) -> Checked:
-    """Run every rule for a text that is already in memory; nothing is estimated."""
+    """Run every rule on a text in memory, without estimates."""
     return _checked(load_text(text, name, overrides), world, runs_here=False, memory=None)
 
 

@@ -1,16 +1,15 @@
-"""Whether the ranks fit into the memory of their GPUs, or of their host, and what to change.
+"""Checks whether the ranks fit into the memory of their GPUs or host, and says what to change.
 
-Decides: how far an estimate may be off before it is an error; which changes are offered, that which
-saves most first.
-Relies on: `estimate.estimates` for bytes, and for what a change saves; `all_checks` for changes
-that are legal.
-Leaves: showing the findings to `diag.text`, the memory that a host has to its callers.
+Decides: how far an estimate may exceed the memory before it is an error; which changes are offered,
+in the order of what they save.
+Relies on: `estimate.estimates` for bytes, and for what a change saves; `all_checks` for legal
+changes.
+Leaves: showing the findings to `diag.text`; the memory of a host to the callers.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
@@ -21,13 +20,13 @@ from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 
-# An estimate is to be within 10 % of what is measured: beyond that nothing is left to hope for.
+# Estimates are within 10 % of what is measured: beyond that, the ranks cannot fit.
 TOLERANCE = 0.10
 MAX_REMEDIES = 3
 
 
 def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
-    """Yield a finding per class of ranks that come near the memory of a GPU, or need more."""
+    """Yield a finding per class of ranks that need about the memory of a GPU, or more."""
     limit = None if spec.nodes is None else spec.nodes.memory
     if limit is None:
         return
@@ -43,12 +42,21 @@ def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
             verdict = f"and a GPU has {bytes_text(limit)}"
         holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
         several = len(alike.ranks) > 1
+        parts = {
+            "weights": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "activations": memory.activations,
+            "transfers": memory.transfers,
+            "the rest": memory.workspace + memory.reserve + memory.device,
+        }
+        shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
         who = f"rank{'s' * several} {ranks_text(alike.ranks)} ({holds}) need{'s' * (not several)}"
         finding = partial(
             Diagnostic,
             headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
             path=("nodes", "gpu_memory"),
-            why=f"estimated for nominal samples: {_parts_text(memory)}",
+            why=f"estimated for nominal samples: {shown}",
             help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
             related=tuple(
                 Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
@@ -61,23 +69,11 @@ def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
             yield finding(code="memory-tight", severity=Severity.WARNING)
 
 
-def _parts_text(memory: MemoryRow) -> str:
-    parts = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "activations": memory.activations,
-        "transfers": memory.transfers,
-        "the rest": memory.workspace + memory.reserve + memory.device,
-    }
-    return ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
-
-
 def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[str]:
-    """Return what to change where the ranks `alike` need `memory`, that which saves most first."""
+    """Return changes that save memory on the ranks `alike`, which need `memory`; the best first."""
     state = memory.weights + memory.gradients + memory.optimizer
     names = " or ".join(f"`{name}`" for name in _names(alike))
-    # Twice the ranks, or microbatches of half the size, leave half.
+    # Twice the ranks, or microbatches of half the size, save half.
     offers = [(state // 2, f"give {names} more tp, pp or dp ranks")]
     if estimator.layout.samples.microbatch_size > 1:
         text = "cut the step into more and smaller microbatches (`schedule.microbatches`)"
@@ -94,7 +90,7 @@ def _names(alike: RankClass) -> list[str]:
 
 
 def _settings(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
-    """Yield modules that recompute, or shard everything, where they do not yet."""
+    """Yield changes to full recomputation, or full sharding, of modules that do not use it."""
     for name in _names(alike):
         module = estimator.spec.modules[name]
         for key, applies in (("recompute", True), ("sharding", module.grid.dp > 1)):
@@ -108,21 +104,18 @@ def _settings(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimato
 
 
 def _smaller_groups(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
-    """Yield the largest group of microbatches below the present one that encoders can work on."""
+    """Yield a change to the largest legal group of microbatches that is smaller than now."""
     spec, layout = estimator.spec, estimator.layout
     sizes = {name: layout[name].group_size for name in _names(alike) if layout[name].in_phases}
     for size in range(max(sizes.values(), default=1) - 1, 0, -1):
-        changed = _with_schedule(spec, encoder_microbatches=size)
+        schedule = spec.schedule.model_copy(update={"encoder_microbatches": size})
+        changed = spec.model_copy(update={"schedule": schedule})
         if layout.samples.microbatches % size or not _is_legal(changed):
             continue
         names = " and ".join(f"`{name}`" for name in sizes)
         text = f"encode fewer microbatches of {names} at once (`encoder_microbatches: {size}`)"
         yield Estimator.of(Plan.of(changed), estimator.constants), text
         return
-
-
-def _with_schedule(spec: Spec, **update: Any) -> Spec:
-    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update=update)})
 
 
 def _is_legal(spec: Spec) -> bool:
@@ -144,16 +137,7 @@ def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]
     if needed <= (1 + TOLERANCE) * memory:
         return []
     shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
-    return [
-        f"error: the {len(ranks)} ranks of this host need about {bytes_text(needed)}, "
-        f"and it has {bytes_text(memory)}",
-        f"   = why:  estimated for nominal samples: {shown}",
-        f"   = help: {_smaller(parts)}, or more hosts",
-    ]
-
-
-def _smaller(parts: dict[str, int]) -> str:
-    """Return what to change about the two largest parts."""
+    # Change the two largest parts.
     model = "a smaller `vocab`, `hidden` or `layers`"
     changes = {
         "weights": model,
@@ -162,4 +146,10 @@ def _smaller(parts: dict[str, int]) -> str:
         "activations": "a smaller `batch.seq`, or `recompute: full`",
     }
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
-    return ", ".join(dict.fromkeys(changes[name] for name in largest))
+    smaller = ", ".join(dict.fromkeys(changes[name] for name in largest))
+    return [
+        f"error: the {len(ranks)} ranks of this host need about {bytes_text(needed)}, "
+        f"and it has {bytes_text(memory)}",
+        f"   = why:  estimated for nominal samples: {shown}",
+        f"   = help: {smaller}, or more hosts",
+    ]

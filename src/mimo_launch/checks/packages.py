@@ -1,7 +1,8 @@
-"""Checks that the optional packages a spec makes use of are installed.
+"""Checks that the optional packages that a spec uses are installed.
 
-Decides: which setting needs which package, and that a run that cannot log as asked does not start.
-Relies on: Python's finders, which know a package without importing it.
+Decides: which setting needs which package; that a run that cannot log as the spec says does not
+start.
+Relies on: Python's finders, which find a package without importing it.
 Leaves: whether a package works to the run.
 """
 
@@ -69,7 +70,7 @@ def shard_packages_installed(spec: Spec) -> Findings:
 
 
 def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
-    """Every backend is installed on the host that is to use it."""
+    """Every backend is installed on the host that uses it."""
     for name, module in spec.modules.items():
         if module.backend == ENGINE and not is_installed(ENGINE):
             yield Diagnostic(
@@ -83,6 +84,6 @@ def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
 
 
 def torchs_layers(spec: Spec, name: str) -> str:
-    """Return the options of the command line with which a module has torch's layers."""
+    """Return the command-line options that give a module torch's layers."""
     eight_bits = "" if spec.modules[name].fp8 is None else f" --set modules.{name}.fp8=null"
     return f"--set modules.{name}.backend=torch{eight_bits}"

@@ -1,6 +1,6 @@
 """Checks of position embeddings: rotary, sines and cosines, tables.
 
-Decides: which widths of models and heads hold the positions that a model asks for.
+Decides: which widths of models and heads fit the position embedding of a model.
 Relies on: `widths` for heads that divide the width.
 Leaves: how widths are cut over tp to `widths`.
 """

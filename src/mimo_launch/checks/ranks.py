@@ -16,7 +16,7 @@ from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.spec.model import AXES, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
-# Beyond this many ranks, groups are not listed one by one for a mere warning.
+# With more ranks than this, groups are not listed one by one just for a warning.
 _MANY_RANKS = 100_000
 
 
@@ -38,7 +38,7 @@ def language_present(spec: Spec) -> Findings:
 
 
 def kind_fits_role(spec: Spec, name: str) -> Findings:
-    """`language` is a language model and nothing else is."""
+    """`language` is a language model, and every other module is an encoder."""
     model = spec.modules[name].model
     if kind_of(model).computes_loss == (name == LANGUAGE):
         return
@@ -77,6 +77,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
     start = module.rank_range.start
     fits.append(f"`ranks: {show_ranks(range(start, start + grid.num_ranks))}`")
     shown = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
+    held = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
     yield Diagnostic(
         code="grid-size-mismatch",
         headline=f"`{name}`: {shown} = {grid.num_ranks}, but it has {num_ranks} ranks",
@@ -84,7 +85,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
         at_key=True,
         why="each rank of a module stands at exactly one place of its grid",
         help=f"these fit: {', '.join(fits)}",
-        related=(Related(path=("modules", name, "ranks"), label=_count(num_ranks)),),
+        related=(Related(path=("modules", name, "ranks"), label=held),),
     )
 
 
@@ -226,7 +227,3 @@ def world_fits(spec: Spec, world: int) -> Findings:
 
 def _names(ranks: range) -> str:
     return f"rank {show_ranks(ranks)}" if len(ranks) == 1 else f"ranks {show_ranks(ranks)}"
-
-
-def _count(num_ranks: int) -> str:
-    return f"{num_ranks} rank{'s' * (num_ranks != 1)}"

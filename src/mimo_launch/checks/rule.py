@@ -1,4 +1,4 @@
-"""What a check is, and how a table of checks is run.
+"""Defines a check, and runs a table of checks.
 
 Decides: which checks are skipped because a part they need is at fault.
 Relies on: `MissingPartError`, raised by the sound part of a faulty spec.
@@ -18,26 +18,26 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class ModuleRule:
-    """A check of one module; moot when the module, or language, already has one of `needs`."""
+    """A check of one module; skipped if the module, or language, has a finding in `needs`."""
 
     run: Callable[[Spec, str], Findings]
     needs: tuple[str, ...] = ()
 
     def findings(self, spec: Spec, name: str) -> Findings:
-        """Yield what it finds in a module."""
+        """Yield the findings about a module."""
         yield from self.run(spec, name)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRule(Generic[M]):
-    """A check of those modules whose model is an `of`, which it gets as a third argument."""
+    """A check of modules whose model is an `of`, and which gets the model as third argument."""
 
     of: type[M]
     run: Callable[[Spec, str, M], Findings]
     needs: tuple[str, ...] = ()
 
     def findings(self, spec: Spec, name: str) -> Findings:
-        """Yield what it finds in a module."""
+        """Yield the findings about a module."""
         model = spec.modules[name].model
         if isinstance(model, self.of):
             yield from self.run(spec, name, model)
@@ -45,7 +45,7 @@ class ModelRule(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class SpecRule:
-    """A check of the whole spec; moot when any module has one of `needs`."""
+    """A check of the whole spec; skipped if any module has a finding in `needs`."""
 
     run: Callable[[Spec], Findings]
     needs: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ def run_rules(spec: Spec, rules: Sequence[Rule]) -> list[Diagnostic]:
 
 
 def _readable(findings: Findings) -> Iterator[Diagnostic]:
-    """Yield findings up to the point where a check reads a part that is at fault."""
+    """Yield findings until the check reads a faulty part of the spec."""
     try:
         yield from findings
     except MissingPartError:
@@ -98,7 +98,7 @@ def divisors(number: int) -> list[int]:
 
 
 def next_multiple(number: int, of: int) -> int:
-    """Return the smallest multiple of `of` that is not below `number`."""
+    """Return the smallest multiple of `of` that is at least `number`."""
     return -(-number // of) * of
 
 

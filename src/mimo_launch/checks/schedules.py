@@ -1,4 +1,4 @@
-"""Checks of the schedule kind against the pipeline it is to run.
+"""Checks of the schedule kind against the pipeline that it runs.
 
 Decides: which kinds go with which grids, microbatches and virtual stages.
 Relies on: `layout` for encoders that run in phases.
@@ -48,7 +48,7 @@ def interleaved_has_stages(spec: Spec) -> Findings:
 
 
 def interleaved_runs_whole(spec: Spec) -> Findings:
-    """Microbatches that are in work together are a multiple of pp under interleaving."""
+    """Interleaving runs microbatches in groups that are a multiple of pp."""
     if spec.schedule.kind != "interleaved":
         return
     pp, total = spec.language.grid.pp, spec.schedule.microbatches

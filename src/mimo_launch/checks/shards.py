@@ -1,8 +1,8 @@
 """Checks of shards and image processors: files that must be there before a run.
 
-Decides: what is looked at without reading records: names, small JSON files, the first headers.
+Decides: what is checked without reading records: names, small JSON files, the first headers.
 Relies on: `data.webdataset.tar_files` for names, `hugging_face.image_processor`.
-Leaves: tokenizers to `vocabulary`, records to the index, which `train` makes.
+Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
 import tarfile
@@ -105,7 +105,7 @@ def _pattern(key: str, pattern: str) -> Findings:
 
 
 def _not_tar(path: Path) -> str:
-    """Return what is wrong with the first header of a file, and with its size."""
+    """Return what is wrong with the first header of a file or with its size, or ""."""
     try:
         with path.open("rb") as file:
             head, size = file.read(tarfile.BLOCKSIZE), path.stat().st_size
@@ -121,7 +121,7 @@ def _not_tar(path: Path) -> str:
 
 
 def processor_is_understood(spec: Spec, name: str) -> Findings:
-    """The images of an encoder can be made as its processor says, and fit its patches."""
+    """The processor of an encoder is supported, and its images fit the encoder's patches."""
     data = spec.data
     if not isinstance(data, WebdatasetData) or name not in spec.encoders:
         return
@@ -154,7 +154,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
 
 
 def processors_have_encoders(spec: Spec) -> Findings:
-    """Whoever is named in `processors` reads images."""
+    """Every module named in `processors` is an encoder of images."""
     data = spec.data
     if not isinstance(data, WebdatasetData):
         return
@@ -172,7 +172,7 @@ def processors_have_encoders(spec: Spec) -> Findings:
 
 
 def members_for_encoders(spec: Spec) -> Findings:
-    """The first samples have what each encoder reads."""
+    """The first samples have inputs for each encoder (a warning)."""
     if not isinstance(spec.data, WebdatasetData) or not spec.encoders:
         return
     shards = shard_files(spec.data.shards)

@@ -41,7 +41,7 @@ def schedule_fits_steps(spec: Spec) -> Findings:
 
 
 def warmup_ends(spec: Spec) -> Findings:
-    """Warm-up is over before the run is (a warning)."""
+    """Warm-up ends before the run does (a warning)."""
     steps, common = spec.train.steps, spec.optimizer.schedule.warmup
     if common > steps:
         yield _late_warmup((*_SCHEDULE, "warmup"), common, steps)
@@ -124,7 +124,7 @@ def encoder_microbatches_used(spec: Spec) -> Findings:
 
 
 def lr_schedule_used(spec: Spec) -> Findings:
-    """Settings of one schedule kind given with another."""
+    """Settings of one schedule kind have no effect with another (warnings)."""
     schedule = spec.optimizer.schedule
     if schedule.kind != "wsd" and schedule.decay > 0:
         yield _no_effect(
@@ -153,7 +153,7 @@ def lr_schedule_used(spec: Spec) -> Findings:
 
 
 def optimizer_settings_used(spec: Spec) -> Findings:
-    """Settings of AdamW given with sgd, and of weight decay given with none."""
+    """Settings of AdamW have no effect with sgd, nor those of weight decay without it."""
     own = [module.optimizer.weight_decay for module in spec.modules.values()]
     if spec.optimizer.decay.embeddings and not any((spec.optimizer.weight_decay, *own)):
         yield _no_effect(
@@ -181,7 +181,7 @@ def eval_shards_used(spec: Spec) -> Findings:
 
 
 def image_sizes_used(spec: Spec) -> Findings:
-    """Limits of random sizes given with one size for all images."""
+    """Limits of random sizes have no effect where all images have one size."""
     data = spec.data
     if not isinstance(data, SyntheticData) or data.image is None:
         return
@@ -193,7 +193,7 @@ def image_sizes_used(spec: Spec) -> Findings:
 
 
 def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
-    """Settings of parts that a vision transformer does not have."""
+    """Settings of parts that a vision transformer lacks have no effect."""
     path = ("modules", name, "model")
     if model.image is not None and model.positions != "learned":
         why = f"`positions: {model.positions}` need no table"

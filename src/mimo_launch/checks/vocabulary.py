@@ -1,7 +1,7 @@
-"""Checks of the vocabulary: the tokens of the data, and those that stand for rows of encoders.
+"""Checks of the vocabulary: the tokens of the data, and the placeholders of encoder rows.
 
 Decides: how large a vocabulary must be, and which ids a `placeholder` may be.
-Relies on: `kinds.vocabulary` for the ids that are taken by default, `hugging_face.tokenizer`.
+Relies on: `kinds.vocabulary` for the default ids, `hugging_face.tokenizer`.
 Leaves: how words are cut over tp to `widths`.
 """
 
@@ -155,7 +155,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
         return
     others = list(spec.encoders)
     before = others[: others.index(name)]
-    # Of two that were given the second one is to blame.
+    # If two encoders were given the same token, the second one gets the finding.
     taken = {
         placeholder_id(spec, other): other
         for other in others
@@ -186,7 +186,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
 
 
 def _role(spec: Spec, token: int) -> str:
-    """Return what else a token is, empty if it is free."""
+    """Return the other use of a token, or "" if it is free."""
     if token == PAD:
         return "pads sequences"
     if isinstance(spec.data, DigitsData) and token < DIGITS_BASE_VOCAB:

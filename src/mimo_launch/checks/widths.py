@@ -1,9 +1,8 @@
 """Checks of heads, widths, words and layers, and of how tp, cp and pp cut them.
 
-Decides: which model sizes a grid can cut, patterns of hybrid models and their Mamba-2 heads and
-groups among them.
+Decides: which model sizes a grid can cut, including Mamba-2 heads and groups of hybrid models.
 Relies on: the model types of the spec.
-Leaves: positions to `positions`, what data need of a vocabulary to `vocabulary`.
+Leaves: positions to `positions`, the vocabulary that data need to `vocabulary`.
 """
 
 from math import lcm
@@ -14,7 +13,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.spec.language import MAMBA, MambaSizes
-from mimo_launch.spec.model import Grid, HybridModel, LanguageModel, Spec
+from mimo_launch.spec.model import HybridModel, LanguageModel, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -154,12 +153,17 @@ def mamba_has_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
     path = ("modules", name, "model")
     related = (Related(path=(*path, "pattern"), label=model.pattern),)
     if MAMBA in model.pattern and model.mamba is None:
+        # About twice as wide as the stream.
+        grid, groups = spec.modules[name].grid, DEFAULTS.groups
+        ranks = grid.tp * grid.cp
+        heads = next_multiple(max(1, 2 * model.hidden // DEFAULTS.head_dim), lcm(ranks, groups))
+        given = "" if splits(groups, grid.tp, grid.cp) else f", groups: {ranks}"
         yield Diagnostic(
             code="mamba-without-sizes",
             headline=f"`{name}` has Mamba layers, and nothing says how large they are",
             path=(*path, "pattern"),
             why="heads, state and groups of Mamba-2 do not follow from the width",
-            help=f"write `mamba: {_fitting(model.hidden, spec.modules[name].grid)}` in `model`",
+            help=f"write `mamba: {{heads: {heads}{given}}}` in `model`",
         )
     if MAMBA not in model.pattern and model.mamba is not None:
         yield Diagnostic(
@@ -230,15 +234,6 @@ def splits(groups: int, tp: int, cp: int) -> bool:
         return False
     mine = max(1, groups // tp)
     return mine % cp == 0 or cp % mine == 0
-
-
-def _fitting(width: int, grid: Grid) -> str:
-    """Return sizes of Mamba layers about twice as wide as the stream, as a spec says them."""
-    ranks, groups = grid.tp * grid.cp, DEFAULTS.groups
-    heads = next_multiple(max(1, 2 * width // DEFAULTS.head_dim), lcm(ranks, groups))
-    if splits(groups, grid.tp, grid.cp):
-        return f"{{heads: {heads}}}"
-    return f"{{heads: {heads}, groups: {ranks}}}"
 
 
 def _sizes(model: HybridModel) -> MambaSizes | None:
