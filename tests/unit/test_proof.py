@@ -12,6 +12,7 @@ from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
+from mimo_launch.schedule.channels import Meetings, channels_of, p2p_group_of, p2p_groups_of
 from mimo_launch.schedule.generate import Programs, generate
 from mimo_launch.schedule.proof import DeadlockError, by_class, proven
 from mimo_launch.schedule.rank_classes import ClassMeetings, refined
@@ -115,6 +116,41 @@ def test_alike_ranks_have_one_role_and_alike_ranks_beside_them() -> None:
     assert refined(layout.roles, layout.modules) == (0, 0, 0, 0, 0, 0, 1, 1, 1)
     # Rank 2 is labelled, so rank 3 is beside another one than ranks 1 and 5 are.
     assert refined("aabaaaccc", layout.modules) == (0, 0, 1, 2, 0, 0, 3, 3, 3)
+
+
+def test_whom_a_rank_meets_at_the_ends_of_a_step() -> None:
+    model = {"tied": True}
+    layout = layout_of(1, vision=box(8), language=box(0, tp=2, dp=2, pp=2, model=model))
+    language, meetings = layout.language, Meetings(layout)
+    assert set(language.grid.slice(dp=1)) == {2, 3, 6, 7}
+    for rank in (2, 3, 6, 7):
+        assert set(meetings.team(rank, parse_action("language:SHARE"))) == {2, 3, 6, 7}
+        assert set(meetings.team(rank, parse_action("language:SUM_TIED"))) == {
+            rank % 4,
+            rank % 4 + 4,
+        }
+    assert set(meetings.team(6, parse_action("language:SUM_TP"))) == {6, 7}
+    assert list(meetings.team(6, parse_action("step:NORM"))) == list(range(9))
+
+
+@pytest.mark.parametrize("file", TOPOLOGIES, ids=lambda file: file.stem)
+def test_there_is_a_process_group_for_each_channel_and_no_other(file: Path) -> None:
+    made = load_and_check(file).spec
+    assert made is not None
+    plan = Plan.of(made)
+    used = {
+        p2p_group_of(channel)
+        for programs in (plan.training, plan.evaluation, plan.decoding)
+        for rank, program in enumerate(programs)
+        for channel in channels_of(plan.layout, rank, program)
+    }
+    made_at_start = set(p2p_groups_of(plan.layout))
+    assert used <= made_at_start
+    # Those of backwards that nobody needs, and of rows that this layout copies inside of a rank.
+    is_frozen = any(module.frozen for module in made.modules.values())
+    if not is_frozen and made.schedule.kind != "bubble_filling":
+        assert used == made_at_start
+    assert len({str(group) for group in made_at_start}) == len(made_at_start)
 
 
 def test_a_class_meets_all_that_its_ranks_meet() -> None:
