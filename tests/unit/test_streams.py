@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from mimo_launch.cli.shared.console import Bars, Console
+from mimo_launch.cli.shared.bars import Bars
+from mimo_launch.cli.shared.console import Console
 from mimo_launch.launcher.forking import fresh_streams_after_fork
 from mimo_launch.launcher.worker_logs import CHUNK, Follower
 

@@ -1,7 +1,7 @@
-"""The command table and what all commands share: options, usage errors, exit codes.
+"""The table of commands, and what all commands share: options, usage errors, exit codes.
 
 Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 129, 130 or 143
-interrupted), and how a fault of our own is reported.
+interrupted), and how an internal error is reported.
 Relies on: one module per command with a function of its name and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.
 """
@@ -127,7 +127,7 @@ def run(args: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has left; a second error at interpreter exit would be noise.
+        # The reader of the output has left; a second error at interpreter exit would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_RUN_FAILED
     except Exception as error:
@@ -138,7 +138,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-    """Return whether an error came of Ctrl-C, as when a package that is being imported hides it."""
+    """Return whether Ctrl-C caused an error; a package hides that if it is just being imported."""
     seen: set[int] = set()
     links: list[BaseException | None] = [error]
     while links:
@@ -152,7 +152,7 @@ def _was_interrupted(error: BaseException) -> bool:
 
 
 def _report(error: Exception, args: list[str], console: Console) -> int:
-    # typer carries click inside or beside it, by version; both mark usage errors like this.
+    # typer contains click or depends on it, by version; both mark usage errors like this.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         message = str(error.format_message())
         context = getattr(error, "ctx", None)

@@ -1,6 +1,6 @@
 """`mimo-launch explain`: what a code means, with an example.
 
-Decides: nothing; the text is that of the page in the docs.
+Decides: nothing; the text is the page of the docs.
 Relies on: `diag.codes`.
 Leaves: findings to `validate`.
 """

@@ -1,8 +1,9 @@
 """`mimo-launch export`: the weights of a run as folders that transformers loads.
 
-Decides: what the options mean, what is shown, and the exit code.
+Decides: the meaning of the options, the messages, and the exit code. One process does it all, and
+needs no GPU.
 Relies on: `export`.
-Leaves: one process and no GPU are enough; nothing is started.
+Leaves: the tensors and files to `export`.
 """
 
 import sys
@@ -37,7 +38,7 @@ transformers, or with 1 when the files cannot be written.
 
 
 class DType(StrEnum):
-    """What tensors are written in."""
+    """The type in which tensors are written."""
 
     AUTO = "auto"
     SOURCE = "source"
@@ -76,6 +77,7 @@ def export(
     max_bytes = _bytes(max_shard_size)
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.checkpoint.storage import CheckpointError
+    from mimo_launch.diag.quantities import bytes_text
     from mimo_launch.export.export import InTheWay, check_place, write_export
     from mimo_launch.export.export_plan import CannotExport, Exporter
 
@@ -97,21 +99,15 @@ def export(
         console.note("   = help: nothing was left behind; free some space, or choose another place")
         raise typer.Exit(1) from None
     for plan in plans:
-        console.answer(_line(plan, to))
+        types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
+        what = plan.config.get("architectures", [plan.config["model_type"]])[0]
+        projector = " and its projector" if plan.projector else ""
+        console.answer(
+            f"wrote {to / plan.where}: {what}{projector}, {len(plan.tensors)} tensors, "
+            f"{', '.join(types)}, {bytes_text(plan.num_bytes)}"
+        )
         for note in plan.beside.notes:
             console.note(f"note: {note}")
-
-
-def _line(plan: "FolderPlan", to: Path) -> str:
-    from mimo_launch.diag.quantities import bytes_text
-
-    types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
-    what = plan.config.get("architectures", [plan.config["model_type"]])[0]
-    projector = " and its projector" if plan.projector else ""
-    return (
-        f"wrote {to / plan.where}: {what}{projector}, {len(plan.tensors)} tensors, "
-        f"{', '.join(types)}, {bytes_text(plan.num_bytes)}"
-    )
 
 
 @contextmanager
@@ -122,7 +118,7 @@ def _progress(
     from rich.progress import BarColumn, DownloadColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from mimo_launch.cli.shared.console import Bars, rich_on
+    from mimo_launch.cli.shared.bars import Bars, rich_on
     from mimo_launch.diag.quantities import bytes_text
     from mimo_launch.export.export import ExportProgress
 
@@ -141,7 +137,7 @@ def _progress(
 
 
 def _bytes(size: str) -> int:
-    """Return what `--max-shard-size` says. Raises: typer.BadParameter."""
+    """Return the bytes that `--max-shard-size` says. Raises: typer.BadParameter."""
     from mimo_launch.spec.base import size_in_bytes
 
     try:

@@ -1,11 +1,10 @@
 """`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
 
-Decides: whose folder it is, and what is shown of it.
+Decides: the kind of the folder, and what is shown.
 Relies on: `hugging_face.contents`, `checkpoint.folder`; neither reads a tensor.
-Leaves: whether a spec fits a folder to `validate`.
+Leaves: checking a spec against a folder to `validate`.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from mimo_launch.cli.shared.flow import flow
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
-    from mimo_launch.hugging_face.contents import Contents, Module
+    from mimo_launch.hugging_face.contents import Contents
 
 HELP = """
 \b
@@ -76,7 +75,19 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
             parameters=found.parameters,
             dtypes=found.dtypes,
             files=found.files,
-            modules=[_as_row(part) for part in found.modules],
+            modules=[
+                {
+                    "name": part.name,
+                    "kind": part.kind,
+                    "model_type": part.model_type,
+                    "model": {"kind": part.kind, **part.keys},
+                    "parameters": part.parameters,
+                    "tensors": part.tensors,
+                    "not_computed": part.not_computed,
+                    "placeholder": part.placeholder,
+                }
+                for part in found.modules
+            ],
             not_read=found.unread,
             yaml=fragment,
         )
@@ -98,21 +109,8 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         console.answer(f"\n{fragment}")
 
 
-def _as_row(part: "Module") -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "kind": part.kind,
-        "model_type": part.model_type,
-        "model": {"kind": part.kind, **part.keys},
-        "parameters": part.parameters,
-        "tensors": part.tensors,
-        "not_computed": part.not_computed,
-        "placeholder": part.placeholder,
-    }
-
-
 def _fragment(found: "Contents") -> str:
-    """Return `modules:` of a spec that starts from a folder, on one rank."""
+    """Return `modules:` for a spec that starts from a folder, on one rank."""
     computed = [part for part in found.modules if not part.not_computed]
     lines = ["modules:"] if computed else []
     for part in computed:
@@ -180,7 +178,7 @@ def _tensors(number: int) -> str:
 
 
 def _run_fragment(found: "Checkpoint") -> str:
-    """Return `modules:` of a spec that starts from a checkpoint, with its placement."""
+    """Return `modules:` for a spec that starts from a checkpoint, with its placement."""
     lines = ["modules:"]
     for name, module in found.spec.modules.items():
         model = module.model.model_dump(mode="json", exclude_defaults=True)
@@ -197,8 +195,4 @@ def _run_fragment(found: "Checkpoint") -> str:
 def _answer_json(console: Console, **content: Any) -> None:
     import json
 
-    console.answer(json.dumps({"version": 1, **content}, indent=2, default=_as_list))
-
-
-def _as_list(value: Iterable[object]) -> list[object]:
-    return list(value)
+    console.answer(json.dumps({"version": 1, **content}, indent=2, default=list))

@@ -1,6 +1,6 @@
 """`mimo-launch schema`: the JSON Schema of a spec, for editors.
 
-Decides: its form on stdout.
+Decides: the form of the schema on stdout.
 Relies on: `spec.reference`.
 Leaves: checks that a schema cannot express to `validate`.
 """

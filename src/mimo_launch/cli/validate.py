@@ -1,20 +1,17 @@
-"""`mimo-launch validate`: every mistake of a spec at once.
+"""`mimo-launch validate`: reports all mistakes of a spec at once.
 
-Decides: what goes to stdout (a verdict per file, or JSON) and the exit code.
+Decides: what goes to stdout (a verdict per file, or JSON), and the exit code.
 Relies on: `checks.load_and_check` for findings, `diag.text` for their form.
 Leaves: starting anything to `train`.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mimo_launch.cli.shared.console import console_of
 from mimo_launch.cli.shared.options import HostProcesses, Overrides
-
-if TYPE_CHECKING:
-    from mimo_launch.spec.model import Spec
 
 HELP = """
 \b
@@ -42,6 +39,7 @@ def validate(
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
     from mimo_launch.diag.text import to_json
+    from mimo_launch.layout.layout import world_size
 
     console = console_of(ctx)
     world = None if nproc is None else nproc * nnodes
@@ -62,17 +60,13 @@ def validate(
                 console.note("")
             show_findings(checked, console)
             if checked.spec is not None:
-                console.answer(_verdict(str(file), checked.spec))
+                ranks, modules = world_size(checked.spec), len(checked.spec.modules)
+                plural = "s" * (modules != 1), "s" * (ranks != 1)
+                console.answer(
+                    f"{file}: valid, {modules} module{plural[0]} on {ranks} rank{plural[1]}"
+                )
     if as_json:
         import json
 
         console.answer(json.dumps({"version": 1, "files": rows}, indent=2))
     raise typer.Exit(0 if is_valid else 2)
-
-
-def _verdict(file: str, spec: "Spec") -> str:
-    from mimo_launch.layout.layout import world_size
-
-    ranks, modules = world_size(spec), len(spec.modules)
-    plural = "s" * (modules != 1), "s" * (ranks != 1)
-    return f"{file}: valid, {modules} module{plural[0]} on {ranks} rank{plural[1]}"

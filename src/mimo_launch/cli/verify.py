@@ -1,8 +1,8 @@
-"""`mimo-launch verify`: proof that a layout trains as the one-rank run does.
+"""`mimo-launch verify`: proves that a layout trains as one rank does.
 
-Decides: how the proof is shown, and the exit code.
-Relies on: `verify` for shrinking, running and judging.
-Leaves: nothing behind; checkpoints of the proof are in a temporary folder.
+Decides: the output, and the exit code. Checkpoints of the proof are in a temporary folder.
+Relies on: `verify` to shrink a spec, to run it and to compare.
+Leaves: nothing.
 """
 
 from enum import StrEnum
@@ -42,7 +42,7 @@ it does not, 2 when the spec is wrong.
 
 
 class Precision(StrEnum):
-    """What the ranks compute in; the one-rank run is always in float64."""
+    """The precision of the ranks; the one-rank run always computes in float64."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -115,13 +115,15 @@ def _prove(
     timeout: float,
     quiet: bool,
 ) -> tuple["Spec", list["ModuleVerdict"]]:
-    """Shrink the spec, say how, run it; return what was proved.
+    """Shrink the spec, show it, run it; return the small spec and the verdicts on it.
 
     Raises: typer.Exit, typer.BadParameter.
     """
     import os
 
-    # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
+    import yaml
+
+    # Before torch's first parallel region, or a forked rank would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from mimo_launch.checks.all_checks import check
     from mimo_launch.launcher.forking import import_for_workers
@@ -136,7 +138,7 @@ def _prove(
         raise typer.Exit(ended)
     try:
         small = shrink(spec, precision.value)
-        # In float32 AdamW makes updates of noise where a gradient is zero: no proof of training.
+        # In float32, AdamW turns noise into updates where a gradient is zero: no proof of training.
         training = short_run(spec, small) if precision is Precision.FP64 else None
         proved = training or small
         for finding in check(proved):
@@ -147,20 +149,14 @@ def _prove(
         raise typer.Exit(1) from None
     place = device_here(small, device.value, world_size(small))
     if not quiet:
-        console.note(f"# proving this spec on {world_size(small)} ranks:\n{_as_yaml(proved)}")
+        data = proved.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None).rstrip()
+        console.note(f"# proving this spec on {world_size(small)} ranks:\n{text}")
     try:
         return proved, verify_spec(small, training=training, timeout_s=timeout, device=place)
     except RankError as error:
         console.note(f"the proof did not end: {error}")
         raise typer.Exit(1) from None
-
-
-def _as_yaml(spec: "Spec") -> str:
-    """Return a spec as YAML, without what is as by default."""
-    import yaml
-
-    data = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return str(yaml.safe_dump(data, sort_keys=False, default_flow_style=None)).rstrip()
 
 
 def _show_table(verdicts: list["ModuleVerdict"]) -> None:

@@ -14,7 +14,7 @@ from mimo_launch.schedule.simulation_result import Simulation
 
 
 def timeline_rows(layout: Layout, simulation: Simulation) -> tuple[TimelineRow, ...]:
-    """Return one row per distinct course of a step, in the order of their first ranks."""
+    """Return one row per distinct way to spend a step, in the order of their first ranks."""
     # Ranks that are alike share their events; the work of other ranks may still be equal.
     works: dict[int, int] = {}
     different: dict[tuple[Work, ...], int] = {}

@@ -1,7 +1,7 @@
 """`mimo-launch bench`: time steps of a spec and say where the time goes.
 
 Decides: the options.
-Relies on: `cli.launch.start` for everything that `train` does as well: checks, workers, reports of
+Relies on: `cli.launch.start` for everything that `train` does, too: checks, workers, reports of
 failures.
 Leaves: measuring to `bench`, the answer to `screen`.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.console import console_of
 from mimo_launch.cli.shared.options import (
     CalibrationFile,
     ConsoleRanks,
@@ -33,7 +33,6 @@ from mimo_launch.cli.shared.options import (
 )
 
 if TYPE_CHECKING:
-    from mimo_launch.cli.bench.screen import BenchScreen
     from mimo_launch.cli.bench.tables import Earlier
 
 HELP = """
@@ -85,6 +84,7 @@ def bench(
 ) -> None:
     """Time steps of a spec and say where the time goes."""
     from mimo_launch.bench.result import BenchOptions
+    from mimo_launch.cli.bench.screen import BenchScreen
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
@@ -115,7 +115,7 @@ def bench(
         file=file,
         runs=runs,
         say=console.note,
-        show=partial(_screen, console, warmup + steps, as_json, old),
+        show=partial(BenchScreen, console, steps=warmup + steps, as_json=as_json, old=old),
         resume=False,
         shown=shown,
         device=device.value,
@@ -124,7 +124,7 @@ def bench(
 
 
 def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
-    """Refuse a file that cannot be written, before minutes of measuring.
+    """Refuse a file that cannot be written before minutes of measuring.
 
     Raises: typer.BadParameter.
     """
@@ -143,16 +143,8 @@ def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
     raise typer.BadParameter(problem, param_hint="--calibrate")
 
 
-def _screen(
-    console: Console, steps: int, as_json: bool, old: "Earlier | None", plain: bool
-) -> "BenchScreen":
-    from mimo_launch.cli.bench.screen import BenchScreen
-
-    return BenchScreen(console, steps=steps, as_json=as_json, plain=plain, old=old)
-
-
 def _old_result(path: Path) -> "Earlier":
-    """Return what is compared of an earlier result. Raises: typer.BadParameter."""
+    """Load an earlier result to compare with. Raises: typer.BadParameter."""
     from mimo_launch.cli.bench.tables import NotAResult, load_earlier
 
     try:

@@ -1,7 +1,7 @@
-"""What a bench shows while it runs, and in the end.
+"""What a bench shows while it runs and at its end.
 
-Decides: the answer alone goes to stdout, as tables or JSON; a bar only to a terminal.
-Relies on: events of `train`, which a bench emits as well.
+Decides: only the answer goes to stdout, as tables or JSON; a bar is drawn only on a terminal.
+Relies on: events of `train`, which a bench emits, too.
 Leaves: the tables to `tables`.
 """
 
@@ -16,19 +16,23 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from mimo_launch.cli.bench.tables import Earlier, Record, compared, constants_table, tables
-from mimo_launch.cli.shared.console import Bars, Console, rich_on, run_output
+from mimo_launch.cli.shared.bars import Bars, rich_on
+from mimo_launch.cli.shared.console import Console, run_output
 from mimo_launch.cli.shared.lines import other_lines
 from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
 
-# Enough for the tables when there is no terminal to ask.
+# Wide enough for the tables where there is no terminal.
 WIDTH_WITHOUT_TERMINAL = 100
 
 
 class BenchScreen:
-    """Listener that draws a bar of `steps` steps, then the result; `old` is one to compare with."""
+    """Listener that draws a bar of `steps` steps, then the result, compared with `old` if given.
+
+    With `plain` it draws no bar.
+    """
 
     def __init__(
-        self, console: Console, *, steps: int, as_json: bool, plain: bool, old: Earlier | None
+        self, console: Console, plain: bool, *, steps: int, as_json: bool, old: Earlier | None
     ) -> None:
         self._console, self._as_json, self._old = console, as_json, old
         terminal = rich_on(sys.stderr, console)

@@ -1,9 +1,9 @@
-"""What `mimo-launch data` answers: lines, JSON, and a page with the samples.
+"""The answers of `mimo-launch data`: lines, JSON, and a page with the samples.
 
-Decides: the words, the rounding, and the keys of `--json`; that whatever comes from the data is
-escaped in the page; that an image is drawn from its least to its largest value.
+Decides: the words, the rounding, and the keys of `--json`; that everything from the data is escaped
+in the page; that the smallest value of an image is drawn black, the largest white.
 Relies on: `survey` for the facts, `cli.shared.html_page`.
-Leaves: writing it out to the command.
+Leaves: output to the command.
 """
 
 import json
@@ -19,17 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.cli.shared.html_page import html_page
-from mimo_launch.survey.facts import Facts, Modality, SampleSpread
-from mimo_launch.survey.reading_speed import ReadingSpeed
+from mimo_launch.survey.facts import SampleSpread
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
-from mimo_launch.survey.survey import LeftOut, Survey
+from mimo_launch.survey.survey import Survey
 
 _MOST_BAD = 5
 _MOST_CHARACTERS = 2000
 
 
 def as_json_text(found: Survey, wanted: float | None) -> str:
-    """Return everything as JSON; images are left out."""
+    """Return the survey as JSON, without images."""
     record: dict[str, Any] = {"version": 1, **asdict(found)}
     for sample in record["shown"]:
         for each in sample["records"]:
@@ -41,11 +40,22 @@ def as_json_text(found: Survey, wanted: float | None) -> str:
 
 
 def as_text(found: Survey, wanted: float | None) -> str:
-    """Return everything as lines."""
-    return "\n".join(_lines(found, wanted))
+    """Return the survey as lines; `wanted` are the tokens per second to keep up with, if any."""
+    lines = [*_facts(found), "", *_reading(found, wanted)]
+    for number, sample in enumerate(found.shown):
+        padding = f", {sample.padding:,} of padding"
+        lines += ["", f"sample {number}: {_count(len(sample.records), 'record')}{padding}"]
+        for record in sample.records:
+            text = record_text(record)
+            rest = len(text) - _MOST_CHARACTERS
+            if rest > 0:
+                text = f"{text[:_MOST_CHARACTERS]} ... and {rest:,} characters more"
+            lines += [f"  {record.name}, {record.tokens:,} tokens", f"    {text}"]
+    return "\n".join(lines)
 
 
-def _lines(found: Survey, wanted: float | None) -> Iterator[str]:
+def _facts(found: Survey) -> Iterator[str]:
+    """Yield what the index says about the records."""
     facts = found.facts
     share = "" if facts.surveyed == facts.records else f" of {facts.records:,}"
     yield f"{found.name}: data of kind {found.kind}, {facts.surveyed:,}{share} records looked at"
@@ -56,56 +66,32 @@ def _lines(found: Survey, wanted: float | None) -> Iterator[str]:
     )
     yield f"lengths    {_spread(facts.lengths)} tokens; batch.seq is {found.seq:,}"
     for name, modality in facts.modalities.items():
-        yield f"{name:<10} {_modality(modality, facts)}"
-    yield f"sequences  {_filling(facts)}"
-    for name, evenness in facts.evenness.items():
-        before, after = evenness.mean, evenness.worst
+        if modality.per_item is None:
+            yield f"{name:<10} no record has anything for it"
+            continue
         yield (
-            f"balance    {name}: most patches over mean {before.before:.2f} -> {before.after:.2f} "
-            f"(worst of {_count(evenness.steps, 'step')}: {after.before:.2f} -> {after.after:.2f})"
+            f"{name:<10} {modality.items:,} items, {modality.rows:,} rows "
+            f"({modality.rows / facts.tokens:.1%} of tokens); {_spread(modality.per_item)} rows "
+            f"an item; {_count(modality.without, 'record')} without"
         )
-    if found.left_out is not None:
-        yield from _left_out(found.left_out)
-    yield ""
-    yield from _read(found, wanted)
-    for number, sample in enumerate(found.shown):
-        yield ""
-        padding = f", {sample.padding:,} of padding"
-        yield f"sample {number}: {_count(len(sample.records), 'record')}{padding}"
-        for record in sample.records:
-            yield f"  {record.name}, {record.tokens:,} tokens"
-            yield f"    {_cut(record_text(record))}"
-
-
-def _spread(spread: SampleSpread) -> str:
-    return (
-        f"{spread.min:,} to {spread.max:,}, median {spread.p50:,}, "
-        f"90 % in {spread.p5:,} to {spread.p95:,}"
-    )
-
-
-def _modality(modality: Modality, facts: Facts) -> str:
-    if modality.per_item is None:
-        return "no record has anything for it"
-    return (
-        f"{modality.items:,} items, {modality.rows:,} rows ({modality.rows / facts.tokens:.1%} of "
-        f"tokens); {_spread(modality.per_item)} rows an item; "
-        f"{_count(modality.without, 'record')} without"
-    )
-
-
-def _filling(facts: Facts) -> str:
     filling = facts.filling
     alone = f"{filling.alone:.1%} full with one record each"
     packed = (
         f"{filling.packed:.1%} full with {filling.records_per_pack:.1f} records packed into each"
     )
     if filling.is_packed:
-        return f"{packed} (data.packing: true), would be {alone}"
-    return f"{alone}, would be {packed} (data.packing: true)"
-
-
-def _left_out(left_out: LeftOut) -> Iterator[str]:
+        yield f"sequences  {packed} (data.packing: true), would be {alone}"
+    else:
+        yield f"sequences  {alone}, would be {packed} (data.packing: true)"
+    for name, evenness in facts.evenness.items():
+        before, after = evenness.mean, evenness.worst
+        yield (
+            f"balance    {name}: most patches over mean {before.before:.2f} -> {before.after:.2f} "
+            f"(worst of {_count(evenness.steps, 'step')}: {after.before:.2f} -> {after.after:.2f})"
+        )
+    left_out = found.left_out
+    if left_out is None:
+        return
     if left_out.too_long:
         what = "cut" if left_out.are_cut else "left out"
         yield f"too long   {_count(left_out.too_long, 'record')}, {what}"
@@ -116,13 +102,27 @@ def _left_out(left_out: LeftOut) -> Iterator[str]:
         yield f"           {name}: {why}"
 
 
-def _read(found: Survey, wanted: float | None) -> Iterator[str]:
+def _spread(spread: SampleSpread) -> str:
+    return (
+        f"{spread.min:,} to {spread.max:,}, median {spread.p50:,}, "
+        f"90 % in {spread.p5:,} to {spread.p95:,}"
+    )
+
+
+def _reading(found: Survey, wanted: float | None) -> Iterator[str]:
+    """Yield how reading the records went, and how fast it is."""
     read, speed = found.read, found.read.speed
     bad = f"{len(read.bad):,} of them could not be" if read.bad else "all of them could be"
     yield f"read       {read.records:,} records of {_count(speed.steps, 'step')}; {bad}"
     for index, why in list(read.bad.items())[:_MOST_BAD]:
         yield f"           record {index}: {why}"
-    yield f"speed      {speed.tokens_per_s:,.0f} tokens/s{_verdict(speed, wanted)}"
+    verdict = ""
+    if wanted is not None:
+        ratio = speed.tokens_per_s / wanted
+        verdict = f", TOO SLOW for {wanted:,.0f} ({ratio:.0%} of that)"
+        if ratio >= 1:
+            verdict = f", keeps up with {wanted:,.0f} ({ratio:.1f} times that)"
+    yield f"speed      {speed.tokens_per_s:,.0f} tokens/s{verdict}"
     yield (
         f"           {speed.alone:,.0f} with a host for each rank: {' + '.join(speed.slowest)} "
         f"takes {speed.slowest_s:.3g} s a step"
@@ -133,32 +133,19 @@ def _read(found: Survey, wanted: float | None) -> Iterator[str]:
     )
 
 
-def _verdict(speed: ReadingSpeed, wanted: float | None) -> str:
-    if wanted is None:
-        return ""
-    ratio = speed.tokens_per_s / wanted
-    if ratio >= 1:
-        return f", keeps up with {wanted:,.0f} ({ratio:.1f} times that)"
-    return f", TOO SLOW for {wanted:,.0f} ({ratio:.0%} of that)"
-
-
 def record_text(record: ShownRecord) -> str:
-    """Return a record in one line: learnt text in double brackets, images in angle brackets."""
+    """Return a record in one line, with learnt text in [[ ]] and images in < >."""
     if record.bad is not None:
         return f"cannot be read: {record.bad}"
-    return " ".join(_piece(piece) for piece in record.pieces)
-
-
-def _piece(piece: ShownPiece) -> str:
-    if piece.kind == "rows":
-        return f"<{piece.text}: {piece.tokens} rows>"
-    text = piece.text.replace("\n", "\\n")
-    return f"[[{text}]]" if piece.kind == "learnt" else text
-
-
-def _cut(text: str) -> str:
-    rest = len(text) - _MOST_CHARACTERS
-    return text if rest <= 0 else f"{text[:_MOST_CHARACTERS]} ... and {rest:,} characters more"
+    words = []
+    for piece in record.pieces:
+        text = piece.text.replace("\n", "\\n")
+        if piece.kind == "rows":
+            text = f"<{piece.text}: {piece.tokens} rows>"
+        elif piece.kind == "learnt":
+            text = f"[[{text}]]"
+        words.append(text)
+    return " ".join(words)
 
 
 def _count(number: int, word: str) -> str:
@@ -182,24 +169,20 @@ _LEGEND = (
 
 def page(found: Survey) -> str:
     """Return the page of the samples that a survey shows."""
-    body = "\n".join((_LEGEND, *_samples(found)))
-    return html_page(f"{found.name}: the first samples", body, style=_STYLE, width="60rem")
-
-
-def _samples(found: Survey) -> Iterator[str]:
+    parts = [_LEGEND]
     for number, sample in enumerate(found.shown):
         count = len(sample.records)
-        yield f"<h2>Sample {number}: {count} record{'s' * (count != 1)}</h2>"
+        parts.append(f"<h2>Sample {number}: {count} record{'s' * (count != 1)}</h2>")
         for record in sample.records:
             head = f"<small>{escape(record.name)}, {record.tokens:,} tokens</small>"
-            yield f"<p>{head}\n{_body(record)}</p>"
-        yield f"<p><small>{sample.padding:,} tokens of padding</small></p>"
-
-
-def _body(record: ShownRecord) -> str:
-    if record.bad is not None:
-        return escape(f"cannot be read: {record.bad}")
-    return " ".join(_piece_as_html(piece, record) for piece in record.pieces)
+            if record.bad is None:
+                text = " ".join(_piece_as_html(piece, record) for piece in record.pieces)
+            else:
+                text = escape(f"cannot be read: {record.bad}")
+            parts.append(f"<p>{head}\n{text}</p>")
+        parts.append(f"<p><small>{sample.padding:,} tokens of padding</small></p>")
+    body = "\n".join(parts)
+    return html_page(f"{found.name}: the first samples", body, style=_STYLE, width="60rem")
 
 
 def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
@@ -212,10 +195,10 @@ def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
 
 
 def png(array: npt.NDArray[np.float32]) -> bytes:
-    """Return an array as PNG (https://www.w3.org/TR/png-3/), from its least to its largest value.
+    """Return an array as PNG (https://www.w3.org/TR/png-3/), black at its minimum.
 
     Shapes: [channels, height, width], grey unless there are three channels; or the frames of a
-    clip, [height, width], whose first row is at the bottom.
+    clip, [height, width], with the first row at the bottom.
     """
     image = array[::-1][None] if array.ndim == 2 else array
     image = image if len(image) == 3 else image[:1]
@@ -223,15 +206,15 @@ def png(array: npt.NDArray[np.float32]) -> bytes:
     scaled = (image - low) * (255.0 / max(high - low, 1e-12))
     pixels = scaled.round().astype(np.uint8).transpose(1, 2, 0)
     height, width, channels = pixels.shape
-    # Each line begins with the number of its filter: none.
+    # Each line starts with the number of its filter, 0 for none.
     lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     lines[:, 1:] = pixels.reshape(height, -1)
     colour_type = 2 if channels == 3 else 0
     header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    checked = kind + content
-    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, content in chunks:
+        checked = kind + content
+        file += struct.pack(">I", len(content)) + checked
+        file += struct.pack(">I", zlib.crc32(checked))
+    return file

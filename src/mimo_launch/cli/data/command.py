@@ -1,8 +1,9 @@
-"""`mimo-launch data`: reads the data as training would, and says what it found.
+"""`mimo-launch data`: reads the data as training would, and reports on them.
 
-Decides: what is said, in which order, and the exit code.
-Relies on: `survey` for the facts; `page` for HTML.
-Leaves: an index of shards behind, where there was none; nothing else unless asked for.
+Decides: the options and the exit code. It writes an index of shards if there is none, and no other
+file unless asked to.
+Relies on: `survey` for the facts.
+Leaves: the words to `answer`.
 """
 
 from pathlib import Path
@@ -95,10 +96,10 @@ def keeps_up(found: "Survey", tokens_per_second: float) -> bool:
 
 
 def _open(spec: "Spec", console: Console) -> "Dataset":
-    """Open the data set, or say why not. Raises: typer.Exit."""
+    """Open the data set, or say why that fails. Raises: typer.Exit."""
     import os
 
-    # Threads of torch would measure each other where ranks have one each.
+    # One thread each, as ranks have; more would compete while they are timed.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ended = custom_classes_fail(spec, console)
     if ended is not None:

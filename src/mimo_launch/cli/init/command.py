@@ -1,8 +1,8 @@
 """`mimo-launch init`: a first spec, from model folders and a number of GPUs.
 
-Decides: what is asked, what the flags mean, and when a file is written.
+Decides: the questions, the meaning of the flags, and when a file is written.
 Relies on: `draft` for the spec, `search.first_layout` for its layout.
-Leaves: changing the file to its owner.
+Leaves: later changes of the file to its owner.
 """
 
 import sys
@@ -113,7 +113,7 @@ def init(
 
 
 def _asked(answers: "Answers") -> "Answers":
-    """Return what a person answers on the terminal; an empty answer is that in brackets."""
+    """Ask on the terminal and return the answers; an empty answer means the value in brackets."""
     from dataclasses import replace
 
     def folder(question: str) -> Path | None:

@@ -1,8 +1,8 @@
 """The spec that `init` writes: from answers to commented YAML.
 
-Decides: every value that nobody was asked for, and the comments.
+Decides: every value that the user is not asked for, and the comments.
 Relies on: `hugging_face.contents` for models, `search.first_layout` for the layout.
-Leaves: files and questions to `init`.
+Leaves: files and questions to `command`.
 """
 
 from collections.abc import Mapping
@@ -30,12 +30,12 @@ DIGITS: dict[str, dict[str, Any]] = {
 GPUS_PER_NODE = 8
 BATCH, SEQ = 32, 2048
 TEXT_ROOM = 256
-# What stands for an image or a clip in texts, unless `data` says otherwise.
+# The placeholders of an image and a clip in texts, unless `data` says otherwise.
 MARKERS = {"vision": "<image>", "audio": "<audio>"}
 
 
 class CannotDraft(Exception):
-    """No spec can be written; the message says why, `help` what to do."""
+    """No spec can be written; the message says why, `help` the remedy."""
 
     def __init__(self, message: str, help_: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class CannotDraft(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a person wants; `folders` are by module, None what is left to `draft`."""
+    """What the user wants; `folders` are by module, None leaves the choice to `draft`."""
 
     name: str
     model: Path | None = None
@@ -61,7 +61,7 @@ class Answers:
 
     @property
     def are_defaults(self) -> bool:
-        """Whether nothing has been said yet but the name."""
+        """Whether all values but the name are still defaults."""
         folders = dict.fromkeys(self.folders)
         return self == Answers(name=self.name, folders=folders)
 
@@ -85,7 +85,7 @@ def draft(answers: Answers) -> str:
 
 
 def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
-    """Return the modules of the folders that are named, encoders first. Raises: CannotDraft."""
+    """Return the modules of the named folders, encoders first. Raises: CannotDraft."""
     found = {}
     for wanted, folder in {"": answers.model, **answers.folders}.items():
         if folder is None:
@@ -117,17 +117,39 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
 
 
 def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[str, Any]:
-    """Return the data of a spec without ranks, grids and schedule. Raises: CannotDraft."""
+    """Return the data of a spec before ranks, grids and schedule. Raises: CannotDraft."""
     modules: dict[str, Any] = {name: {"model": dict(model)} for name, model in DIGITS.items()}
+    samples: dict[str, Any] = {"kind": "digits"}
     if parts:
-        modules = {name: _module(part, folder) for name, (part, folder) in parts.items()}
-        _fit_vocab(modules, None if answers.data is None else _tokenizer(answers, parts))
+        modules = {}
+        for name, (part, folder) in parts.items():
+            model = {"kind": part.kind, **part.keys}
+            if part.model_type in (vit.SIGLIP, vit.CLIP):
+                model["final_norm"] = False  # As in a LLaVA, the model that `export` writes.
+            modules[name] = {"model": model, "init_from": str(folder)}
+            if part.placeholder is not None:
+                modules[name]["placeholder"] = part.placeholder
+        tokenizer = None
+        samples = {"kind": "synthetic"}
+        if answers.data is not None:
+            tokenizer = answers.tokenizer or parts["language"][1]
+            samples = {
+                "kind": "webdataset",
+                "shards": answers.data,
+                "tokenizer": str(tokenizer),
+                "template": answers.template,
+            }
+        elif "vision" in parts and (image := parts["vision"][0].keys.get("image")) is not None:
+            samples["image"] = list(image)
+        _fit_vocab(modules, tokenizer)
+    # The first multiple of the GPUs that is at least the usual batch.
+    batch = -(-BATCH // answers.gpus) * answers.gpus
     data: dict[str, Any] = {
         "version": 1,
         "name": answers.name,
         "modules": modules,
-        "batch": {"global": answers.global_batch or _batch(answers.gpus), "seq": answers.seq or 1},
-        "data": _data(answers, parts),
+        "batch": {"global": answers.global_batch or batch, "seq": answers.seq or 1},
+        "data": samples,
         "train": {"steps": answers.steps or 500, "precision": "bf16" if parts else "fp32"},
         "checkpoint": {"every": 100, "keep": 2},
     }
@@ -149,18 +171,10 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
     return data
 
 
-def _module(part: Module, folder: Path) -> dict[str, Any]:
-    model = {"kind": part.kind, **part.keys}
-    if part.model_type in (vit.SIGLIP, vit.CLIP):
-        model["final_norm"] = False  # As in a LLaVA, which `export` then makes of it.
-    module = {"model": model, "init_from": str(folder)}
-    return module if part.placeholder is None else module | {"placeholder": part.placeholder}
-
-
 def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) -> None:
-    """Take the tokens that a tokenizer has for images and clips; make room for the others.
+    """Use the tokens that a tokenizer has for images and clips; make room for the others.
 
-    What is wrong with a tokenizer is said when the spec is checked.
+    The check of the spec reports what is wrong with a tokenizer.
     """
     num_words = 0
     if tokenizer is not None:
@@ -173,29 +187,6 @@ def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) ->
     last = sum("placeholder" not in module for module in modules.values()) - 1
     model = modules["language"]["model"]
     model["vocab"] = max(model["vocab"], num_words) + last
-
-
-def _tokenizer(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> Path:
-    return answers.tokenizer or parts["language"][1]
-
-
-def _batch(gpus: int) -> int:
-    """Return the first multiple of the GPUs that is at least the usual batch."""
-    return -(-BATCH // gpus) * gpus
-
-
-def _data(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[str, Any]:
-    if not parts:
-        return {"kind": "digits"}
-    if answers.data is None:
-        image = parts["vision"][0].keys.get("image") if "vision" in parts else None
-        return {"kind": "synthetic"} | ({} if image is None else {"image": list(image)})
-    return {
-        "kind": "webdataset",
-        "shards": answers.data,
-        "tokenizer": str(_tokenizer(answers, parts)),
-        "template": answers.template,
-    }
 
 
 def _text(answers: Answers, layout: FirstLayout, data: Mapping[str, Any]) -> str:
@@ -217,7 +208,7 @@ def _text(answers: Answers, layout: FirstLayout, data: Mapping[str, Any]) -> str
         for key in ("init_from", "placeholder"):
             lines += [f"    {key}: {flow(module[key])}"] if key in module else []
         if name in MARKERS and "placeholder" not in module and "tokenizer" in data["data"]:
-            # So what is exported needs a tokenizer with that token before it takes images.
+            # Then an exported model needs a tokenizer with that token before it can take images.
             lines.append(f"    # placeholder: the last id; the tokenizer has no {MARKERS[name]}")
         grid = {axis: n for axis, n in module["grid"].items() if n > 1}
         lines += [f"    ranks: {module['ranks']}", f"    grid: {flow(grid)}"]

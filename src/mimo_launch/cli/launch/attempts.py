@@ -1,9 +1,9 @@
-"""Runs attempts of a job until one ends well, or no more are allowed, and reports failures.
+"""Runs attempts of a job until one succeeds or no more are allowed, and reports failures.
 
-Decides: when to start again; the exit code of `train`; where a report goes: to stderr and to the
-run folder.
+Decides: when to start again; the exit code of `train`; that a report goes to stderr and to the run
+folder.
 Relies on: `launcher.start_workers` for one attempt, `launcher.failure_report` for the words.
-Leaves: what failed to `launcher.verdict`.
+Leaves: the verdict on a failure to `launcher.verdict`.
 """
 
 import shlex
@@ -29,13 +29,13 @@ POLL_SECONDS = 0.05
 
 
 class Pause:
-    """How long to wait before each restart: twice as long as before, unless the run got on."""
+    """The wait before each restart: twice as long each time, unless the run made progress."""
 
     def __init__(self) -> None:
         self._next, self._step = FIRST_PAUSE, 0
 
     def after(self, step: int) -> float:
-        """Return the seconds to wait after an attempt whose newest checkpoint is that of `step`."""
+        """Return the seconds to wait after an attempt whose newest checkpoint is of `step`."""
         if step > self._step:
             self._next, self._step = FIRST_PAUSE, step
         seconds, self._next = self._next, min(LONGEST_PAUSE, 2 * self._next)
@@ -51,7 +51,7 @@ def run_attempts(
     *,
     max_restarts: int,
 ) -> int:
-    """Run a job, again after a failure if restarts are left, and return the exit code.
+    """Run a job, start it again after a failure if restarts are left, and return the exit code.
 
     Each attempt has an `audience` of its own.
     """
@@ -81,7 +81,7 @@ def run_attempts(
 
 
 def _stopped(number: int, job: "Job", hosts: "Hosts", console: Console) -> int:
-    """Say which signal ended the run, node 0 also how to go on; return the exit code."""
+    """Say which signal ended the run, on node 0 also how to resume it; return the exit code."""
     code = interrupted_by(number, console)
     if hosts.node == 0:
         show_way_on(job, console)
@@ -89,13 +89,13 @@ def _stopped(number: int, job: "Job", hosts: "Hosts", console: Console) -> int:
 
 
 def host_lacks(fault: tuple[str, str], console: Console) -> int:
-    """Say what this host does not give a run and what to do, and return the exit code for it."""
+    """Say what this host lacks for a run and the remedy, and return the exit code."""
     console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
     return 1
 
 
 def interrupted_by(number: int, console: Console) -> int:
-    """Say which signal ended the run, and return the exit code for it."""
+    """Say which signal ended the run, and return its exit code."""
     console.note(f"interrupted by {signal.Signals(number).name}")
     return 128 + number
 
@@ -108,7 +108,7 @@ def _goes_on(
     stop: "StopRequest",
     pause: "Pause",
 ) -> bool:
-    """Say whether, when and from where the next attempt starts, and wait for that moment."""
+    """Announce the next attempt and wait for its start, or say why there is none."""
     from mimo_launch.launcher.run_folder import newest_checkpoint
 
     if _asked_to_stop(stop, console):
@@ -133,7 +133,7 @@ def _asked_to_stop(stop: "StopRequest", console: Console) -> bool:
 
 
 def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
-    """Write the report to stderr, and add it to `failure.txt`; node 0 does so for all hosts."""
+    """Write the report to stderr and append it to `failure.txt`; node 0 does so for all hosts."""
     from mimo_launch.launcher.failure_report import report_lines
     from mimo_launch.launcher.run_folder import FAILURE
 
@@ -150,7 +150,7 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
         resumable=job.task.resumable,
     )
     remark = ""
-    if failure.around.folder_lost:  # What is in its place is not ours to write to.
+    if failure.around.folder_lost:  # The folder there now is not ours to write to.
         console.note("\n".join(lines))
         return
     try:
@@ -163,7 +163,7 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
 
 
 def show_way_on(job: "Job", console: Console) -> None:
-    """Say how to go on with a run that a signal has ended, and from which step."""
+    """Say how to resume a run that a signal ended, and from which step."""
     from mimo_launch.launcher.failure_report import again_lines
 
     command = resume_command(sys.argv[1:])
@@ -180,6 +180,6 @@ def _newest(run: Path) -> str | None:
 
 
 def resume_command(arguments: list[str]) -> str:
-    """Return the command that goes on with a run that `arguments` started."""
+    """Return the command that resumes a run that `arguments` started."""
     kept = [argument for argument in arguments if argument != "--no-resume"]
     return shlex.join(["mimo-launch", *kept])

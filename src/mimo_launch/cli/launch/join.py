@@ -1,8 +1,8 @@
-"""Being a rank that torchrun or srun started: there is no launcher of ours around it.
+"""Runs this process as a rank that torchrun or srun started, without a launcher of ours.
 
-Decides: what is printed of an error, and the exit code.
+Decides: what is printed about an error, and the exit code.
 Relies on: `launcher.worker` for the run.
-Leaves: the end of the other ranks to whoever started them.
+Leaves: ending the other ranks to the program that started them.
 """
 
 import os
@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +18,11 @@ from mimo_launch.cli.shared.console import Console
 if TYPE_CHECKING:
     from mimo_launch.launcher.rank_tasks import Job
     from mimo_launch.launcher.run_lock import RunLock
-    from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.launcher.torchrun_slurm import JoinedWorld
     from mimo_launch.train.events import Listener
 
-# A rank that only lost its peers leaves so much later than the one that failed by itself, which the
-# starter then sees first.
+# A rank that only lost its peers exits this much later than the rank that failed on its own, so
+# that torchrun or srun sees the latter first.
 STAY_SECONDS = 2.0
 
 
@@ -35,11 +33,12 @@ def join(
     listener: "Listener | None" = None,
     lock: "RunLock | None" = None,
 ) -> int:
-    """Be one of the ranks that something else started; return the exit code.
+    """Run one of the ranks that torchrun or srun started; return the exit code.
 
-    `listener` hears the events of rank 0, which holds the `lock` of the run folder.
+    `listener` gets the events of rank 0, which holds the `lock` of the run folder.
     """
     from mimo_launch.launcher.gpus import gpu_settings
+    from mimo_launch.launcher.run_lock import FolderLost
     from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.launcher.worker import Links, run_worker
     from mimo_launch.launcher.worker_errors import cause_of, write_error
@@ -57,7 +56,15 @@ def join(
         os.environ.update(gpu_settings(job.run / RECORDER))
     signals = JoinedStop()
     signals.install()
-    stop = signals if lock is None else partial(_stop, signals, lock)
+
+    def stop() -> int:
+        number = signals()
+        if lock is not None and number:
+            lock.stopping()
+        if lock is not None and lock.lost:
+            raise FolderLost(f"the run folder is no longer that of this run: {lock.lost}")
+        return number
+
     links = Links(progress=Progress(), stop=stop, failed=failed, group=world.group)
     listeners = [] if listener is None else [listener]
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
@@ -75,17 +82,5 @@ def join(
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
+    # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
     os._exit(status)
-
-
-def _stop(signals: "JoinedStop", lock: "RunLock") -> int:
-    """Return the signal that came, or 0. Raises: FolderLost if the folder is another run's."""
-    from mimo_launch.launcher.run_lock import FolderLost
-
-    number = signals()
-    if number:
-        lock.stopping()
-    if lock.lost:
-        raise FolderLost(f"the run folder is no longer that of this run: {lock.lost}")
-    return number

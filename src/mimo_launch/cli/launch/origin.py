@@ -1,7 +1,7 @@
-"""Who started this process, and as what: the options, torchrun, or srun.
+"""What this process is: a launcher by its options, or a rank or launcher of torchrun or srun.
 
 Decides: which usage errors are found before anything starts.
-Relies on: `launcher.torchrun` for the environment.
+Relies on: `launcher.torchrun_slurm` for the environment.
 Leaves: acting on it to `start`.
 """
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class Origin:
     """A rank if `joined`, the launcher of one of several hosts if `place`, else of this host alone.
 
-    `launches` says that the options settle this, whatever the environment says. `nproc` is the
-    number of workers per host that the options ask for, `world_size` that of all ranks, if anything
-    says so.
+    `launches` says that the options decide this, whatever the environment says. `nproc` is the
+    number of workers per host that the options ask for, `world_size` the number of ranks, if known.
     """
 
     joined: "Joined | None" = None
@@ -40,14 +39,14 @@ class Origin:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process tells a user what is wrong; of ranks only the first does."""
+        """Whether this process reports problems to the user; of ranks only the first does."""
         return self.joined is None or self.joined.rank == 0
 
 
 def node_place(
     nnodes: int, node_rank: int, endpoint: str | None, run_id: str
 ) -> "NodePlace | None":
-    """Return which host of several the options name. Raises: typer.BadParameter."""
+    """Return which of several hosts the options say this is. Raises: typer.BadParameter."""
     from mimo_launch.launcher.network import parse_endpoint
     from mimo_launch.launcher.torchrun_slurm import NodePlace
 
@@ -71,7 +70,7 @@ def node_place(
 
 
 def origin_of(options: Origin, spec: "Spec") -> Origin:
-    """Return what this process is, for a job of the ranks of `spec`. Raises: typer.BadParameter."""
+    """Return what this process is in a job with the ranks of `spec`. Raises: typer.BadParameter."""
     from mimo_launch.launcher.torchrun_slurm import Joined, WrongEnvironment, torchrun_rank
     from mimo_launch.layout.layout import world_size
 
@@ -105,10 +104,10 @@ def checked_spec(
     device: Device,
     constants: "Calibration | None" = None,
 ) -> tuple["Spec", Origin]:
-    """Return a spec that fits the ranks there will be, and what this process is among them.
+    """Return a spec that fits the number of ranks, and what this process is in the job.
 
-    Shows what was found, and makes the index of its shards; the memory of GPUs, estimated with
-    `constants`, counts unless `device` is the processor.
+    Shows the findings, and makes the index of the shards. Unless `device` is the processor, the
+    spec must fit the memory of the GPUs, estimated with `constants`.
 
     Raises: typer.Exit for a spec with mistakes, or data that cannot be used; typer.BadParameter.
     """
@@ -132,7 +131,7 @@ def checked_spec(
 
 
 def _slurm(world: int) -> "Joined | NodePlace | None":
-    """Return what srun started this process for; a rank's environment is set for torch."""
+    """Return what srun started this process as; for a rank, set the environment for torch."""
     from mimo_launch.launcher.torchrun_slurm import (
         Joined,
         NodelistError,

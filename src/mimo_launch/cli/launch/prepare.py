@@ -1,7 +1,7 @@
-"""What to run and how, and what happens before its workers start: the plan, room, the run folder.
+"""A request to run, and all that precedes its workers: the plan, the resources, the run folder.
 
-Decides: what a run says before its workers start, and why it may not start at all.
-Relies on: `drawing`, `checks` and `launcher.host_resources` for what a run needs,
+Decides: what a run prints before its workers start, and what prevents its start.
+Relies on: `drawing`, `checks` and `launcher.host_resources` for the needs of a run,
 `launcher.run_folder` for its folder.
 Leaves: starting to `start`.
 """
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from mimo_launch.train.events import Listener
 
 
-# What shows the events of an attempt while it is entered.
+# Entering it returns the listener that shows the events of an attempt.
 Screen = AbstractContextManager["Listener"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What to run and how, as the command line says.
+    """What to run and how, from the command line.
 
-    `say` tells the plan and what shown ranks print, `show` makes what shows the run; it is given
-    whether lines must do.
+    `say` prints the plan and the output of shown ranks. `show` makes the screen of the run; its
+    argument says whether it must print plain lines.
     """
 
     plan: "Plan"
@@ -54,7 +54,7 @@ class Start:
 
     @property
     def spec(self) -> "Spec":
-        """What the plan is of."""
+        """The spec of the plan."""
         return self.plan.spec
 
     @property
@@ -64,7 +64,7 @@ class Start:
 
     @property
     def job(self) -> "Job":
-        """What workers are told."""
+        """The job as workers get it."""
         from mimo_launch.launcher.rank_tasks import Job
 
         return Job(
@@ -72,14 +72,14 @@ class Start:
         )
 
     def on_host_of(self, num_workers: int) -> "Start":
-        """Return the same with the device that a host chooses for its workers.
+        """Return this request with the device that a host chooses for its workers.
 
-        Raises: typer.BadParameter if it cannot be.
+        Raises: typer.BadParameter if the host lacks what they need.
         """
         if self.device != "cpu":
             from mimo_launch.launcher.forking import import_for_workers
 
-            import_for_workers()  # Now: else the child that counts GPUs would import torch as well.
+            import_for_workers()  # Here, or the child that counts GPUs would import torch, too.
         device = device_here(self.spec, self.device, num_workers)
         return replace(self, device=device, num_workers=num_workers)
 
@@ -87,10 +87,11 @@ class Start:
 def prepare(
     request: "Start", console: Console, stop: "StopRequest | None" = None
 ) -> "RunFolder | int":
-    """Plan the run, open its folder and say so; return an exit code if there is nothing to run.
+    """Plan the run, open and announce its folder; return an exit code if there is nothing to run.
 
     Raises: Interrupted.
     """
+    from mimo_launch.diag.quantities import sizes_text, span_text
     from mimo_launch.drawing.report import report_json
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
@@ -116,17 +117,26 @@ def prepare(
     except RunInUse as error:
         console.note(f"error: {error}")
         return 1
-    ended = _ended(request, console)  # By the run that was waited for.
+    ended = _ended(request, console)  # By the run that this one waited for.
     if ended is not None:
         folder.lock.close()
         return ended
-    for line in _summary(report, request.file, folder):
-        request.say(line)
+    header = report.header
+    request.say(f"{request.file}: plan {header.plan_hash}, {header.world_size} ranks")
+    for module in report.modules:
+        placement = "" if module.placement is None else f", {module.placement}"
+        ranks = span_text(module.first_rank, module.last_rank)
+        request.say(f"  {module.name}: ranks {ranks}, {sizes_text(module.grid)}{placement}")
+    if folder.moved:
+        request.say(f"  an earlier run is now in {folder.moved}")
+    request.say(f"  run folder: {folder.path}")
+    if folder.saved:
+        request.say(f"  goes on after step {folder.saved.step}; --no-resume starts anew")
     return folder
 
 
 def _ended(request: "Start", console: Console) -> int | None:
-    """Return an exit code if nothing is left to do or the disk is too small, and say so.
+    """Say so and return an exit code if nothing is left to do or the disk is too small.
 
     Raises: typer.BadParameter.
     """
@@ -148,7 +158,7 @@ def _ended(request: "Start", console: Console) -> int | None:
 
 
 def _planned(request: "Start", console: Console) -> "Report | int":
-    """Return the plan of the run, or an exit code if it would not end or not fit into memory."""
+    """Return the report of the plan, or an exit code if it would deadlock or not fit in memory."""
     from mimo_launch.checks.memory import memory_lacking
     from mimo_launch.cli.shared.findings import show_deadlock
     from mimo_launch.drawing.report import build_report
@@ -167,20 +177,3 @@ def _planned(request: "Start", console: Console) -> "Report | int":
             console.note("\n".join(lacking))
             return 2
     return report
-
-
-def _summary(report: "Report", file: Path, folder: "RunFolder") -> list[str]:
-    """Return the plan in a few lines."""
-    from mimo_launch.diag.quantities import sizes_text, span_text
-
-    header = report.header
-    lines = [f"{file}: plan {header.plan_hash}, {header.world_size} ranks"]
-    for module in report.modules:
-        placement = "" if module.placement is None else f", {module.placement}"
-        ranks = span_text(module.first_rank, module.last_rank)
-        lines.append(f"  {module.name}: ranks {ranks}, {sizes_text(module.grid)}{placement}")
-    lines += [f"  an earlier run is now in {folder.moved}"] if folder.moved else []
-    lines.append(f"  run folder: {folder.path}")
-    if folder.saved:
-        lines.append(f"  goes on after step {folder.saved.step}; --no-resume starts anew")
-    return lines

@@ -1,9 +1,9 @@
 """From a checked spec to a run, on one host or several, or as a rank that something else started.
 
-Decides: which launcher opens the run folder, and who shows the run.
+Decides: which launcher opens the run folder, and which shows the run.
 Relies on: `launcher` for hosts.
-Leaves: what is said and checked before to `prepare`, attempts and exit codes to `attempts`, ranks
-that something else started to `join`.
+Leaves: checks and messages before the run to `prepare`, attempts and exit codes to `attempts`,
+ranks that something else started to `join`.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from mimo_launch.cli.launch.prepare import Start
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
-    """Run as what this process is, and return the exit code."""
+    """Run as the rank or launcher that this process is, and return the exit code."""
     from mimo_launch.launcher.host_resources import allow_open_files, too_few_files
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.layout.layout import world_size
@@ -46,7 +46,7 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
 
 
 def _joined(request: Start, joined: "Joined", console: Console) -> int:
-    """Be a rank; the first one looks whether there is anything to run, and tells the others."""
+    """Run as a rank; the first rank finds out if there is anything to run, and tells the others."""
     from mimo_launch.cli.launch.join import join
     from mimo_launch.launcher.torchrun_slurm import JoinedWorld
 
@@ -74,7 +74,7 @@ def _joined(request: Start, joined: "Joined", console: Console) -> int:
 def _shown(
     request: Start, folder: "RunFolder", console: Console, *, plain: bool
 ) -> Iterator["Listener"]:
-    """Show the events of an attempt; a run that has its state says in its folder what it is."""
+    """Show the events of an attempt; once the run has its state, write spec and plan."""
     from mimo_launch.train.events import RunStarted
 
     with request.show(plain) as listener:
@@ -115,7 +115,7 @@ def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
 def _on_many_hosts(
     request: Start, place: "NodePlace", console: Console, stop: "StopRequest"
 ) -> int:
-    """Start the workers of this host, when the launchers of all hosts are there."""
+    """Start the workers of this host once the launchers of all hosts have met."""
     from mimo_launch.launcher.host_rendezvous import Dismissed, HostsError
     from mimo_launch.launcher.hosts import ManyHosts
     from mimo_launch.launcher.signals import Interrupted
@@ -157,13 +157,13 @@ def _attempts(
     console: Console,
     stop: "StopRequest",
 ) -> int:
-    """Run on this host; the one that has opened the `folder` shows the run."""
+    """Run attempts on this host; the launcher that opened the `folder` shows the run."""
     from mimo_launch.launcher.start_workers import Audience
 
     def audience() -> Audience:
         # Events come from rank 0, so the launcher of its host shows them.
         screen = (
-            nullcontext(_ignore)
+            nullcontext(lambda event: None)
             if folder is None
             else _shown(request, folder, console, plain=False)
         )
@@ -171,7 +171,3 @@ def _attempts(
 
     restarts = request.max_restarts
     return run_attempts(request.job, hosts, audience, console, stop, max_restarts=restarts)
-
-
-def _ignore(event: "Event") -> None:
-    pass

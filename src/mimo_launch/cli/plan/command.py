@@ -1,8 +1,8 @@
-"""`mimo-launch plan`: what every rank will do, with nothing started.
+"""`mimo-launch plan`: shows what every rank will do, and starts nothing.
 
-Decides: what goes to stdout (tables, or JSON), which files are written, and the exit code.
+Decides: what goes to stdout (tables or JSON), which files are written, and the exit code.
 Relies on: `checks.load_and_check` for findings, `drawing.report` for the facts.
-Leaves: carrying the plan out to `train`.
+Leaves: executing the plan to `train`.
 """
 
 import shutil
@@ -34,7 +34,7 @@ model time; and what memory and time that is expected to take. Starts nothing an
 Exits with 0, with 2 when the spec has a mistake, or with 1 when a file cannot be written.
 """
 
-# Enough for the tables of a usual spec when there is no terminal to ask.
+# Wide enough for the tables of a usual spec where there is no terminal.
 WIDTH_WITHOUT_TERMINAL = 100
 
 
@@ -65,7 +65,7 @@ def plan(
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
     from mimo_launch.cli.shared.findings import show_deadlock, show_findings
-    from mimo_launch.drawing.report import build_rank_report, build_report
+    from mimo_launch.drawing.report import build_rank_report, build_report, report_json
     from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.proof import DeadlockError
 
@@ -93,17 +93,11 @@ def plan(
         traced = ranks_traced(trace_ranks, rank, report.header.world_size)
         drawings = Drawings(svg=timeline, rank=rank, trace=trace, traced=traced)
         write_drawings(job, report.header, console, drawings)
-    console.answer(_as_json(report) if as_json else _as_text(report, console))
-
-
-def _as_json(report: "Report | RankReport") -> str:
-    from mimo_launch.drawing.report import report_json
-
-    return report_json(report)
+    console.answer(report_json(report) if as_json else _as_text(report, console))
 
 
 def _as_text(report: "Report | RankReport", console: Console) -> str:
-    """Return the tables as text of the terminal's width, coloured only where that is wanted."""
+    """Return the tables as text of the terminal's width, in colour if the console wants it."""
     from rich.console import Console as RichConsole
 
     from mimo_launch.cli.plan.tables import job_parts, rank_parts
@@ -125,5 +119,5 @@ def _as_text(report: "Report | RankReport", console: Console) -> str:
     parts = job_parts(report, width) if isinstance(report, Report) else rank_parts(report, width)
     for part in parts:
         rich.print(part)
-    # Tables fill their last column with blanks.
+    # Tables pad their last column with blanks.
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

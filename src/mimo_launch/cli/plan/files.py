@@ -1,6 +1,6 @@
 """The files that `plan --timeline` and `plan --trace` write.
 
-Decides: when they are written (before the answer, so that a failure prints none) and what is said.
+Decides: that they are written before the answer, so that a failure prints none; the messages.
 Relies on: `drawing.svg` and `drawing.trace` for the content.
 Leaves: nothing.
 """
@@ -20,7 +20,7 @@ EXIT_UNWRITABLE = 1
 
 
 def check_targets(spec_file: Path, svg: Path | None, trace: Path | None) -> None:
-    """Refuse, before anything is read, to write over the spec or one file over the other.
+    """Refuse to overwrite the spec, or one file with the other, before anything is read.
 
     Raises: typer.BadParameter.
     """
@@ -35,7 +35,7 @@ def check_targets(spec_file: Path, svg: Path | None, trace: Path | None) -> None
 
 
 def ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence[int] | None:
-    """Return the ranks that `--trace-ranks`, or else `--rank`, asks for; None if neither does.
+    """Return the ranks that `--trace-ranks` or else `--rank` asks for; None if neither is given.
 
     Raises: typer.BadParameter.
     """
@@ -57,7 +57,7 @@ def ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawings:
-    """Which files to write: a picture, of one rank if `rank` is given; a trace of some ranks."""
+    """The files to write: a picture, of one rank if `rank` is given; a trace of `traced` ranks."""
 
     svg: Path | None
     rank: int | None
@@ -66,7 +66,7 @@ class Drawings:
 
 
 def write_drawings(plan: Plan, header: Header, console: Console, wanted: Drawings) -> None:
-    """Write what was asked for, and say where.
+    """Write the files that were asked for, and say where.
 
     Raises: typer.Exit if a file cannot be written.
     """

@@ -1,9 +1,9 @@
 """The report of `plan` as tables.
 
-Decides: which rows and columns people see, where long lists are cut, and how runs and bridges are
-written; JSON has numbers instead.
+Decides: which rows and columns users see, where long lists are cut, and the words for forwards and
+bridges, for which JSON has numbers.
 Relies on: `drawing.rows` for the facts; `diag.quantities` for ranks, sizes and times.
-Leaves: the stream to write to, and its width, to the command.
+Leaves: the output stream and its width to the command.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,24 +33,22 @@ from mimo_launch.drawing.rows import (
     Header,
     HeldModule,
     ModuleRow,
-    PeerRow,
     RankReport,
     RankRow,
     Report,
-    SampleRow,
 )
 from mimo_launch.drawing.text_grid import bubble_lines, grid_lines
 
 
 def runs_text(held: HeldModule) -> str:
-    """Return how often a module runs in a step."""
+    """Say how often a module runs in a step."""
     if held.group_size == 1:
         return str(held.groups)
     return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
 
 
 def fan_text(bridge: BridgeRow) -> str:
-    """Return the direction of a bridge with its numbers of replicas."""
+    """Return the fan of a bridge with its numbers of replicas."""
     return f"{bridge.fan} {bridge.num_src}:{bridge.num_dst}"
 
 
@@ -59,7 +57,7 @@ MAX_GROUPS, MAX_SENDERS, MAX_RECEIVERS = 8, 16, 8
 
 
 def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield everything about a job from top to bottom."""
+    """Yield all tables about a job, from top to bottom."""
     yield _heading(report.header)
     yield from _part("Modules", _modules(report.modules))
     yield from _part("Ranks", _ranks(report.ranks))
@@ -94,15 +92,25 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
-    """Yield everything about one rank from top to bottom."""
+    """Yield all tables about one rank, from top to bottom."""
     yield _heading(report.header)
     yield from _part(f"Rank {report.rank.rank}", _ranks((report.rank,)))
     if report.groups:
         yield from _part("Groups", _groups(report.groups))
     if report.samples:
-        yield from _part("Samples of a step, by their index in it", _samples(report.samples))
+        samples = plain_table("module", "group or microbatch", "samples")
+        for each in report.samples:
+            ranges = some([span_text(*ends) for ends in each.ranges], MAX_RECEIVERS, sep=", ")
+            samples.add_row(each.module, str(each.index), ranges)
+        yield from _part("Samples of a step, by their index in it", samples)
     if report.peers:
-        yield from _part("Rows over bridges (nominal, forward)", _peers(report.peers))
+        words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
+        peers = plain_table("bridge", "", "rank", "rows", "by group")
+        for peer in report.peers:
+            counts = some([str(count) for count in peer.rows], MAX_GROUPS, sep=", ")
+            total = str(sum(peer.rows))
+            peers.add_row(peer.bridge, words[peer.way], str(peer.peer), total, counts)
+        yield from _part("Rows over bridges (nominal, forward)", peers)
     yield from _part(
         f"Schedule: {report.makespan:g} units, bubble {percent(report.timeline.bubble)}"
     )
@@ -193,7 +201,7 @@ def _ranks(rows: Sequence[RankRow]) -> Table:
 def _groups(rows: Sequence[GroupRow]) -> Table:
     table = plain_table("module", "axes", "size", "groups", "")
     for row in rows:
-        # Gradients of dp may cross nodes as a matter of course; layers should not.
+        # Gradients of dp normally cross nodes; the transfers within a layer should not.
         is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
         table.add_row(
             row.module,
@@ -240,20 +248,3 @@ def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
     yield table
     if len(sent) > MAX_SENDERS:
         yield f"and {len(sent) - MAX_SENDERS} more: --rank N shows one, --json all"
-
-
-def _samples(rows: Sequence[SampleRow]) -> Table:
-    table = plain_table("module", "group or microbatch", "samples")
-    for row in rows:
-        ranges = [span_text(*each) for each in row.ranges]
-        table.add_row(row.module, str(row.index), some(ranges, MAX_RECEIVERS, sep=", "))
-    return table
-
-
-def _peers(rows: Sequence[PeerRow]) -> Table:
-    words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
-    table = plain_table("bridge", "", "rank", "rows", "by group")
-    for row in rows:
-        counts = some([str(count) for count in row.rows], MAX_GROUPS, sep=", ")
-        table.add_row(row.bridge, words[row.way], str(row.peer), str(sum(row.rows)), counts)
-    return table

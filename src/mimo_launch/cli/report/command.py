@@ -1,21 +1,17 @@
 """`mimo-launch report`: curves of one or several runs in one file.
 
-Decides: the form of the file by its suffix, what runs are called, and the exit code.
+Decides: the format of the file by its suffix, the names of runs, and the exit code.
 Relies on: `train.metrics_file` to read runs; the other files of this folder to show them.
-Leaves: metrics of a run at work to `train`, TensorBoard and Weights & Biases.
+Leaves: live metrics of a run to `train`, TensorBoard and Weights & Biases.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-
-if TYPE_CHECKING:
-    from mimo_launch.train.metrics_file import History
 
 HELP = """
 \b
@@ -31,7 +27,7 @@ the file cannot be written.
 """
 
 SUFFIXES = (".html", ".png", ".svg")
-REQUIREMENT = "matplotlib>=3.8"  # That of the extra `report` in pyproject.toml.
+REQUIREMENT = "matplotlib>=3.8"  # As in the extra `report` of pyproject.toml.
 
 
 def report(
@@ -52,6 +48,8 @@ def report(
 ) -> None:
     """Draw the curves of runs, as HTML, PNG or SVG."""
     from mimo_launch.checks.packages import is_installed
+    from mimo_launch.cli.report.figure import draw_png, draw_svg
+    from mimo_launch.cli.report.page import page, row
     from mimo_launch.train.metrics_file import NoHistory, read_history
 
     console = console_of(ctx)
@@ -62,16 +60,30 @@ def report(
         _refuse(console, "matplotlib, which draws reports, is not installed", _INSTALL)
     try:
         found = [read_history(path) for path in runs]
-        histories = _named(list({each.file.resolve(): each for each in found}.values()))
     except NoHistory as error:
         _refuse(console, str(error), error.help)
+    histories = list({each.file.resolve(): each for each in found}.values())
+    # Runs whose folders have the same name get their whole paths as names.
+    names = [each.name for each in histories]
+    histories = [
+        replace(each, name=str(each.run)) if names.count(each.name) > 1 else each
+        for each in histories
+    ]
     for each in histories:
         if each.num_other_lines:
             lines = f"{each.num_other_lines} line" + "s" * (each.num_other_lines != 1)
             console.note(f"warning: {each.file}: left out {lines}, no record of a step")
     target = output or histories[0].run / "report.html"
     try:
-        target.write_bytes(_drawn(histories, smooth, target.suffix.lower()))
+        if target.suffix.lower() == ".png":
+            content = draw_png(histories, smooth)
+        elif target.suffix.lower() == ".svg":
+            content = draw_svg(histories, smooth).encode()
+        else:
+            drawing = draw_svg(histories, smooth, inline=True)
+            names = [each.name for each in histories]
+            content = page(names, [row(each) for each in histories], drawing).encode()
+        target.write_bytes(content)
     except OSError as error:
         console.note(f"error: cannot write {target}: {error.strerror or error}")
         console.note("   = help: give --output a file in a folder that exists and is yours")
@@ -82,28 +94,7 @@ def report(
 _INSTALL = f"pip install '{REQUIREMENT}'"
 
 
-def _refuse(console: Console, message: str, help_: str) -> None:
+def _refuse(console: Console, message: str, help_: str) -> NoReturn:
     console.note(f"error: {message}")
     console.note(f"   = help: {help_}")
     raise typer.Exit(2)
-
-
-def _named(histories: "Sequence[History]") -> "list[History]":
-    """Return runs under names that differ: their folders' names, or whole paths."""
-    names = [each.name for each in histories]
-    return [
-        replace(each, name=str(each.run)) if names.count(each.name) > 1 else each
-        for each in histories
-    ]
-
-
-def _drawn(runs: "Sequence[History]", smooth: int, suffix: str) -> bytes:
-    from mimo_launch.cli.report.figure import draw_png, draw_svg
-    from mimo_launch.cli.report.page import page, row
-
-    if suffix == ".png":
-        return draw_png(runs, smooth)
-    if suffix == ".svg":
-        return draw_svg(runs, smooth).encode()
-    drawing = draw_svg(runs, smooth, inline=True)
-    return page([run.name for run in runs], [row(run) for run in runs], drawing).encode()

@@ -1,7 +1,7 @@
 """Draws runs: loss, gradient norms, learning rates and throughput over the steps.
 
-Decides: what is drawn and in which colour. A run has one colour in all panels, a module one dash; a
-run that is alone has a colour per module instead.
+Decides: the panels, and their colours. A run has one colour in all panels, a module one dash style;
+a single run has a colour per module instead.
 Relies on: matplotlib, without its global state; `train.metrics_file` for curves.
 Leaves: the page around the drawing to `page`.
 """
@@ -16,17 +16,17 @@ from typing import Any
 
 from mimo_launch.train.metrics_file import Curve, History, moving_average, thinned
 
-# Colours that can be told apart on white and on black.
+# Colours that are distinct on white and on black.
 COLORS = (
     "#1f77b4", "#e07b1a", "#2ca02c", "#d9483b", "#9467bd",
     "#a0705f", "#d765b3", "#7f8c8d", "#a8a01d", "#17a5b8",
 )  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 MOST_POINTS = 1500
-# Stands for the colour of text until the page it is shown on decides.
+# A placeholder for the colour of text, which the page decides.
 _INK = "#010203"
 _STYLE = {
-    "text.parse_math": False,  # A `$` in a name is a dollar.
+    "text.parse_math": False,  # A `$` in a name is a dollar sign.
     "svg.fonttype": "none",
     "svg.hashsalt": "mimo-launch",
     "font.family": "sans-serif",
@@ -48,13 +48,13 @@ def draw_png(runs: Sequence[History], smooth: int) -> bytes:
 
 
 def draw_svg(runs: Sequence[History], smooth: int, *, inline: bool = False) -> str:
-    """Return the drawing as SVG: a file of its own, or an element that takes its page's colours."""
+    """Return the drawing as SVG: a whole file, or an element that takes its page's colours."""
     with _style(_INK if inline else "#222222"):
         background = {"transparent": True} if inline else {"facecolor": "white"}
         raw = _saved(_figure(runs, smooth), format="svg", metadata=_NO_METADATA, **background)
     text = raw.decode("utf-8")
     if not inline:
-        # Nothing is to be fetched to show it.
+        # Viewers must not fetch the DTD.
         return re.sub(r"<!DOCTYPE.*?>\n", "", text, flags=re.DOTALL)
     return text[text.index("<svg") :].replace(_INK, "currentColor")
 
@@ -87,7 +87,13 @@ def _figure(runs: Sequence[History], smooth: int) -> Any:
         _line(loss, run.curve("loss"), smooth, color=color)
         loss.plot(*run.eval_curve("eval_loss"), "o", color=color, markersize=4)
         _line(speed, run.curve("tokens_per_s"), smooth, color=color)
-    _lines_by_module(norms, [_norms(run) for run in runs], smooth)
+    norms_of_runs = [{module: run.norms_of(module) for module in run.modules()} for run in runs]
+    # A frozen module has no norms, and a logarithmic axis has no place for zero.
+    shown = [
+        {module: curve for module, curve in curves.items() if any(v > 0 for v in curve[1])}
+        for curves in norms_of_runs
+    ]
+    _lines_by_module(norms, shown, smooth)
     _lines_by_module(rates, _rates(runs), smooth=1)
     mean = f", mean of {smooth} steps" if smooth > 1 else ""
     _finish(loss, f"loss{mean}" + " (dots: evaluation)" * any(run.evals for run in runs))
@@ -103,14 +109,8 @@ def _figure(runs: Sequence[History], smooth: int) -> Any:
     return figure
 
 
-def _norms(run: History) -> dict[str, Curve]:
-    """Return norms by module; a frozen module has none, and zero no place on a logarithmic axis."""
-    curves = {module: run.norms_of(module) for module in run.modules()}
-    return {module: curve for module, curve in curves.items() if any(v > 0 for v in curve[1])}
-
-
 def _rates(runs: Sequence[History]) -> list[dict[str, Curve]]:
-    """Return learning rates by module, those of one run merged where they are the same."""
+    """Return learning rates by module; modules of one run with equal rates are merged."""
     found = [run.rates() for run in runs]
     if len(runs) == 1:
         return [{", ".join(names): curve for names, curve in found[0].items()}]
@@ -120,7 +120,7 @@ def _rates(runs: Sequence[History]) -> list[dict[str, Curve]]:
 
 
 def _lines_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -> None:
-    """Draw curves by module: in a colour for each if there is one run, else in a dash for each."""
+    """Draw curves by module: a colour for each module of a single run, else a dash for each."""
     modules = list(dict.fromkeys(module for curves in runs for module in curves))
     if len(runs) == 1:
         looks = {m: {"color": c} for m, c in zip(modules, itertools.cycle(COLORS))}
@@ -135,7 +135,7 @@ def _lines_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -
 
 
 def _line(axes: Any, curve: Curve, smooth: int, **look: str) -> None:
-    """Draw a curve; with smoothing, its raw form stands faintly behind."""
+    """Draw a curve; with smoothing, draw the raw values faintly behind it."""
     steps, values = curve
     if smooth > 1:
         axes.plot(*thinned(curve, MOST_POINTS), **look, linewidth=0.8, alpha=0.3)
@@ -149,7 +149,7 @@ def _legend(owner: Any, looks: dict[str, dict[str, str]], **how: Any) -> None:
     from matplotlib.lines import Line2D
 
     if looks:
-        # matplotlib leaves out names that begin with an underscore.
+        # matplotlib leaves out names that start with an underscore.
         names = [f" {name}" if name.startswith("_") else name for name in looks]
         owner.legend([Line2D([], [], **look) for look in looks.values()], names, **how)
 
@@ -158,13 +158,13 @@ def _make_logarithmic(axes: Any) -> None:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):  # type: ignore[misc]
-        """Leaves out what LogFormatter does, and writes the rest as 0.5 or 1000."""
+        """Omits the labels that LogFormatter omits, and writes the others as 0.5 or 1000."""
 
         def __call__(self, value: float, position: int | None = None) -> str:
             return f"{value:g}" if super().__call__(value, position) else ""
 
     axes.set_yscale("log")
-    # The usual labels are formulas, which are switched off. Few decades need labels in between.
+    # The default labels are formulas, which are off. Few decades: labels in between, too.
     axes.yaxis.set_major_formatter(Plain())
     axes.yaxis.set_minor_formatter(Plain(minor_thresholds=(2, 0.5)))
     axes.tick_params(which="minor", labelsize=7)

@@ -1,9 +1,9 @@
 """The page of a report: a drawing, and a table with a row per run.
 
-Decides: the columns and their words; that whatever comes from a file or a path is escaped.
+Decides: the columns and their words; that all text from a file or a path is escaped.
 Relies on: `figure` for the drawing, `train.metrics_file` and the files of the run folder, each of
 which may be missing.
-Leaves: writing it to the command.
+Leaves: writing the page to the command.
 """
 
 import math
@@ -22,66 +22,49 @@ COLUMNS = (
 
 def row(run: History) -> tuple[str, ...]:
     """Return the cells of a run, in the order of `COLUMNS`."""
+    from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
+
+    steps, losses = run.curve("loss")
+    finite = [(loss, step) for step, loss in zip(steps, losses, strict=True) if math.isfinite(loss)]
+    best, best_step = min(finite, default=(math.nan, 0))
+    evaluation = _last(run.eval_curve("eval_loss"))
+    accuracy = run.eval_curve("digit_accuracy")[1][-1] if run.evals else math.nan
+    if math.isfinite(accuracy):
+        evaluation += f", digit accuracy {accuracy:.1%}"
     speeds = [value for value in run.curve("tokens_per_s")[1] if math.isfinite(value)]
     return (
         run.name,
         _status(run),
         f"{run.steps[-1]['step']:,}",
         _last(run.curve("loss")),
-        _best(run.curve("loss")),
-        _evaluation(run),
+        f"{best:.4f} at step {best_step:,}" if finite else "-",
+        evaluation,
         f"{statistics.median(speeds):,.0f}" if speeds else "-",
         f"{run.total('skipped'):,}",
         f"{run.total('bad_samples'):,}",
-        _checkpoints(run),
+        str(sum(is_complete(path) for path in all_checkpoints(run.run))),
     )
 
 
 def _status(run: History) -> str:
-    """Return how the run stands; a run that is at work cannot be told from one that was killed."""
-    from mimo_launch.launcher.run_folder import FAILURE
+    """Return the state of a run; a running one looks the same as one that was killed."""
+    from mimo_launch.launcher.run_folder import FAILURE, SPEC
+    from mimo_launch.spec.load import load_spec
 
-    done, wanted = run.steps[-1]["step"], _wanted_steps(run)
+    spec = load_spec(run.run / SPEC).spec
+    done, wanted = run.steps[-1]["step"], None if spec is None else spec.train.steps
     if wanted is not None and done >= wanted:
         return "done"
     report = run.run / FAILURE
-    # One of an earlier attempt is older than the steps that came after it.
+    # The report of an earlier attempt is older than the steps after it.
     if report.is_file() and report.stat().st_mtime >= run.file.stat().st_mtime:
         return f"failed, see {FAILURE}"
     return "-" if wanted is None else f"step {done:,} of {wanted:,}"
 
 
-def _wanted_steps(run: History) -> int | None:
-    from mimo_launch.launcher.run_folder import SPEC
-    from mimo_launch.spec.load import load_spec
-
-    spec = load_spec(run.run / SPEC).spec
-    return None if spec is None else spec.train.steps
-
-
 def _last(curve: Curve) -> str:
     numbers = [value for value in curve[1] if math.isfinite(value)]
     return f"{numbers[-1]:.4f}" if numbers else "-"
-
-
-def _best(curve: Curve) -> str:
-    found = [(value, step) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
-    if not found:
-        return "-"
-    value, step = min(found)
-    return f"{value:.4f} at step {step:,}"
-
-
-def _evaluation(run: History) -> str:
-    loss = _last(run.eval_curve("eval_loss"))
-    accuracy = run.eval_curve("digit_accuracy")[1][-1] if run.evals else math.nan
-    return f"{loss}, digit accuracy {accuracy:.1%}" if math.isfinite(accuracy) else loss
-
-
-def _checkpoints(run: History) -> str:
-    from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
-
-    return str(sum(is_complete(path) for path in all_checkpoints(run.run)))
 
 
 _STYLE = """\

@@ -1,12 +1,10 @@
-"""Streams, colour and verbosity of one run of the command line, and bars at the bottom.
+"""Streams, colour and verbosity of one run of the command line.
 
-Decides: answers go to stdout, everything else to stderr, and which of them are coloured. Control
-characters in names and messages of others are shown, never sent to the terminal.
-A reader that has left ends a command that only answers, but not a run. Under a bar streams are left
-as they are (workers that are forked and files that stderr goes to would get what is drawn); what
-the console says meanwhile appears above.
-Relies on: Rich; NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
-Leaves: what is drawn to its users.
+Decides: answers go to stdout, everything else to stderr; which of them are coloured. Control
+characters in names and messages from outside are escaped, never sent to the terminal.
+If the reader of the output leaves, a command that only answers ends, but a run goes on.
+Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
+Leaves: bars to `bars`, which imports Rich: `--help` must not.
 """
 
 import errno
@@ -20,14 +18,10 @@ from enum import StrEnum
 from typing import IO, Any, TextIO, cast
 
 import typer
-from rich.console import Console as RichConsole
-from rich.console import RenderableType
-from rich.live import Live
-from rich.text import Text
 
-# What a write says when the pipe has no reader, the terminal is gone, or the stream is closed.
+# The errors of a write when the pipe has no reader, the terminal is gone, or the stream is closed.
 _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
-# Colours stay, but for the one that hides text.
+# Colours stay, except the one that hides text.
 _CONTROL = re.compile(
     r"(?P<color>\x1b\[(?!(?:[\d;]*;)?8[;m])[\d;]*m)|[\x00-\x08\x0b-\x1f]|[\x7f-\x9f]"
 )
@@ -45,8 +39,8 @@ class Color(StrEnum):
 class Console:
     """Where a command writes; commands get it by `console_of`.
 
-    `needs_no_reader` says that the command is worth more than its answers. `above` writes above
-    what is drawn on the terminal, if anything is.
+    `needs_no_reader` says that the command goes on if no one reads its answers. `above` writes
+    above the bar on the terminal, if there is one.
     """
 
     color: Color = Color.AUTO
@@ -57,7 +51,7 @@ class Console:
     def answer(self, text: str) -> None:
         """Write what the user asked for to stdout.
 
-        Raises: OSError if it cannot be written, unless nobody reads and nobody needs to.
+        Raises: OSError if that fails, unless no one reads and the command needs no reader.
         """
         try:
             if not self._wrote_above(text, sys.stdout):
@@ -67,7 +61,7 @@ class Console:
                 raise
 
     def note(self, text: str) -> None:
-        """Write diagnostics and remarks to stderr, as far as that is possible."""
+        """Write diagnostics and remarks to stderr, if possible."""
         stream = sys.stderr
         try:
             if not self._wrote_above(text, stream):
@@ -85,7 +79,7 @@ class Console:
         return True
 
     def colors(self, stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
-        """Return whether to colour what goes to `stream`; the flag wins over the environment."""
+        """Return whether to colour output to `stream`; the flag overrides the environment."""
         environ = os.environ if environ is None else environ
         if self.color is not Color.AUTO:
             return self.color is Color.ALWAYS
@@ -97,7 +91,7 @@ class Console:
 
 
 class Unread:
-    """A stream like another one, but one that does not mind when nobody reads it."""
+    """A wrapper of a stream that ignores that its reader has left."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -106,7 +100,7 @@ class Unread:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write. Raises: OSError for other reasons than a reader that has left."""
+        """Write. Raises: OSError for any reason but a reader that has left."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -115,7 +109,7 @@ class Unread:
         return len(text)
 
     def flush(self) -> None:
-        """Flush. Raises: OSError for other reasons than a reader that has left."""
+        """Flush. Raises: OSError for any reason but a reader that has left."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -124,14 +118,14 @@ class Unread:
 
 
 def run_output() -> IO[str]:
-    """Return stdout for what a run shows, which goes on when nobody reads it."""
+    """Return stdout for the output of a run, which goes on if no one reads it."""
     return cast("IO[str]", Unread(sys.stdout))
 
 
 def open_closed_streams() -> None:
-    """Let stdout and stderr go nowhere if they were closed at the start, as with `2>&-`.
+    """Redirect stdout and stderr to nowhere if they were closed at the start, as with `2>&-`.
 
-    Python has None for them then, and the next file that is opened gets their descriptor.
+    Python then has None for them, and the next open file would get their descriptor.
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
@@ -143,31 +137,31 @@ def open_closed_streams() -> None:
 
 
 def escape_controls(text: str) -> str:
-    """Return a text whose control characters are written as JSON and Python write them.
+    """Escape the control characters of a text as JSON and Python do.
 
-    Ends of lines and our colours stay; `diag.text.visible` is for single lines of others.
+    Line ends and our colours stay; `diag.text.visible` is for single lines from outside.
     """
-    return _CONTROL.sub(_escaped, text)
 
+    def escaped(found: re.Match[str]) -> str:
+        if found["color"]:
+            return found[0]
+        # `json.dumps` escapes all but those above 0x7e, for which `\u` is valid in JSON, too.
+        number = ord(found[0])
+        return f"\\x{number:02x}" if number < ord(" ") else f"\\u{number:04x}"
 
-def _escaped(found: re.Match[str]) -> str:
-    if found["color"]:
-        return found[0]
-    # In an answer that is JSON only those above 0x7e are left as they are.
-    number = ord(found[0])
-    return f"\\x{number:02x}" if number < ord(" ") else f"\\u{number:04x}"
+    return _CONTROL.sub(escaped, text)
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Return a text as a stream can write it: names of files may have bytes that are no text."""
+    """Return a text that a stream can encode: names of files may contain bytes that are no text."""
     encoding, text = stream.encoding or "utf-8", escape_controls(text)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def give_up(stream: TextIO, error: OSError) -> bool:
-    """Return whether nobody reads `stream` any more; what is written from now on goes nowhere.
+    """Return whether the reader of `stream` has left; if so, redirect the stream to nowhere.
 
-    What is left in its buffer would otherwise be an error at the end of the process.
+    Otherwise its buffer would cause an error at the end of the process.
     """
     if error.errno not in _NO_READER:
         return False
@@ -182,38 +176,3 @@ def console_of(ctx: typer.Context) -> Console:
     """Return the console of the running command."""
     console = ctx.find_object(Console)
     return console if console is not None else Console()
-
-
-def rich_on(stream: IO[str], console: Console) -> RichConsole:
-    """Return what draws on a stream, in colours if the command has them there."""
-    return RichConsole(file=stream, no_color=not console.colors(stream))
-
-
-class Bars(Live):
-    """Draws `what` on `rich` until it is left; lines of `console` for a terminal go above it."""
-
-    def __init__(
-        self, what: RenderableType, rich: RichConsole, console: Console, *, transient: bool = False
-    ) -> None:
-        super().__init__(
-            what,
-            console=rich,
-            transient=transient,
-            refresh_per_second=8,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._speaker = console
-
-    def start(self, refresh: bool = False) -> None:
-        """Begin to draw."""
-        super().start(refresh)
-        self._speaker.above = self._above
-
-    def stop(self) -> None:
-        """Draw no more."""
-        self._speaker.above = None
-        super().stop()
-
-    def _above(self, line: str) -> None:
-        self.console.print(Text(line))

@@ -1,9 +1,9 @@
-"""What several commands say of a spec that they cannot run.
+"""Messages of several commands about a spec that they cannot run.
 
-Decides: that it goes to stderr, and the words.
-Relies on: `diag.text` for findings; `launcher.forking`, which imports users' own classes in
-a process apart; the simulator's list of stuck ranks.
-Leaves: what to do about it to the commands.
+Decides: that messages go to stderr, and their words.
+Relies on: `diag.text` for findings; `launcher.forking`, which imports custom classes in a process
+of their own; the simulator's list of stuck ranks.
+Leaves: the consequences to the commands.
 """
 
 import sys
@@ -28,7 +28,7 @@ def show_findings(checked: "Checked", console: Console) -> None:
 
 
 def custom_classes_fail(spec: "Spec", console: Console) -> int | None:
-    """Return the exit code if a class that the spec names cannot be used, and say why."""
+    """Return the exit code and say why if a class that the spec names cannot be used."""
     from mimo_launch.launcher.forking import custom_class_fault
 
     fault = custom_class_fault(spec)
@@ -42,7 +42,7 @@ SHOWN = 8
 
 
 def show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
-    """Write which ranks are stuck, and in what, to stderr."""
+    """Write to stderr which ranks are stuck, and in which actions."""
     stuck = error.stuck
     console.note(f"error: the schedule of {file} does not end: {len(stuck)} ranks wait for others")
     for number, line in enumerate(stuck[:SHOWN]):

@@ -1,8 +1,8 @@
-"""The frame of an HTML page in one file.
+"""The frame of a self-contained HTML page.
 
-Decides: that a page fetches nothing, runs nothing and takes the reader's light or dark colours.
+Decides: that a page loads nothing, runs nothing and follows the reader's light or dark colours.
 Relies on: nothing.
-Leaves: escaping what stands in the body to those who make it.
+Leaves: escaping the body to the callers.
 """
 
 from html import escape
@@ -31,5 +31,5 @@ h1 {{ font-size: 1.2rem; }}
 
 
 def html_page(title: str, body: str, *, style: str, width: str) -> str:
-    """Return a page; `body` is HTML, `style` CSS beside the common one, `width` a CSS length."""
+    """Return a page; `body` is HTML, `style` additional CSS, `width` a CSS length."""
     return _FRAME.format(title=escape(title), body=body, style=style, width=width)

@@ -48,7 +48,7 @@ def step_line(event: StepFinished) -> str:
 
 
 def eval_line(event: EvalFinished) -> str:
-    """Return one evaluation as a line of text, and a second one if it says nothing."""
+    """Return one evaluation as a line of text, with a second one if it has no loss."""
     accuracy = (
         "" if event.digit_accuracy is None else f"  digit accuracy {event.digit_accuracy:.1%}"
     )
@@ -80,7 +80,7 @@ def start_line(event: RunStarted) -> str:
 
 
 def other_lines(event: Event) -> list[str]:
-    """Return lines for the events that are shown whenever they come."""
+    """Return lines for the events that are shown as soon as they happen."""
     lines: list[str] = []
     match event:
         case RunResumed():
@@ -95,58 +95,36 @@ def other_lines(event: Event) -> list[str]:
             times = f"stalled {event.stall_s:.2f} s, written in {event.seconds:.2f} s"
             lines = [f"saved {event.step:>5}  {event.checkpoint}  {size}, {times}"]
         case WeightsLoaded():
-            lines = _loaded(event)
+            lines = [f"{event.module}: {event.num_loaded} weights from {event.checkpoint}"]
+            for names, words in (
+                (event.missing, "not in it, so initial values"),
+                (event.misfits, "of another shape, so initial values"),
+                (event.unused, "in it only, not used"),
+            ):
+                lines += [f"  {len(names)} {words}: {_names(names)}"] if names else []
         case NonFinite():
-            lines = [_non_finite(event)]
+            ids = _names([str(sample) for sample in event.samples])
+            lines = [
+                f"warning: step {event.step} is skipped, its {event.what} is not finite; first on "
+                f"rank {event.rank} in {event.module}; samples {ids}"
+            ]
         case BadSamples():
-            lines = [_bad_samples(event)]
-        case _:
-            lines = _failed(event)
-    return lines
-
-
-def _failed(event: Event) -> list[str]:
-    """Return lines for what could not be written or read."""
-    match event:
+            ids = _names([str(sample) for sample in event.reasons])
+            sample, reason = next(iter(event.reasons.items()))
+            what = "step" if event.split == "train" else "the evaluation after step"
+            lines = [
+                f"warning: {what} {event.step} leaves out samples that cannot be read: {ids} "
+                f"({sample}: {reason}); {event.total} so far"
+            ]
         case CheckpointFailed():
-            return [f"warning: no checkpoint of step {event.step}: {event.reason}"]
+            lines = [f"warning: no checkpoint of step {event.step}: {event.reason}"]
         case CheckpointPassedOver():
-            return [f"warning: passed over {event.checkpoint}: {event.reason}"]
+            lines = [f"warning: passed over {event.checkpoint}: {event.reason}"]
         case WriteFailed():
-            return [f"warning: {event.file} cannot be written, kept for later: {event.reason}"]
+            lines = [f"warning: {event.file} cannot be written, kept for later: {event.reason}"]
         case ListenerFailed():
-            return [f"warning: {event.listener}: {event.reason}; {event.effect}"]
-    return []
-
-
-def _loaded(event: WeightsLoaded) -> list[str]:
-    lines = [f"{event.module}: {event.num_loaded} weights from {event.checkpoint}"]
-    for names, words in (
-        (event.missing, "not in it, so initial values"),
-        (event.misfits, "of another shape, so initial values"),
-        (event.unused, "in it only, not used"),
-    ):
-        if names:
-            lines.append(f"  {len(names)} {words}: {_names(names)}")
+            lines = [f"warning: {event.listener}: {event.reason}; {event.effect}"]
     return lines
-
-
-def _bad_samples(event: BadSamples) -> str:
-    ids = _names([str(sample) for sample in event.reasons])
-    sample, reason = next(iter(event.reasons.items()))
-    what = "step" if event.split == "train" else "the evaluation after step"
-    return (
-        f"warning: {what} {event.step} leaves out samples that cannot be read: {ids} "
-        f"({sample}: {reason}); {event.total} so far"
-    )
-
-
-def _non_finite(event: NonFinite) -> str:
-    ids = _names([str(sample) for sample in event.samples])
-    return (
-        f"warning: step {event.step} is skipped, its {event.what} is not finite; first on rank "
-        f"{event.rank} in {event.module}; samples {ids}"
-    )
 
 
 def _names(names: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""Options that several commands share, so that each means and says the same everywhere.
+"""Options that several commands share, so that they mean the same everywhere.
 
 Decides: their names and help.
 Relies on: typer.
-Leaves: options of one command to it.
+Leaves: the options of a single command to that command.
 """
 
 from enum import StrEnum
@@ -83,7 +83,7 @@ def constants_of(path: Path | None) -> "Calibration | None":
 
 
 def device_here(spec: "Spec", wanted: "DeviceKind", num_workers: int) -> "RankDevice":
-    """Return the device that `num_workers` on this host compute on. Raises: typer.BadParameter."""
+    """Return the device of `num_workers` workers on this host. Raises: typer.BadParameter."""
     from mimo_launch.launcher.gpus import NotEnoughGpus, device_of, refuse_backends
 
     try:

@@ -1,8 +1,7 @@
-"""The index of shards, made before any worker starts, and what is said of it.
+"""Makes the index of shards before any worker starts, and reports on it.
 
-Decides: that ranks never wait for an index in a process group: it is there before there is one.
-Relies on: `data.webdataset.index`, of which one process of a host makes the index and others
-wait.
+Decides: that the index exists before any process group does, so that no rank waits for it in one.
+Relies on: `data.webdataset.index`, where one process of a host makes the index and others wait.
 Leaves: reading samples to the workers.
 """
 
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
-    """Make the indexes of a spec's shards, where they are missing or out of date.
+    """Make the indexes of a spec's shards where they are missing or out of date.
 
-    Does nothing for other kinds of data. With `speaks`, says what was found and left out.
+    Does nothing for other kinds of data. With `speaks`, reports what was found and left out.
 
     Raises: typer.Exit if there is nothing to train on, or an index cannot be made.
     """
@@ -34,7 +33,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     try:
         with ExitStack() as stack:
-            say = _progress(console, stack) if speaks else _silence
+            say = _progress(console, stack) if speaks else lambda progress: None
             found = ShardSamples(spec, spec.data, say)
     except (OSError, ValueError) as error:
         if speaks:
@@ -47,16 +46,12 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
             console.note(f"data: {split.summary()}")
 
 
-def _silence(progress: "IndexProgress") -> None:
-    pass
-
-
 def _progress(console: Console, stack: ExitStack) -> "Say":
-    """Return what shows the making of an index: a bar on a terminal, else a line for each split."""
+    """Return a function that shows progress: as a bar on a terminal, else a line per split."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from mimo_launch.cli.shared.console import Bars, rich_on
+    from mimo_launch.cli.shared.bars import Bars, rich_on
 
     rich = rich_on(sys.stderr, console)
     told: set[tuple[str, str]] = set()

@@ -2,17 +2,16 @@
 
 Decides: the options.
 Relies on: `checks` for everything that can be known before a process starts; `cli.launch.origin`
-for who started this process.
-Leaves: everything that happens to `cli.launch.start`.
+for what started this process.
+Leaves: the run to `cli.launch.start`.
 """
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of, run_output
+from mimo_launch.cli.shared.console import console_of, run_output
 from mimo_launch.cli.shared.options import (
     ConsoleRanks,
     Device,
@@ -26,9 +25,6 @@ from mimo_launch.cli.shared.options import (
     Where,
     shown_ranks,
 )
-
-if TYPE_CHECKING:
-    from mimo_launch.cli.train.screen import LiveProgress, PlainProgress
 
 HELP = """
 \b
@@ -93,6 +89,8 @@ def train(
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
+    from mimo_launch.cli.shared.bars import rich_on
+    from mimo_launch.cli.train.screen import progress_for
     from mimo_launch.launcher.rank_tasks import Training
     from mimo_launch.plan.plan import Plan
 
@@ -109,18 +107,10 @@ def train(
         file=file,
         runs=runs,
         say=console.answer,
-        show=partial(_progress, console),
+        show=lambda plain: progress_for(rich_on(run_output(), console), console, plain=plain),
         resume=resume,
         max_restarts=max_restarts,
         shown=shown,
         device=device.value,
     )
     raise typer.Exit(start(request, origin, console))
-
-
-def _progress(console: Console, plain: bool) -> "PlainProgress | LiveProgress":
-    from mimo_launch.cli.shared.console import rich_on
-    from mimo_launch.cli.train.screen import PlainProgress, progress_for
-
-    rich = rich_on(run_output(), console)
-    return PlainProgress(rich) if plain else progress_for(rich, console)

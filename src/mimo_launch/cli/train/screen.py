@@ -1,6 +1,6 @@
 """Shows a run as it happens: a live table on a terminal, one plain line per log interval elsewhere.
 
-Decides: what a person sees of each event.
+Decides: what a user sees of each event.
 Relies on: events of `train`; a Rich console that knows whether it is a terminal.
 Leaves: storing metrics to `train.metrics_file`.
 """
@@ -12,7 +12,8 @@ from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mimo_launch.cli.shared.console import Bars, Console, escape_controls
+from mimo_launch.cli.shared.bars import Bars
+from mimo_launch.cli.shared.console import Console, escape_controls
 from mimo_launch.cli.shared.lines import eval_line, finish_line, other_lines, start_line, step_line
 from mimo_launch.train.events import (
     BadSamples,
@@ -25,14 +26,14 @@ from mimo_launch.train.events import (
 
 
 class _Progress:
-    """What both listeners share: events that are told in lines."""
+    """The common part of both listeners: events shown as lines."""
 
     def __init__(self, rich: RichConsole, *, wraps: bool) -> None:
         self._rich, self._wraps = rich, wraps
         self._bad_samples = 0
 
     def _tell(self, event: Event) -> None:
-        """Print what there is to say of an event that is neither the start nor a step."""
+        """Print an event that is neither the start nor a step."""
         match event:
             case EvalFinished():
                 self._say(eval_line(event))
@@ -146,6 +147,12 @@ class LiveProgress(_Progress):
         return table
 
 
-def progress_for(rich: RichConsole, console: Console) -> PlainProgress | LiveProgress:
-    """Return the listener that suits where `rich` writes; `console` says the rest meanwhile."""
-    return LiveProgress(rich, console) if rich.is_terminal else PlainProgress(rich)
+def progress_for(
+    rich: RichConsole, console: Console, *, plain: bool = False
+) -> PlainProgress | LiveProgress:
+    """Return a live listener if `rich` writes to a terminal and it need not be plain.
+
+    `console` writes other messages in the meantime.
+    """
+    is_live = rich.is_terminal and not plain
+    return LiveProgress(rich, console) if is_live else PlainProgress(rich)
