@@ -1,6 +1,6 @@
-"""Every code that a finding can carry: a Markdown page each, in `pages/`.
+"""Reads the code of each finding from its Markdown page in `pages/`.
 
-Decides: the form of a page. `mimo-launch explain` prints it, and the docs show it as it stands.
+Decides: the form of a page, which `mimo-launch explain` prints and the docs show.
 Relies on: the pages next to this file, which are part of the package.
 Leaves: headlines with values to the checks.
 """
@@ -26,7 +26,7 @@ class Code:
 
     Attributes:
         name: Names the wrong pattern.
-        is_warning: Whether a command goes on in spite of it.
+        is_warning: Whether a command continues in spite of it.
         summary: One sentence that says what is wrong.
         page: The whole page, as Markdown that reads well as plain text.
     """
@@ -42,14 +42,11 @@ def all_codes() -> dict[str, Code]:
     """Return every code under its name, in alphabetical order."""
     pages = files("mimo_launch.diag") / "pages"
     names = {page.name.removesuffix(".md") for page in pages.iterdir()} - {"index"}
-    return {
-        name: _read(name, (pages / f"{name}.md").read_text(encoding="utf-8"))
-        for name in sorted(names)
-    }
-
-
-def _read(name: str, page: str) -> Code:
-    found = _FORM.fullmatch(page)
-    if found is None or found["name"] != name:
-        raise ValueError(f"diag/pages/{name}.md does not have the form of the other pages")
-    return Code(name, found["severity"] == "warning", found["summary"], page)
+    codes = {}
+    for name in sorted(names):
+        page = (pages / f"{name}.md").read_text(encoding="utf-8")
+        found = _FORM.fullmatch(page)
+        if found is None or found["name"] != name:
+            raise ValueError(f"diag/pages/{name}.md does not have the form of the other pages")
+        codes[name] = Code(name, found["severity"] == "warning", found["summary"], page)
+    return codes

@@ -1,8 +1,8 @@
-"""A finding as a value: what is wrong, where in the YAML, why, and what to write instead.
+"""Defines a finding: what is wrong, where in the YAML, why, and what to write instead.
 
-Decides: the shape of every message about a spec; how a YAML path becomes a place to point at, in
-the file or on the command line.
-Relies on: marks collected by the loader of `spec`, one per path.
+Decides: the parts of every message about a spec; how a YAML path becomes a place in the file or on
+the command line.
+Relies on: the marks that the loader of `spec` collects, one per path.
 Leaves: the long explanations to `codes`, drawing to `text`.
 """
 
@@ -17,13 +17,13 @@ YamlPath = tuple[str | int, ...]
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """Return a text with its middle left out if it is long."""
+    """Return a text, without its middle if it is long."""
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 class Severity(StrEnum):
-    """How bad a finding is: an error stops the command, a warning does not."""
+    """The severity of a finding: an error stops the command, a warning does not."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -41,10 +41,10 @@ class Related:
 class Diagnostic:
     """One finding about one spec.
 
-    `path` leads to the offending value, e.g. `("modules", "vision", "grid", "tp")`; with `at_key`
-    the key is meant rather than its value. A path that is not in the file (a missing key, a
-    default) falls back to its nearest parent that is. `line` and `column` (1-based) are set only
-    when the YAML itself could not be read, so that no path exists.
+    `path` leads to the faulty value, e.g. `("modules", "vision", "grid", "tp")`, or with `at_key`
+    to its key. A path that is not in the file (a missing key, a default) stands for its nearest
+    parent that is. `line` and `column` (1-based) are set only if the YAML itself could not be read,
+    so that there is no path.
     """
 
     code: str
@@ -59,23 +59,23 @@ class Diagnostic:
     column: int | None = None
 
     def __post_init__(self) -> None:
-        # They quote the file, in which a word may be as long as the file itself.
+        # Messages quote the file, in which one word may fill the whole file.
         for name in ("headline", "why", "help"):
             object.__setattr__(self, name, shortened(getattr(self, name), MAX_TEXT))
 
     @property
     def is_error(self) -> bool:
-        """Whether this finding makes the spec unusable."""
+        """Return whether this finding makes the spec unusable."""
         return self.severity is Severity.ERROR
 
 
-# Faults of a `--set` that leads nowhere have no path in the spec; they use (SET_ROOT, number).
+# A `--set` whose path leads nowhere has the path (SET_ROOT, number).
 SET_ROOT = "--set"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpan:
-    """A stretch of one line, 1-based."""
+    """A part of one line, 1-based."""
 
     line: int
     column: int
@@ -84,7 +84,7 @@ class SourceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Spans of the key and of the value at a path; items of a list have no key."""
+    """The spans of the key and of the value at a path; items of a list have no key."""
 
     key: SourceSpan | None
     value: SourceSpan
@@ -92,7 +92,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """What a diagnostic points at: a span of the file, or the text of a `--set`."""
+    """The place of a diagnostic: a span of the file, or the text of a `--set`."""
 
     span: SourceSpan | None = None
     override: str | None = None
@@ -100,9 +100,9 @@ class SourcePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSource:
-    """The text of a spec, and where each of its parts stands.
+    """The text of a spec, and the place of each of its parts.
 
-    `overrides` maps a path to the text of the `--set` that gave it its value.
+    `overrides` maps a path to the text of the `--set` that set its value.
     """
 
     name: str
@@ -112,18 +112,18 @@ class SpecSource:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines of the text, without their ends."""
+        """Return the lines of the text, without their ends."""
         return self.text.splitlines()
 
     def place(self, path: YamlPath, *, at_key: bool = False) -> SourcePlace:
-        """Return where `path` was written, or its nearest parent that was written anywhere."""
+        """Return the place of `path`, or of its nearest parent that has one."""
         for size in range(len(path), -1, -1):
             prefix = path[:size]
             if prefix in self.overrides:
                 return SourcePlace(override=self.overrides[prefix])
             mark = self.marks.get(prefix)
             if mark is not None:
-                # A parent is named by its key: its value may be many lines long.
+                # A parent is marked at its key: its value may be many lines long.
                 use_key = mark.key is not None and (at_key or size < len(path))
                 return SourcePlace(span=mark.key if use_key else mark.value)
         return SourcePlace()
@@ -135,7 +135,7 @@ class SpecSource:
         return self.place(diagnostic.path, at_key=diagnostic.at_key)
 
     def sorted(self, diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
-        """Return diagnostics in the order of their places, command line first, each once."""
+        """Return each diagnostic once, in the order of their places, command line first."""
 
         def key(item: Diagnostic) -> tuple[int, int, str, str]:
             span = self.place_of(item).span

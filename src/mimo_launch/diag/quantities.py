@@ -1,8 +1,8 @@
-"""Ranks, axes, sizes and times as short text.
+"""Formats ranks, axes, sizes and times as short text.
 
-Decides: how numbers and ranges are written, alike in tables, findings and reports.
+Decides: how numbers and ranges are written in tables, findings and reports.
 Relies on: nothing.
-Leaves: where they stand to its callers.
+Leaves: the text around them to its callers.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return increasing numbers as (first, last) of each run without a gap."""
+    """Return (first, last) of each run of increasing numbers without a gap."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
@@ -31,7 +31,7 @@ def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def some(items: Sequence[str], most: int, *, sep: str) -> str:
-    """Return the first `most` items, and how many were left out."""
+    """Return the first `most` items, and the number of the others."""
     more = len(items) - most
     return sep.join(items[:most]) + (f"{sep}and {more} more" if more > 0 else "")
 
@@ -52,12 +52,12 @@ def coords_text(coords: dict[str, int]) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share without digits after the point."""
+    """Return a share as a whole percentage."""
     return f"{100 * share:.0f}%"
 
 
 def role_text(role: Sequence[str]) -> str:
-    """Return what a rank holds; the index of a stage is left out where it is 0."""
+    """Return what a rank holds, without the index of a stage where it is 0."""
     return " + ".join(part.removesuffix(".0") for part in role) or "idle"
 
 
@@ -75,6 +75,6 @@ def scaled(value: float, unit: str = "") -> str:
 
 
 def figure(value: float) -> str:
-    """Return three digits, more only in front of the point."""
+    """Return a number with three digits, or more in front of the point."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}"

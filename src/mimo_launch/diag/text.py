@@ -1,7 +1,7 @@
-"""Diagnostics as text for people and as rows for programs.
+"""Formats diagnostics as text for people and as rows for programs.
 
 Decides: the form of every message: headline, place, excerpt, why, help, where to read more.
-Relies on: a `Source` for places; colour is the caller's choice.
+Relies on: a `SpecSource` for places; the caller decides on colour.
 Leaves: streams, terminals and exit codes to `cli`.
 """
 
@@ -18,18 +18,18 @@ from mimo_launch.diag.diagnostic import (
     shortened,
 )
 
-# Control characters, and ends of lines that are none for Python's `\n`.
+# Control characters, and ends of lines other than `\n`.
 _UNSEEN = ("Cc", "Zl", "Zp")
-# Marks that turn the direction of what follows.
+# Marks that change the direction of the text after them.
 _TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
-# Nobody reads more at once, nor a longer line.
+# Nobody reads more findings at once, or longer lines.
 MOST_SHOWN, MAX_LINE = 100, 160
 _KEPT_BEFORE = 60
 
 
 def render(diagnostics: Sequence[Diagnostic], source: SpecSource, *, color: bool = False) -> str:
-    """Return all diagnostics of one file, in order of place, ended by a line that counts them."""
+    """Return all diagnostics of one file, in order of place, and a last line that counts them."""
     found = source.sorted(tuple(diagnostics))
     if not found:
         return ""
@@ -39,18 +39,15 @@ def render(diagnostics: Sequence[Diagnostic], source: SpecSource, *, color: bool
 
 
 def visible(text: str) -> str:
-    """Return a line as a terminal may get it: what would move its cursor is written out."""
+    """Return a line for a terminal, with escapes for characters that would move its cursor."""
     if text.isprintable():
         return text
-    return "".join(letter if _is_harmless(letter) else _written_out(letter) for letter in text)
-
-
-def _is_harmless(letter: str) -> bool:
-    return letter == "\t" or (unicodedata.category(letter) not in _UNSEEN and letter not in _TURNS)
-
-
-def _written_out(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
+    return "".join(
+        letter.encode("unicode_escape").decode("ascii")
+        if letter != "\t" and (unicodedata.category(letter) in _UNSEEN or letter in _TURNS)
+        else letter
+        for letter in text
+    )
 
 
 def count(diagnostics: Iterable[Diagnostic]) -> str:
@@ -67,7 +64,7 @@ def to_json(diagnostics: Sequence[Diagnostic], source: SpecSource) -> list[dict[
 
 
 def location(place: SourcePlace, source: SpecSource) -> str:
-    """Return `file:line:column`, or the `--set` that is meant."""
+    """Return `file:line:column`, or the `--set`."""
     if place.override is not None:
         return f"--set {shortened(place.override, MAX_LINE)}"
     if place.span is None:
@@ -124,25 +121,22 @@ def _block(item: Diagnostic, source: SpecSource, color: bool) -> str:
     ]
     notes += [("why", item.why), ("help", item.help), ("more", f"mimo-launch explain {item.code}")]
     for name, text in notes:
-        lines += _note(name, text)
+        first, *rest = [visible(line) for line in text.splitlines()] or [""]
+        if first:
+            lines += [f"   = {name + ':':<5} {first}", *(f"           {line}" for line in rest)]
     return "\n".join(lines)
-
-
-def _note(name: str, text: str) -> list[str]:
-    first, *rest = [visible(line) for line in text.splitlines()] or [""]
-    if not first:
-        return []
-    return [f"   = {name + ':':<5} {first}", *(f"           {line}" for line in rest)]
 
 
 def _excerpt(
     spans: Sequence[tuple[SourceSpan, str, str]], lines: list[str], severity: str, color: bool
 ) -> Iterator[str]:
-    """Yield source lines in order, each followed by its underlines."""
+    """Yield source lines in order, each with its underlines below."""
     shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
     width = max(2, *(len(str(span.line)) for span, _, _ in shown)) if shown else 2
     for number in sorted({span.line for span, _, _ in shown}):
-        here = sorted((each for each in shown if each[0].line == number), key=_column)
+        here = sorted(
+            (each for each in shown if each[0].line == number), key=lambda each: each[0].column
+        )
         # Tabs would shift the caret.
         text, left_out = _window(lines[number - 1].replace("\t", " "), here[0][0].column)
         yield f"{number:>{width}} | {visible(text)}".rstrip()
@@ -157,12 +151,8 @@ def _excerpt(
             yield f"{' ' * width} | {pad}{underline}"
 
 
-def _column(place: tuple[SourceSpan, str, str]) -> int:
-    return place[0].column
-
-
 def _window(line: str, column: int) -> tuple[str, int]:
-    """Return the part of a line around a column, and how many characters before it are left out."""
+    """Return the part of a line around a column, and the number of characters left out before."""
     if len(line) <= MAX_LINE:
         return line, 0
     first = min(max(0, column - 1 - _KEPT_BEFORE), len(line) - MAX_LINE)
@@ -172,7 +162,7 @@ def _window(line: str, column: int) -> tuple[str, int]:
 
 
 def _columns(text: str) -> int:
-    """Return the terminal columns that `text` fills."""
+    """Return the number of terminal columns that `text` fills."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 

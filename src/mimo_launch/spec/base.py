@@ -1,7 +1,7 @@
-"""What every section of the spec is made of: strictness, types of ranks, sizes and numbers.
+"""Defines what all sections of the spec share: strictness, types of ranks, sizes and numbers.
 
-Decides: that unknown keys are errors and values are never converted; how an annotation is taken
-apart into sections, words and a single value.
+Decides: that unknown keys are errors and values are never converted; how an annotation divides into
+sections, words and a single value.
 Relies on: pydantic, `wording` for lists.
 Leaves: the sections to `encoders`, `language`, `sections` and `model`.
 """
@@ -18,20 +18,20 @@ from pydantic.fields import FieldInfo
 from mimo_launch.spec.wording import listing
 
 AXES = ("tp", "cp", "dp", "pp")
-# More than any machine has; far more than this could not be planned, either.
+# More than any machine has, and about as many as can be planned.
 MAX_RANKS, MAX_LAYERS = 2**18, 4096
 _RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 
 
 class MissingPartError(Exception):
-    """A part of a spec was read that has a fault of its own."""
+    """A check has read a faulty part of a spec."""
 
 
 class Strict(BaseModel):
     """Base of every section: unknown keys are errors, values never change.
 
-    A spec with faults is still checked as far as it can be read: the parts at fault are left out,
-    and reading one raises `MissingPartError`, which ends the check that needed it.
+    A faulty spec is still checked as far as possible: its faulty parts are left out, and reading
+    one raises `MissingPartError`, which ends the check that needed it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 def _rank_range(value: Any) -> Any:
-    """Accept `4` and `"0-3"`; anything else is an error that says so."""
+    """Accept `4` and `"0-3"`. Raises: ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         value = str(value)
     match = _RANKS.match(value) if isinstance(value, str) else None
@@ -74,7 +74,7 @@ _SIZE = re.compile(r"^\s*(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]+)\s*$")
 
 
 def _size(value: Any) -> Any:
-    """Accept `141GB`, `80 GiB`; anything else is an error that says so."""
+    """Accept `141GB` and `80 GiB`. Raises: ValueError for anything else."""
     match = _SIZE.match(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("a size is a number and a unit")
@@ -94,7 +94,7 @@ _SIZE_SCHEMA = {
 
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
 Float = Annotated[float, Field(allow_inf_nan=False)]
-# Whatever is walked through one by one has the lower bounds; all other counts fit into 32 bits.
+# Counts that a loop runs over have lower limits; all other counts fit into 32 bits.
 MAX_COUNT, MAX_INTEGER = 2**31 - 1, 2**63 - 1
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 CountFrom0 = Annotated[int, Field(ge=0, le=MAX_COUNT)]
@@ -109,7 +109,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _path(value: Any) -> Any:
-    """Accept what can be the name of a file; anything else is an error that says so."""
+    """Accept what can be a path. Raises: ValueError for anything else."""
     if isinstance(value, str):
         if "\0" in value:
             raise ValueError("a path holds no NUL")
@@ -120,7 +120,7 @@ def _path(value: Any) -> Any:
     return value
 
 
-# As Linux has them; beyond, the file system raises an error.
+# The limits of Linux, beyond which the file system raises an error.
 _MAX_PATH, _MAX_NAME = 4095, 255
 LocalPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
 
@@ -156,7 +156,7 @@ def words_in(annotation: Any) -> list[str]:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a union, of unions inside it as well."""
+    """Yield the types of a union, and of the unions inside it."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _alternatives(get_args(annotation)[0])
@@ -168,7 +168,7 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def section_per_name(annotation: Any) -> Any:
-    """Return the type of the sections of a mapping from names to sections, None if it is none."""
+    """Return the section type of a mapping from names to sections; None for other types."""
     if get_origin(annotation) is not dict:
         return None
     value = get_args(annotation)[1]
@@ -176,13 +176,13 @@ def section_per_name(annotation: Any) -> Any:
 
 
 def kind_of(model: type[Strict]) -> str | None:
-    """Return the `kind` that selects a variant of a section; None if it stands for many."""
+    """Return the `kind` that selects a variant of a section; None if any class path does."""
     choices = get_args(model.model_fields["kind"].annotation)
     return str(choices[0]) if choices else None
 
 
 def may_be_kind_alone(field: FieldInfo) -> bool:
-    """Return whether a section may be written as its kind alone, when that is all it says."""
+    """Return whether a section with nothing but a kind may be written as that kind."""
     return any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
@@ -195,7 +195,7 @@ def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
 
 
 def field_schema(field: FieldInfo) -> dict[str, Any]:
-    """Return the JSON Schema of a single value; of a section only what a message needs."""
+    """Return the JSON Schema of a single value; for a section, only what a message needs."""
     is_section = models_in(field.annotation)[0] or section_per_name(field.annotation)
     schema: dict[str, Any] = {"type": "object"} if is_section else leaf_adapter(field).json_schema()
     schema["description"] = field.description or ""

@@ -1,6 +1,6 @@
-"""Encoders of a user's own package: what a spec must say of them, and what is passed on as it is.
+"""Encoders of a user's own package: the keys that a spec must have, and those passed to the class.
 
-Decides: how a class is named, and the keys from which layout and data know its rows.
+Decides: how a class is named, and which keys tell layout and data about its rows.
 Relies on: `base`.
 Leaves: finding the class to `checks.custom`, calling it to `models.custom_stages`.
 """
@@ -31,12 +31,12 @@ class ImageInput(Strict):
 
     @property
     def patches_per_row(self) -> int:
-        """Patches of the square that becomes one row."""
+        """Number of patches in the square that becomes one row."""
         return self.shuffle**2
 
     @property
     def row_of_patches(self) -> tuple[int, int]:
-        """Patches of a row below each other, and side by side."""
+        """Height and width, in patches, of the part that becomes one row."""
         return self.shuffle, self.shuffle
 
     @property
@@ -54,7 +54,7 @@ class ImageInput(Strict):
 
     @property
     def patch_size(self) -> int:
-        """Numbers in a patch: channels x patch x patch."""
+        """Size of a patch: channels x patch x patch."""
         return self.channels * self.patch**2
 
 
@@ -65,7 +65,7 @@ class AudioInput(Clips):
 
     @property
     def row_of_patches(self) -> tuple[int, int]:
-        """Patches of a row below each other, and side by side."""
+        """Height and width, in patches, of the part that becomes one row."""
         return 1, self.stack
 
     def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class CustomModel(EncoderModel):
 
     @property
     def patches_per_row(self) -> int:
-        """Patches that become one row together."""
+        """Number of patches that become one row."""
         return self.input.patches_per_row
 
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -114,19 +114,19 @@ class CustomModel(EncoderModel):
 
 
 def image_input(model: Strict) -> VitModel | ImageInput | None:
-    """Return what says how a model cuts images; None if it reads none."""
+    """Return the settings for the images of a model; None if it reads none."""
     read = model.input if isinstance(model, CustomModel) else model
     return read if isinstance(read, VitModel | ImageInput) else None
 
 
 def clip_input(model: Strict) -> Clips | None:
-    """Return what says how a model cuts clips; None if it reads none."""
+    """Return the settings for the clips of a model; None if it reads none."""
     read = model.input if isinstance(model, CustomModel) else model
     return read if isinstance(read, Clips) else None
 
 
 def nearest_class_path(value: str) -> str:
-    """Return the class path that somebody may have meant, or nothing: for `pkg/mod.py:Name` etc."""
+    """Return the class path that a user may have meant, or "", as for `pkg/mod.py:Name`."""
     module, _, name = value.strip().removesuffix("()").rpartition(":")
     if not module:
         module, _, name = name.rpartition(".")
@@ -135,5 +135,5 @@ def nearest_class_path(value: str) -> str:
 
 
 def looks_like_class_path(value: str, kinds: list[str]) -> bool:
-    """Return whether a `kind` that is none of `kinds` means a class rather than one of them."""
+    """Return whether an unknown `kind` looks like a class path rather than one of `kinds`."""
     return any(sign in value for sign in ":./()") and not close_matches(value, kinds)

@@ -5,7 +5,7 @@ Relies on: `base`.
 Leaves: what fits together to `checks`, samples to `data`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -111,16 +111,12 @@ class ChatTemplate(Strict):
     )
 
 
-def _by_kind(value: Any) -> Any:
-    """Accept a section that says nothing but its kind as that kind alone."""
-    return {"kind": value} if isinstance(value, str) else value
-
-
+# A template with nothing but a kind may be written as that kind.
 Template = Annotated[
     CaptionTemplate | ChatTemplate,
     Field(discriminator="kind"),
     BeforeValidator(
-        _by_kind,
+        lambda value: {"kind": value} if isinstance(value, str) else value,
         json_schema_input_type=CaptionTemplate | ChatTemplate | Literal["caption", "chat"],
     ),
 ]

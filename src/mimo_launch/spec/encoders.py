@@ -1,4 +1,4 @@
-"""Grids, and the encoders a module can be.
+"""Grids, and the kinds of encoder.
 
 Decides: sizes, defaults and derived sizes of each kind of encoder.
 Relies on: `base`.
@@ -27,7 +27,7 @@ class Grid(Strict):
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks the grid fills."""
+        """Number of ranks that the grid fills."""
         return self.tp * self.cp * self.pp * self.dp
 
 
@@ -44,7 +44,7 @@ class EncoderModel(Strict):
 
     @property
     def patches_per_row(self) -> int:
-        """Patches that become one row together."""
+        """Number of patches that become one row."""
         raise NotImplementedError
 
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class TransformerEncoder(EncoderModel):
 
     @property
     def row_width(self) -> int:
-        """Width of the patches of a row, which the projector takes."""
+        """Width of the patches of a row, the input of the projector."""
         return self.hidden * self.patches_per_row
 
     def projector_width(self, out: int) -> int:
@@ -127,12 +127,12 @@ class VitModel(TransformerEncoder):
 
     @property
     def patches_per_row(self) -> int:
-        """Patches of the square that becomes one row."""
+        """Number of patches in the square that becomes one row."""
         return self.shuffle**2
 
     @property
     def patch_numbers(self) -> int:
-        """Numbers of a patch that its embedding takes."""
+        """Size of a patch, the input of its embedding."""
         return self.channels * self.temporal_patch * self.patch**2
 
     @property
@@ -169,17 +169,17 @@ class Clips(Strict):
 
     @property
     def patches_per_row(self) -> int:
-        """Tokens that become one row."""
+        """Number of tokens that become one row."""
         return self.stack
 
     @property
     def frames_per_row(self) -> int:
-        """Frames that become one row."""
+        """Number of frames that become one row."""
         return FRAMES_PER_TOKEN * self.stack
 
     @property
     def max_rows(self) -> int:
-        """Rows of the longest clip."""
+        """Number of rows of the longest clip."""
         return self.frames // self.frames_per_row
 
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -193,5 +193,5 @@ class AudioModel(Clips, TransformerEncoder):
     kind: Literal["audio"]
 
 
-# Every kind of encoder, but for classes of users' own.
+# Every kind of encoder except users' own classes.
 EncoderKinds = VitModel | AudioModel

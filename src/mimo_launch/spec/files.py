@@ -1,9 +1,9 @@
-"""Small files that others may have written, read whole.
+"""Reads small files that others may have written.
 
-Decides: that only regular files of a bounded size are read: a FIFO would keep the reader waiting, a
-device would never end; and that JSON nested without end is no JSON.
+Decides: that only regular files of a limited size are read: a FIFO would block the reader, a device
+would never end; that JSON nested too deeply is an error.
 Relies on: the standard library.
-Leaves: what the files say to their readers.
+Leaves: the meaning of the files to their readers.
 """
 
 import errno
@@ -18,7 +18,7 @@ MEGABYTE = 10**6
 
 def read_small(path: str | Path, most: int) -> bytes:
     """Return the bytes of a regular file no larger than `most`. Raises: OSError."""
-    # Without O_NONBLOCK a FIFO is not even opened before somebody writes to it.
+    # Without O_NONBLOCK, opening a FIFO blocks until somebody writes to it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if stat.S_ISDIR(found.st_mode):
@@ -31,12 +31,12 @@ def read_small(path: str | Path, most: int) -> bytes:
 
 
 def read_json(path: str | Path, most: int = 64 * MEGABYTE) -> Any:
-    """Return what a JSON file says. Raises: OSError; ValueError."""
+    """Return the content of a JSON file. Raises: OSError; ValueError."""
     return parse_json(read_small(path, most).decode("utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """Return what a JSON text says. Raises: ValueError."""
+    """Return the content of a JSON text. Raises: ValueError."""
     try:
         return json.loads(text)
     except RecursionError:

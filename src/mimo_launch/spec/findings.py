@@ -1,4 +1,4 @@
-"""Diagnostics about single keys and values: unknown, missing, of the wrong type, not allowed.
+"""Reports faults of single keys and values: unknown, missing, of the wrong type, not allowed.
 
 Decides: code, headline and remedy of each.
 Relies on: `wording` for types and near misses.
@@ -23,7 +23,7 @@ _TRUE, _FALSE = ("yes", "on", "y"), ("no", "off", "n")
 
 
 def section_name(path: YamlPath) -> str:
-    """Return how a section is called in a headline."""
+    """Return the name of a section in a headline."""
     return f"`{'.'.join(map(str, path))}`" if path else "the spec"
 
 
@@ -48,7 +48,7 @@ def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -
 
 
 def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
-    """Report a required key that is not there, at the key of its section."""
+    """Report a missing required key, at the key of its section."""
     return Diagnostic(
         code="missing-key",
         headline=f"{section_name(path)} lacks `{key}`",
@@ -60,8 +60,9 @@ def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
 
 
 def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = "") -> Diagnostic:
-    """Report a value of the wrong type, or of the right type and not allowed."""
-    name = _leaf_name(path)
+    """Report a value of the wrong type, or one of the right type that is not allowed."""
+    # `tp`, or `betas[1]` for an item of a list.
+    name = f"{path[-2]}[{path[-1]}]" if isinstance(path[-1], int) else str(path[-1])
     wanted = expected(schema)
     if json_type(value) not in allowed_types(schema):
         return Diagnostic(
@@ -82,7 +83,7 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
 
 
 def not_a_section(path: YamlPath, value: Any, words: Collection[str] = ()) -> Diagnostic:
-    """Report a single value or a list where a mapping, or one of some words, must stand."""
+    """Report a single value or a list where a mapping, or one of `words`, must stand."""
     key = path[-1] if path else "modules"
     said = str(value).lower()
     meant = "none" if value is False or said in _FALSE else said
@@ -143,13 +144,6 @@ def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> 
     )
 
 
-def _leaf_name(path: YamlPath) -> str:
-    """Return `tp`, or `betas[1]` for an item of a list."""
-    if isinstance(path[-1], int):
-        return f"{path[-2]}[{path[-1]}]"
-    return str(path[-1])
-
-
 def _meaning(name: str, schema: dict[str, Any]) -> str:
     text = str(schema.get("description", ""))
     return f"`{name}`: {text[:1].lower()}{text[1:].rstrip('.')}" if text else ""
@@ -167,7 +161,7 @@ def _example(schema: dict[str, Any]) -> str:
 
 
 def _type_help(key: str, value: Any, schema: dict[str, Any]) -> str:
-    """Return the line to write instead, as close to what was meant as can be told."""
+    """Return the line to write instead, as close as possible to what the user meant."""
     types = allowed_types(schema)
     if isinstance(value, str):
         word = value.strip().lower()

@@ -31,7 +31,7 @@ class Moe(Strict):
     choose the same expert.
     """
 
-    # What is of no effect on what is computed from weights.
+    # Keys that change how weights are trained, but not what is computed from them.
     TRAINING: ClassVar[frozenset[str]] = frozenset({"aux_loss"})
 
     experts: Places = Field(description="Number of experts of a layer.", examples=[8])
@@ -69,7 +69,7 @@ class Moe(Strict):
     )
 
     def architecture(self) -> dict[str, Any]:
-        """Return what is computed, by key, without how it is trained: a bias has the rate 0."""
+        """Return the keys that decide what is computed; a rate of training becomes 0."""
         kept = self.model_dump(exclude=set(self.TRAINING))
         if self.bias_update_rate is not None:
             kept["bias_update_rate"] = 0.0
@@ -130,7 +130,7 @@ class LanguageModel(Strict):
 
     @property
     def num_kv_heads(self) -> int:
-        """Key/value heads, default applied."""
+        """Number of key/value heads, default applied."""
         return self.kv_heads or self.heads
 
     @property
@@ -145,7 +145,7 @@ class LanguageModel(Strict):
 
     @property
     def gated_mlp(self) -> bool:
-        """Whether MLPs, those of experts among them, are SwiGLU; otherwise squared ReLU."""
+        """Whether MLPs, including experts, are SwiGLU; otherwise they are squared ReLU."""
         raise NotImplementedError
 
     @property
@@ -155,7 +155,7 @@ class LanguageModel(Strict):
 
     @property
     def has_mlps(self) -> bool:
-        """Whether any layer has an MLP that is no expert."""
+        """Whether any layer has a dense MLP."""
         raise NotImplementedError
 
     def has_experts(self, layer: int) -> bool:
@@ -196,21 +196,21 @@ class DecoderModel(LanguageModel):
 
     @property
     def gated_mlp(self) -> bool:
-        """MLPs are SwiGLU."""
+        """True: every MLP is SwiGLU."""
         return True
 
     @property
     def attends(self) -> bool:
-        """Every layer attends."""
+        """True: every layer attends."""
         return True
 
     @property
     def has_mlps(self) -> bool:
-        """Whether experts leave any layer its MLP."""
+        """Whether any layer has a dense MLP."""
         return not all(self.has_experts(layer) for layer in range(self.layers))
 
     def has_experts(self, layer: int) -> bool:
-        """Return whether experts take the place of the MLP of a layer."""
+        """Return whether experts replace the MLP of a layer."""
         return self.moe is not None and self.moe.is_in(layer)
 
 
@@ -239,12 +239,12 @@ class MambaSizes(Strict):
 
     @property
     def inner(self) -> int:
-        """Channels of all heads."""
+        """Number of channels of all heads."""
         return self.heads * self.head_dim
 
     @property
     def shared(self) -> int:
-        """Numbers in B, and as many in C, of all groups."""
+        """Width of B, and of C, over all groups."""
         return self.groups * self.state
 
 
@@ -285,7 +285,7 @@ class HybridModel(LanguageModel):
 
     @property
     def gated_mlp(self) -> bool:
-        """MLPs are squared ReLU."""
+        """False: MLPs are squared ReLU."""
         return False
 
     @property

@@ -1,7 +1,7 @@
-"""A spec from a file and overrides, from data, or from what an earlier run left.
+"""Loads a spec from a file and overrides, from data, or from the checkpoint of an earlier run.
 
-Decides: how the dotted path of `--set path=value` finds its place, and what is reported when it
-finds none; which checkpoint of a run folder speaks for the run, and where a module came from in it.
+Decides: how the dotted path of `--set path=value` finds its place, and what is reported if there is
+none; which checkpoint gives the spec of a run, and from which runs the weights of a module came.
 Relies on: `yaml_source` and `parse`; the file that completes a checkpoint, which holds the resolved
 spec of its run.
 Leaves: checks that need two keys at once to `checks`, tensors to `checkpoint`.
@@ -21,23 +21,22 @@ from mimo_launch.spec.wording import did_you_mean
 from mimo_launch.spec.yaml_source import Document, parse_value, read_file, read_text
 
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"
-# What stands in place of a section that is left out, or turned off (`checkpoint: none`).
+# The values of a section that is left out, or turned off (`checkpoint: none`).
 _ABSENT = (None, "none")
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
-    """Return a copy of `document` with each `path=value` put in, later ones last."""
+    """Return a copy of `document` with each `path=value` applied in order."""
     if document.data is None or not overrides:
         return document
-    data = deepcopy(document.data)
+    data, source = deepcopy(document.data), document.source
     faults = list(document.diagnostics)
     for number, text in enumerate(overrides):
         try:
-            _remember(document.source, _apply(data, text), text)
+            path = _apply(data, text)
         except _BadPathError as error:
             headline, _, help_ = str(error).partition("\n")
-            path: YamlPath = (SET_ROOT, number)
-            document.source.overrides[path] = text
+            path = (SET_ROOT, number)
             faults.append(
                 Diagnostic(
                     code="bad-override",
@@ -47,24 +46,21 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
                     help=help_ or _EXAMPLE,
                 )
             )
-    return Document(data, document.source, tuple(faults))
-
-
-def _remember(source: SpecSource, path: YamlPath, text: str) -> None:
-    """Let all places at and below `path` be the override, whatever stood there before."""
-    places: tuple[dict[YamlPath, Any], ...] = (source.marks, source.overrides)
-    for known in places:
-        for below in [each for each in known if each[: len(path)] == path]:
-            del known[below]
-    source.overrides[path] = text
+        # The override is now the place of everything at and below its path.
+        places: tuple[dict[YamlPath, Any], ...] = (source.marks, source.overrides)
+        for known in places:
+            for below in [each for each in known if each[: len(path)] == path]:
+                del known[below]
+        source.overrides[path] = text
+    return Document(data, source, tuple(faults))
 
 
 class _BadPathError(Exception):
-    """An override that leads nowhere; a second line is the remedy."""
+    """An override whose path leads nowhere; the second line of the message is the remedy."""
 
 
 def _apply(data: dict[str, Any], text: str) -> YamlPath:
-    """Put one value in and return the path that it decides.
+    """Set one value and return the path that the override decides.
 
     Raises:
         _BadPathError: when the text has no path and value, or the path leads nowhere.
@@ -86,13 +82,15 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
         path = (*path, step)
         if isinstance(parent, dict) and parent.get(key) in _ABSENT:
             if path[:1] == ("modules",) and len(path) == 2:
-                raise _BadPathError(f"the spec has no module `{key}`\n{_known(key, parent)}")
+                names = "its modules are " + ", ".join(f"`{name}`" for name in parent)
+                help_ = did_you_mean(key, parent) or names
+                raise _BadPathError(f"the spec has no module `{key}`\n{help_}")
             parent[key] = {}
             created = created or path
         parent = parent[step]
     step = _step(parent, path, keys[-1])
     parent[step] = value
-    # A section made by this override has no place in the file: the override is its place.
+    # A section that this override created has no place in the file: the override is its place.
     return created or (*path, step)
 
 
@@ -109,20 +107,15 @@ def _step(parent: Any, path: YamlPath, key: str) -> str | int:
     raise _BadPathError(f"`{where}` is `{parent}`, a single value without a key `{key}`")
 
 
-def _known(key: str, modules: dict[str, Any]) -> str:
-    guess = did_you_mean(key, modules)
-    return guess or "its modules are " + ", ".join(f"`{name}`" for name in modules)
-
-
 MARKER = "checkpoint.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What came out of a file.
+    """The result of loading a spec.
 
     `spec` is None when anything is wrong with keys or types. `partial` then holds the sound parts:
-    reading another one raises `MissingPartError`; it is None when the YAML itself is unreadable.
+    reading another one raises `MissingPartError`. It is None when the YAML itself is unreadable.
     """
 
     spec: Spec | None
@@ -137,15 +130,15 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = ()) -> Loaded:
-    """Do the same for a text that is already in memory."""
+    """Do the same for a text in memory."""
     return _load(read_text(text, name), overrides)
 
 
 def spec_from_data(data: dict[str, Any]) -> Spec:
-    """Return the spec that already resolved data describe, such as `dump_spec` returns.
+    """Return the spec that resolved data describe, such as those that `dump_spec` returns.
 
     Raises:
-        ValueError: when the data are no valid spec; data of our own making always are.
+        ValueError: when the data are no valid spec; data from `dump_spec` always are.
     """
     spec, diagnostics = read_spec(data)
     if diagnostics:
@@ -154,7 +147,7 @@ def spec_from_data(data: dict[str, Any]) -> Spec:
 
 
 def model_from_data(data: dict[str, Any]) -> Model:
-    """Return the model that `model:` of a module describes. Raises: ValueError, in plain words."""
+    """Return the model that `model:` of a module describes. Raises: ValueError."""
     module, diagnostics = read_module({"model": data, "ranks": "0"})
     if diagnostics:
         raise ValueError("; ".join(item.headline for item in diagnostics))
@@ -176,7 +169,7 @@ def _load(document: Document, overrides: Sequence[str]) -> Loaded:
 
 
 def saved_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the spec of the run that a folder is of, as JSON; None if nothing can be told."""
+    """Return the spec of the run of a folder, as JSON; None if no checkpoint has one."""
     markers = [folder / MARKER, *sorted(folder.glob(f"checkpoints/step-*/{MARKER}"), reverse=True)]
     for marker in markers:
         if marker.is_file() and not marker.parent.suffix:
@@ -189,10 +182,10 @@ def saved_spec(folder: Path) -> dict[str, Any] | None:
 
 
 def earlier_specs(start: str | None, module: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the runs that the weights of a module passed through, newest first, with their specs.
+    """Yield the runs that trained the weights of a module, newest first, with their specs.
 
-    The last one is what no run has made, such as a Hugging Face folder; its spec is empty. `start`
-    is `init_from` of the module.
+    The last one is the origin of the weights, such as a Hugging Face folder; its spec is empty.
+    `start` is `init_from` of the module.
     """
     seen = set[Path]()
     while isinstance(start, str) and (folder := Path(start).resolve()) not in seen:

@@ -1,7 +1,7 @@
-"""The spec as frozen pydantic models: what a user may write, with types and defaults.
+"""Defines the spec as frozen pydantic models: what a user may write, with types and defaults.
 
 Decides: modules and the whole; the reference page and the JSON Schema are generated from here.
-Relies on: `encoders` and `sections`, whose names are offered here, too.
+Relies on: `encoders` and `sections`, whose names can be imported from here, too.
 Leaves: everything that needs two keys at once to `checks`.
 """
 
@@ -255,7 +255,7 @@ class Spec(Strict):
 
     @model_validator(mode="after")
     def _start_all(self) -> "Spec":
-        """Give `init_from` to the modules, so that whoever reads it need look nowhere else."""
+        """Copy `init_from` to the modules, so that readers need to look only there."""
         for name, module in self.modules.items():
             if module.init_from is None and self.init_from is not None:
                 self.modules[name] = module.model_copy(update={"init_from": self.init_from})
@@ -263,9 +263,9 @@ class Spec(Strict):
 
     @property
     def saving(self) -> CheckpointSpec | None:
-        """When a run saves, None if it never does."""
+        """Settings of checkpoints, or None if the run never saves."""
         if self.checkpoint is None:
-            # Nothing goes on beside the only save, so a copy of the state would gain nothing.
+            # Nothing runs beside the only save, so a copy of the state would gain nothing.
             return CheckpointSpec(asynchronous=False)
         return None if self.checkpoint == "none" else self.checkpoint
 
@@ -278,5 +278,5 @@ class Spec(Strict):
 
     @property
     def encoders(self) -> dict[str, ModuleSpec]:
-        """Every other module, in the order written."""
+        """Every other module, in the order of the file."""
         return {name: module for name, module in self.modules.items() if name != "language"}

@@ -1,6 +1,6 @@
-"""Plain data -> as much of a spec as can be read, and every fault in it.
+"""Turns plain data into the sound parts of a spec, and reports every fault.
 
-Decides: which parts are sound. Each section is validated by itself; a part at fault is left out of
+Decides: which parts are sound. Each section is validated by itself; a faulty part is left out of
 the result, and reading it there raises `MissingPartError`, so that checks of the rest still run.
 Relies on: the models for types and defaults, `findings` for words.
 Leaves: files to `load`, everything that needs two keys at once to `checks`.
@@ -55,7 +55,7 @@ def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...
 
 
 class _Enough(Exception):
-    """There are more faults than anybody will read: this is no spec."""
+    """There are more faults than anybody would read: the data are no spec."""
 
 
 class _Reader:
@@ -68,9 +68,9 @@ class _Reader:
             raise _Enough
 
     def section(self, cls: type[S], data: Any, path: YamlPath, words: Sequence[str] = ()) -> S:
-        """Return a section; the parts at fault are left out and reported.
+        """Return a section; leave out and report its faulty parts.
 
-        `words` may stand in its place.
+        One of `words` may stand in its place.
         """
         if not isinstance(data, dict):
             self._not_a_section(path, data, words)
@@ -87,7 +87,7 @@ class _Reader:
         for key in data:
             if key not in known:
                 self._report(findings.unknown_key((*path, key), known, free))
-                # A misspelt key gave some known one its value: which, and what, is not known.
+                # A misspelt key stands for one of these known keys, which then has no known value.
                 suspects.update(close_matches(key, free))
         values: dict[str, Any] = {}
         left_out: set[str] = set()
@@ -104,7 +104,7 @@ class _Reader:
         return _construct(cls, values, left_out)
 
     def _field(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
-        """Return what a key stands for, or UNREADABLE."""
+        """Return the value of a key, or UNREADABLE."""
         if value is UNREADABLE:
             return value
         models, is_optional = models_in(field.annotation)
@@ -140,7 +140,7 @@ class _Reader:
         }
 
     def _variant(self, models: list[type[Strict]], value: Any, path: YamlPath) -> Any:
-        """Return the variant that `kind` names, or UNREADABLE when that cannot be told."""
+        """Return the variant that `kind` names, or UNREADABLE if it names none."""
         if not isinstance(value, dict):
             self._not_a_section(path, value)
             return UNREADABLE

@@ -1,8 +1,8 @@
-"""The keys of a spec, for readers and for editors: a page and a JSON Schema.
+"""Documents the keys of a spec, for readers and for editors: a page and a JSON Schema.
 
 Decides: the form of both. Run `python -m mimo_launch.spec.reference docs/spec-reference.md` after a
 change of the types.
-Relies on: descriptions and examples that the types carry.
+Relies on: the descriptions and examples of the types.
 Leaves: concepts to the docs.
 """
 
@@ -36,7 +36,7 @@ def spec_schema() -> dict[str, Any]:
 
 
 def _clean(part: Any) -> Any:
-    """Drop what only our messages use, and titles that repeat the key."""
+    """Drop keys that only our messages use, and titles that repeat a key."""
     if isinstance(part, list):
         return [_clean(each) for each in part]
     if not isinstance(part, dict):
@@ -73,11 +73,13 @@ def _section(cls: type[Strict], path: str) -> Iterator[str]:
     for name, field in cls.model_fields.items():
         key = field.alias or name
         where = f"{path}.{key}" if path else key
+        if section_per_name(field.annotation):
+            where += ".NAME"
         models = _models(field)
         is_variant = len(models) > 1
         for model in models:
             kind = f", kind: {kind_of(model) or 'package.module:Name'}" if is_variant else ""
-            nested.append((model, _named(where, field) + kind))
+            nested.append((model, where + kind))
         yield f"| `{key}` | {_value(field)} | {_default(field)} | {field.description or ''} |"
     yield ""
     for model, where in nested:
@@ -86,10 +88,6 @@ def _section(cls: type[Strict], path: str) -> Iterator[str]:
 
 def _models(field: FieldInfo) -> list[type[Strict]]:
     return models_in(section_per_name(field.annotation) or field.annotation)[0]
-
-
-def _named(where: str, field: FieldInfo) -> str:
-    return f"{where}.NAME" if section_per_name(field.annotation) else where
 
 
 def _value(field: FieldInfo) -> str:

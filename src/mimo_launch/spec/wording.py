@@ -1,15 +1,15 @@
-"""Types and values in words, for messages, the reference page and nothing else.
+"""Puts types and values into words, for messages and the reference page.
 
-Decides: how a type, a found value and a near miss are named.
-Relies on: JSON Schema fragments, so that it never depends on how pydantic words its errors.
-Leaves: where to say it to `findings`.
+Decides: the words for a type, a value that was found and a near miss.
+Relies on: JSON Schema fragments, so that it never depends on the wording of pydantic's errors.
+Leaves: the messages to `findings`.
 """
 
 import difflib
 from collections.abc import Iterable
 from typing import Any
 
-# No name is as long, and comparing takes the more time the longer the words.
+# No name is as long, and long words take long to compare.
 _MAX_WORD = 100
 _TYPES = {
     "integer": "a whole number",
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 def expected(schema: dict[str, Any]) -> str:
-    """Return what a JSON Schema fragment asks for, in words."""
+    """Return in words what a JSON Schema fragment accepts."""
     if "expected" in schema:
         return str(schema["expected"])
     if "const" in schema:
@@ -34,7 +34,9 @@ def expected(schema: dict[str, Any]) -> str:
         return listing([expected(each) for each in schema["anyOf"]])
     kind = schema.get("type", "")
     if kind == "array":
-        return _list_words(schema)
+        items = schema.get("prefixItems")
+        each = expected(items[0] if items else schema.get("items", {}))
+        return f"a list of {len(items)}, each {each}" if items else f"a list, each item {each}"
     return _TYPES.get(kind, "a value") + _limits(schema)
 
 
@@ -44,13 +46,13 @@ def listing(words: list[str]) -> str:
 
 
 def found(value: Any) -> str:
-    """Return what stands in the file, in words: `"abc"`, text."""
+    """Return a value of the file in words, such as `"abc"`, text."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`, a boolean"
     if isinstance(value, str):
-        return f"`{_short(value)}`, text"
+        return f"`{value if len(value) <= 40 else value[:37] + '...'}`, text"
     if isinstance(value, int):
         return f"`{value}`, a whole number"
     if isinstance(value, float):
@@ -84,7 +86,7 @@ def allowed_types(schema: dict[str, Any]) -> set[str]:
 
 
 def close_matches(word: str, known: Iterable[str]) -> list[str]:
-    """Return every known word that is a likely reading of a misspelt one, best first."""
+    """Return every known word that a misspelt one may mean, best first."""
     names = list(known)
     if len(word) > _MAX_WORD:
         return []
@@ -123,13 +125,3 @@ def _limits(schema: dict[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _list_words(schema: dict[str, Any]) -> str:
-    if "prefixItems" in schema:
-        return f"a list of {len(schema['prefixItems'])}, each {expected(schema['prefixItems'][0])}"
-    return f"a list, each item {expected(schema.get('items', {}))}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else text[:37] + "..."

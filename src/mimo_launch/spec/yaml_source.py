@@ -1,7 +1,6 @@
-"""YAML text -> plain data, with the place of every key and value.
+"""Turns YAML text into plain data, with the place of every key and value.
 
-Decides: what counts as readable YAML here: one mapping, no duplicate keys, text keys; `<<` merges
-as usual.
+Decides: which YAML is accepted: one mapping, no duplicate keys, text keys; `<<` merges as usual.
 Relies on: `yaml_syntax` for nodes and the meaning of plain words.
 Leaves: what the keys mean to `load`.
 """
@@ -30,13 +29,13 @@ from mimo_launch.spec.yaml_syntax import (
     scalar_value,
 )
 
-# A spec has some kilobytes; whatever is larger is another file.
+# A spec has a few kilobytes; a larger file is something else.
 MAX_BYTES = MEGABYTE
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file says: its data (None when unreadable), its places and its faults."""
+    """The content of a file: its data (None when unreadable), its places and its faults."""
 
     data: dict[str, Any] | None
     source: SpecSource
@@ -112,7 +111,7 @@ _MAX_KEY = 256
 
 @dataclass(slots=True)
 class NodeReader:
-    """Walks nodes depth first, collecting values, marks and faults."""
+    """Walks nodes depth first and collects values, marks and faults."""
 
     marks: dict[YamlPath, Mark] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -122,7 +121,7 @@ class NodeReader:
     _is_full: bool = False
 
     def read(self, node: yaml.Node, path: YamlPath = (), key: SourceSpan | None = None) -> Any:
-        """Return the data below `node`; parts at fault become UNREADABLE."""
+        """Return the data below `node`; faulty parts become UNREADABLE."""
         self.marks[path] = Mark(key, _span(node))
         self._num_nodes += 1
         fault = self._refusal(node)
@@ -141,7 +140,7 @@ class NodeReader:
             self._open.pop()
 
     def _refusal(self, node: yaml.Node) -> str | None:
-        """Return why a node is not read, "" when that was said before, None when it is read."""
+        """Return why a node is refused, "" if that was reported before, None if it is read."""
         if self._num_nodes > MAX_VALUES:
             is_first, self._is_full = not self._is_full, True
             words = f"with its aliases written out the file has more than {MAX_VALUES:,} values"
@@ -188,7 +187,7 @@ class NodeReader:
         for each in nodes:
             self._num_nodes += 1
             if self._num_nodes > MAX_VALUES:
-                return  # What is read next says so.
+                return  # The next node that is read reports it.
             if (
                 not isinstance(each, yaml.MappingNode)
                 or any(each is other for other in self._open)
@@ -229,7 +228,7 @@ class NodeReader:
         return None
 
     def _duplicate(self, key: str, node: yaml.Node, first: yaml.Node) -> None:
-        """Report a repeated key at its second place, with the first one shown."""
+        """Report a repeated key at its second place, and show the first one."""
         here, there = (DUPLICATES, self._num_duplicates), (DUPLICATES, self._num_duplicates + 1)
         self._num_duplicates += 2
         self.marks[here] = Mark(None, _span(node))
@@ -264,7 +263,7 @@ DUPLICATES = "<duplicate>"
 
 
 def _span(node: yaml.Node) -> SourceSpan:
-    """Return where a node stands; one that spans lines is marked by its first character."""
+    """Return the place of a node; one that spans lines is marked by its first character."""
     start, end = node.start_mark, node.end_mark
     length = end.column - start.column if end.line == start.line else 1
     return SourceSpan(start.line + 1, start.column + 1, max(1, length))

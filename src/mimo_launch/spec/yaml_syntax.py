@@ -1,7 +1,7 @@
-"""YAML text -> nodes, by the core rules of YAML 1.2, not those of 1.1.
+"""Turns YAML text into nodes, by the core rules of YAML 1.2, not those of 1.1.
 
-Decides: `3e-4` is a number, `no` and `12:30` are text, only `true` and `false` are booleans; what
-is said about text that is not YAML, or not one mapping.
+Decides: that `3e-4` is a number, `no` and `12:30` are text, only `true` and `false` are booleans;
+the messages about text that is not YAML, or not one mapping.
 Relies on: PyYAML for tokens and marks; its resolver tables are filled here from scratch.
 Leaves: values to `yaml_source`.
 """
@@ -13,7 +13,7 @@ import yaml
 
 from mimo_launch.diag.diagnostic import Diagnostic
 
-# One entry per tag: pattern, and the first characters that make it worth trying.
+# One entry per tag: the pattern, and the first characters of texts that may match it.
 _CORE = (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -28,22 +28,22 @@ _CORE = (
 )
 
 
-# A prompt may be long, a number not; integers beyond 64 bits are no setting.
+# A prompt may be long, but not a number; no setting has more than 64 bits.
 _MAX_CHARACTERS, _MAX_DIGITS = 65_536, 400
 _MAX_INTEGER = 2**63 - 1
-# No honest spec comes near these; aliases and merges count as what they stand for.
+# No real spec comes near these limits; aliases and merges count as what they stand for.
 MAX_VALUES, MAX_DEPTH = 20_000, 48
 
 
 class CoreLoader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2, and bounds; used for nodes only."""
+    """PyYAML's safe loader with the scalars of YAML 1.2 and with limits; used for nodes only."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._num_nodes = self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, unless there are too many or it stands too deep."""
+        """Compose a node. Raises: TooLarge if there are too many, or it is nested too deeply."""
         self._num_nodes, self._depth = self._num_nodes + 1, self._depth + 1
         at = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self._depth > MAX_DEPTH:
@@ -57,7 +57,7 @@ class CoreLoader(yaml.SafeLoader):
 
 
 class TooLarge(yaml.MarkedYAMLError):
-    """A file has more than any spec would have."""
+    """A file has more values, or deeper ones, than any spec."""
 
 
 CoreLoader.yaml_implicit_resolvers = {}
@@ -69,7 +69,7 @@ def scalar_value(node: yaml.ScalarNode) -> object:
     """Return the Python value of a scalar.
 
     Raises:
-        ValueError: when the text does not have the form that its tag asks for.
+        ValueError: when the text does not have the form of its tag.
     """
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     text: str = node.value
@@ -84,16 +84,12 @@ def scalar_value(node: yaml.ScalarNode) -> object:
     if kind == "null":
         return None
     if kind == "bool":
-        return _bool(text)
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"`{text}` is not a boolean; write `true` or `false`")
+        return text.lower() == "true"
     if kind in ("int", "float"):
         return _number(kind, text)
     raise ValueError(f"the tag `{node.tag}` is not used here")
-
-
-def _bool(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"`{text}` is not a boolean; write `true` or `false`")
-    return text.lower() == "true"
 
 
 def _number(kind: str, text: str) -> int | float:
@@ -112,7 +108,7 @@ def _number(kind: str, text: str) -> int | float:
 
 
 def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
-    """Return the root node of each document, or the fault that ends the reading."""
+    """Return the root node of each document, or the fault that stopped the parser."""
     loader: CoreLoader | None = None
     nodes: list[yaml.Node] = []
     try:
@@ -122,7 +118,15 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
             if node is not None:
                 nodes.append(node)
     except TooLarge as error:
-        return [], _too_large(error)
+        mark = error.problem_mark
+        return [], Diagnostic(
+            code="yaml-syntax",
+            headline=error.problem or "",
+            why="no spec has as many, so this file is none, and was not read further",
+            help="check that this file is the spec; a list of shards may be a pattern",
+            line=mark.line + 1 if mark else 1,
+            column=mark.column + 1 if mark else 1,
+        )
     except yaml.MarkedYAMLError as error:
         return [], _syntax_fault(error, text)
     except yaml.reader.ReaderError as error:
@@ -141,20 +145,8 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
     return nodes, None
 
 
-def _too_large(error: yaml.MarkedYAMLError) -> Diagnostic:
-    mark = error.problem_mark
-    return Diagnostic(
-        code="yaml-syntax",
-        headline=error.problem or "",
-        why="no spec has as many, so this file is none, and was not read further",
-        help="check that this file is the spec; a list of shards may be a pattern",
-        line=mark.line + 1 if mark else 1,
-        column=mark.column + 1 if mark else 1,
-    )
-
-
 def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
-    """Turn PyYAML's words into ours: where, what, and what to do."""
+    """Turn PyYAML's error into a finding that says what to do."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     lines = text.splitlines()
