@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mimo_launch.optimizer.grad_norm import _num_zeros, sum_of_squares
+from mimo_launch.optimizer.grad_norm import num_zeros, sum_of_squares
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -26,5 +26,5 @@ def test_no_gradients_have_no_squares() -> None:
 def test_more_zeros_are_counted_than_float32_can_count() -> None:
     """2^24 + 1 would be 2^24."""
     many = torch.zeros(1, dtype=torch.bfloat16).expand(2**24)
-    found = _num_zeros([torch.tensor([0.0, 1.0]), many], torch.device("cpu"))
+    found = num_zeros([torch.tensor([0.0, 1.0]), many], torch.device("cpu"))
     assert int(found) == 2**24 + 1

@@ -1,11 +1,11 @@
-"""Loss and gradient norms of a step: summed once over all ranks, and kept on the device.
+"""Sums the loss and gradient norms of a step once over all ranks, and keeps them on the device.
 
-Decides: which rank counts which element of a gradient, and what makes a step bad.
-Relies on: FSDP2 having summed over dp x cp; segments for who holds what.
+Decides: which rank counts which element of a gradient, and when a step is bad.
+Relies on: FSDP2, which has summed over dp x cp; segments for the parts that each rank holds.
 Leaves: the update to `module_optimizers`, reading the numbers on the host to `train.step`.
 
-The update needs no number on the host: clipping and skipping are scalars of the device. On CUDA the
-host reads the totals while the next step runs.
+The update needs no number on the host: the clipping factor and the skip flag are scalars on the
+device. On CUDA the host reads the totals while the next step runs.
 """
 
 import math
@@ -25,12 +25,11 @@ from mimo_launch.models.build import RankModule
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What all ranks know after the one reduction of a step.
+    """The totals of a step, equal on all ranks.
 
     `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
     step's labels, `aux_loss` the loss that balances experts, 0 without any; `flags` are sums over
-    ranks of what each passed in; `zeros` counts per module the gradients that are exactly zero,
-    None where nobody asked.
+    all ranks; `zeros` counts per module the gradients that are exactly zero, or is None.
     """
 
     loss: float
@@ -42,16 +41,16 @@ class StepMetrics:
 
     @property
     def finite(self) -> bool:
-        """Whether the update was applied: no rank saw a non-finite gradient or loss."""
+        """Return whether the update was applied: every gradient and loss was finite."""
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingMetrics:
-    """The same as float64 scalars of the device, for the update; `read` brings them to the host.
+    """The same as float64 scalars on the device, for the update; `read` brings them to the host.
 
-    `local_squares` are, per module of this rank, the squares of what it alone had before sums over
-    tp: no total, but what a bad step is traced back to.
+    `local_squares` are, per module of this rank, the squares of the gradients that it alone holds:
+    no totals, but a bad step is traced back with them.
     """
 
     loss: Tensor
@@ -63,11 +62,11 @@ class PendingMetrics:
 
     @property
     def bad(self) -> Tensor:
-        """1 if the update must not be applied, else 0; float32, as fused optimizers take it."""
+        """Return 1 if the update must not be applied, else 0; float32 for fused optimizers."""
         return (self.loss.isfinite() & self.norm.isfinite()).logical_not().float()
 
     def divisor(self, clip: float) -> Tensor:
-        """Return what to divide every gradient by so that the norm of all is at most `clip`."""
+        """Return the divisor of all gradients that makes their norm at most `clip`."""
         return (self.norm / clip).clamp(min=1)
 
     def read(self) -> StepMetrics:
@@ -90,11 +89,11 @@ def reduce_metrics(
 ) -> PendingMetrics:
     """Return loss and gradient norms, equal on all ranks, without waiting for the device.
 
-    `flags` are small numbers of this rank (a signal was seen, a write failed) that all ranks must
-    act on at the same step.
+    `flags` are small numbers of this rank (a signal was seen, a write failed) on which all ranks
+    must act at the same step.
 
-    Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of what
-    it alone owns; a NaN anywhere reaches every rank through the sum.
+    Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of the
+    elements that it counts; a NaN anywhere reaches every rank through the sum.
     """
     device, names = loss.device, [module.name for module in layout.modules]
     squares = dict.fromkeys(names, torch.zeros((), dtype=torch.float64, device=device))
@@ -104,7 +103,7 @@ def reduce_metrics(
         local_squares[name] = sum_of_squares(alone, device)
         squares[name] = local_squares[name] + sum_of_squares(shared, device)
         if count_zeros:
-            zeros[name] = _num_zeros((*alone, *shared), device)
+            zeros[name] = num_zeros((*alone, *shared), device)
     aux_loss = torch.zeros((), dtype=torch.float64, device=device)
     for module in modules.values():
         if module.aux_loss is not None:
@@ -142,8 +141,8 @@ def sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack(torch_internals.norms(tensors, 2, torch.float64)).square().sum()
 
 
-def _num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Return how many elements are exactly zero; float64 counts exactly up to 2^53."""
+def num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return the number of elements that are exactly zero; float64 counts exactly up to 2^53."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients:
         total += (gradient == 0).sum()
@@ -151,9 +150,9 @@ def _num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
 
 
 def _owned(module: RankModule) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the gradients of a module that this rank counts, each being counted on one rank.
+    """Return the gradients of a module that this rank counts; each is counted on one rank.
 
-    First those it had alone, then those that were summed over tp and are the same on all of it.
+    First those that it alone holds, then those that were summed over tp and are equal on all of it.
     """
     alone: list[Tensor] = []
     shared: list[Tensor] = []

@@ -1,7 +1,7 @@
-"""The learning rate of a module at a step, a pure function of the spec.
+"""Computes the learning rate of a module at a step, a pure function of the spec.
 
-Decides: the factor of each schedule; that a module without settings of its own has the common ones,
-and that 0 is a setting.
+Decides: the rate of each schedule; that a module without its own settings has the common ones, and
+that 0 is a setting.
 Relies on: nothing.
 Leaves: setting it to `module_optimizers`.
 """

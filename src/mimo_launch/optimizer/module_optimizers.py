@@ -1,12 +1,11 @@
-"""One optimizer per module, its settings merged from the spec.
+"""Updates each module with its own optimizer, whose settings are merged from the spec.
 
-Decides: parameter groups, what decays, how an update is scaled or skipped by the device alone; that
-biases of experts and scales of FP8 move with the weights.
-Relies on: torch's fused AdamW and SGD, which take both as tensors for `torch.amp.GradScaler`.
-Leaves: gradients to `gradient_reduction`, the scale and the verdict to `grad_norm`.
+Decides: parameter groups, which parameters decay, how the device alone scales or skips an update;
+that biases of experts and scales of FP8 are updated with the weights.
+Relies on: torch's fused AdamW and SGD, which take divisor and skip flag as tensors.
+Leaves: gradients to `gradient_reduction`, the divisor and the skip flag to `grad_norm`.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,8 +30,18 @@ class Updates:
             if not module.layout.frozen
         }
         self._fp8 = [m.context.fp8 for m in modules.values() if m.context.fp8 is not None]
+        # The biases of experts that move, in the same order on all ranks of a module.
         self._biases = [
-            (modules[name].context, tuple(_biases(modules[name]))) for name in self.by_module
+            (
+                modules[name].context,
+                tuple(
+                    each
+                    for network in modules[name].stages.values()
+                    for each in network.modules()
+                    if isinstance(each, ExpertBias) and each.rate
+                ),
+            )
+            for name in self.by_module
         ]
 
     def learning_rates(self, step: int) -> dict[str, float]:
@@ -44,9 +53,9 @@ class Updates:
     ) -> None:
         """Update every weight with its gradient divided by `divisor`, unless `skip` is 1.
 
-        A skip leaves weights, moments and update counts as they are; what it leaves in the
-        gradients is of no use. Both are scalars of the device, `skip` float32, `divisor` float64;
-        the host waits for neither.
+        A skip leaves weights, moments and update counts as they are, and may change the gradients.
+        Both are scalars on the device, `skip` float32, `divisor` float64; the host waits for
+        neither.
 
         Ranks: collective over the ranks of a stage with FP8, or whose experts have a bias that
         moves.
@@ -74,18 +83,11 @@ class Updates:
                 bias.load.zero_()
 
 
-def _biases(module: RankModule) -> Iterator[ExpertBias]:
-    """Yield the biases of a module's experts that move, in the same order on all its ranks."""
-    for network in module.stages.values():
-        for each in network.modules():
-            if isinstance(each, ExpertBias) and each.rate:
-                yield each
-
-
 def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
-    """Return the divisor as fused optimizers take it, in float32, which is too coarse for float64:
-    those gradients are divided here.
-    """  # noqa: D205
+    """Return the divisor in float32 for a fused optimizer, or None where it is applied here.
+
+    float32 is too coarse for gradients in float64, which are divided here.
+    """
     exact = [
         local_tensor(parameter.grad)
         for group in optimizer.param_groups

@@ -1,10 +1,10 @@
-"""Held-out loss and accuracy of answers, on any layout.
+"""Evaluates held-out loss and accuracy of answers, on any layout.
 
-Decides: what that accuracy means. For each held-out sample with an answer the model gets everything
-before it and then what it has said itself, one greedy token at a time. A token of the answer counts
-as right if the model says it at that place before it ends; the accuracy is over all answers.
+Decides: the meaning of that accuracy. For each held-out sample with an answer, the model continues
+the text before the answer, one greedy token at a time. A token of the answer counts as right if the
+model generates it at that place before it ends; the accuracy is over all answers.
 Relies on: the data set for answers and the token that ends them; the forward program, then repeated
-language forwards on the rows it left.
+language forwards on the rows that it left.
 Leaves: when to evaluate to `loop`.
 """
 
@@ -31,7 +31,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     """Return held-out loss and accuracy of answers after `step` steps, equal on all ranks.
 
     `samples` is rounded up to whole global batches; those that cannot be read are left out. Ranks:
-    collective over the world. Raises, on all ranks alike: TooManyBadSamples.
+    collective over the world. Raises, on all ranks: TooManyBadSamples.
     """
     program = session.mine.evaluation
     batch = session.spec.batch.global_
@@ -47,8 +47,8 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         right, total = (sum(column) for column in zip(*found, strict=True))
         own = to_device(torch.tensor([0, right, total], dtype=sums.dtype), session.device)
         own[0] += result.loss * inputs.data.num_labels
-        # Once a batch: ranks without language wait here while the others decode, and a whole
-        # evaluation may take longer than a collective may.
+        # Reduce after each batch: ranks without language wait here while the others decode, and a
+        # whole evaluation may take longer than the timeout of a collective.
         dist.all_reduce(own)
         sums += own
         session.progress.beat()
@@ -72,7 +72,7 @@ def _decode(
     """
     language = session.layout.language
     if session.rank not in language.grid:
-        # FSDP gathers and tp collectives run inside the language ranks only.
+        # FSDP gathers and tp collectives run on the language ranks only.
         return
     program = session.mine.decoding
     replica = language.grid.index("dp", session.rank)

@@ -1,4 +1,4 @@
-"""What happened in a run, as plain values; the loop emits them, others listen.
+"""Defines the events of a run as plain values; the loop emits them, others listen.
 
 Decides: the fields of `metrics.jsonl`.
 Relies on: `layout.step_views` for what an imbalance is.
@@ -28,9 +28,9 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How long a step waited for its samples, and this rank read its share of them meanwhile.
+    """The seconds that a step waited for its samples, and that this rank took to read its share.
 
-    Reading goes on beside the step before; both are seconds.
+    The rank reads beside the step before.
     """
 
     waited_s: float
@@ -42,11 +42,11 @@ class StepFinished:
     """One optimizer step.
 
     `step` counts from 1; norms are before clipping; `tokens` is the number of real tokens of the
-    step, image rows included and padding left out; `tokens_per_s` is of the time from the start of
-    the step, or from the end of the one before where the host does not wait for it, to the end of
-    its update; `bad_samples` could not be read and were left out of the step; `imbalance` is that
-    of encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
-    gradients that are exactly zero, where asked for; `aux_loss` balances the load of experts.
+    step, with image rows and without padding; `tokens_per_s` is over the time from the start of the
+    step, or from the end of the one before where the host does not wait for it, to the end of its
+    update; `bad_samples` could not be read and were left out of the step; `imbalance` is of
+    encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
+    gradients that are exactly zero, if the spec says so; `aux_loss` balances the load of experts.
     """
 
     step: int
@@ -70,7 +70,7 @@ class EvalFinished:
     """One evaluation after `step` steps.
 
     `digit_accuracy` is the share of the tokens of held-out answers (digits in images, in the data
-    set of that name) that greedy decoding, fed by its own answers, gets right at their place.
+    set of that name) that greedy decoding gets right at their place.
     """
 
     step: int
@@ -112,7 +112,7 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint is complete. Training stood still for `stall_s`, the write took `seconds`."""
+    """A checkpoint is complete. Training waited for `stall_s`, the write took `seconds`."""
 
     step: int
     checkpoint: str
@@ -131,7 +131,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPassedOver:
-    """A checkpoint is incomplete or damaged, so an older one is looked for."""
+    """A checkpoint is incomplete or damaged, so the run looks for an older one."""
 
     checkpoint: str
     reason: str
@@ -182,7 +182,7 @@ class BadSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFailed:
-    """A log could not be written; what it should hold is kept and tried again."""
+    """A log could not be written; its lines are kept and tried again."""
 
     file: str
     reason: str
@@ -190,7 +190,7 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerFailed:
-    """TensorBoard or Weights & Biases could not be written; `effect` says what that means."""
+    """TensorBoard or Weights & Biases failed; `effect` says what is lost."""
 
     listener: str
     reason: str
@@ -199,16 +199,16 @@ class ListenerFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFinished:
-    """All steps of a bench are timed; `record` is what `bench.json` holds (docs/bench.md)."""
+    """All steps of a bench are timed; `record` is the content of `bench.json` (docs/bench.md)."""
 
     record: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFinished:
-    """The constants of `plan` that are in `measured` were measured.
+    """A calibration has measured the constants of `plan` that `measured` names.
 
-    `constants` are all of them by name; `file` has them, or is None if it could not be written.
+    `constants` are all of them by name; `file` holds them, or is None if it could not be written.
     """
 
     file: str | None
@@ -238,7 +238,7 @@ Listener = Callable[[Event], None]
 
 
 def as_record(event: Event) -> dict[str, Any]:
-    """Return an event as one JSON-able object; a number that is not finite becomes null."""
+    """Return an event as one JSON-able object, with null for a number that is not finite."""
     record: dict[str, Any] = _finite(asdict(event))
     if isinstance(event, StepFinished):
         for key in ("imbalance", "reading", "zero_grads"):

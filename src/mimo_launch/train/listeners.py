@@ -1,14 +1,14 @@
-"""Where metrics go besides `metrics.jsonl`: TensorBoard and Weights & Biases.
+"""Writes metrics to TensorBoard and Weights & Biases, besides `metrics.jsonl`.
 
-Decides: which listeners `log` asks for; that one that fails is reported once, hears no more and
-does not stop the run; the names of the curves: what exists once is under `train/`, `eval/` and
-`checkpoint/`, what each module has under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/` and
-`zero_grads/`, with the module's name. A resumed run continues its curves: TensorBoard is told to
-hide what an earlier process wrote of the same steps, W&B gets the id that is kept in the run
-folder. A W&B server out of reach means offline files and no error; neither code, nor git state, nor
+Decides: which listeners `log` asks for; that one that fails is reported once, gets no more events
+and does not stop the run; the names of the curves: those of the run are under `train/`, `eval/` and
+`checkpoint/`, those of a module under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/` and
+`zero_grads/`, with the module's name. A resumed run continues its curves: TensorBoard hides what an
+earlier process wrote about the same steps, W&B gets the id that is kept in the run folder. Without
+a W&B server, offline files are written, and there is no error; neither code, nor git state, nor
 console output is sent.
-Relies on: the packages `tensorboard` and `wandb`, without which `checks.packages` refuses a spec,
-and a login that the user has made (`wandb login`, WANDB_API_KEY).
+Relies on: the packages `tensorboard` and `wandb`, without which `checks.packages` refuses a spec;
+the user's login (`wandb login`, WANDB_API_KEY).
 Leaves: `metrics.jsonl` and the console, which every run has, to `launcher` and `cli`; sending
 offline files to `wandb sync`.
 """
@@ -26,7 +26,6 @@ from mimo_launch.train.events import (
     Event,
     Listener,
     ListenerFailed,
-    Reading,
     RunFinished,
     RunStarted,
     RunStopped,
@@ -54,21 +53,21 @@ class Closable(Protocol):
     """A listener that holds a file or a connection."""
 
     def __call__(self, event: Event) -> None:
-        """Take note of an event."""
+        """Handle an event."""
 
     def close(self) -> None:
-        """Finish; no event comes after."""
+        """Finish; no event follows."""
 
 
 class Guarded:
-    """Passes events on to a listener until it fails; then `tell` hears why, once."""
+    """Passes events to a listener until it fails, which is reported once to `tell`."""
 
     def __init__(self, name: str, listener: Closable, tell: Listener) -> None:
         self._name, self._listener, self._tell = name, listener, tell
         self._failed = False
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass an event to the listener."""
         if self._failed:
             return
         try:
@@ -77,7 +76,7 @@ class Guarded:
             self._fail(error, "it gets no more numbers of this run; training goes on")
 
     def close(self) -> None:
-        """Close the listener, also one that failed: it may hold a process or a file."""
+        """Close the listener, even after a failure: it may hold a process or a file."""
         try:
             self._listener.close()
         except Exception as error:
@@ -85,21 +84,37 @@ class Guarded:
                 self._fail(error, "its last numbers may be missing")
 
     def _fail(self, error: Exception, effect: str) -> None:
-        # First of all: `tell` calls this listener, too.
+        # Before anything else: `tell` calls this listener, too.
         self._failed = True
         self._tell(ListenerFailed(listener=self._name, reason=reason_of(error), effect=effect))
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """Return the curves that an event has a point of; most events have none."""
+    """Return the new points of curves, by name; most events have none."""
     match event:
-        case StepFinished():
-            return _of_step(event)
+        case StepFinished(reading=reading):
+            times = {}
+            if reading is not None:
+                times = {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
+            return {
+                "train/loss": event.loss,
+                **({} if event.aux_loss is None else {"train/aux_loss": event.aux_loss}),
+                "train/grad_norm": event.grad_norm,
+                "train/tokens_per_s": event.tokens_per_s,
+                "train/skipped": float(event.skipped),
+                "train/bad_samples": float(event.bad_samples),
+                **{f"grad_norm/{name}": norm for name, norm in event.grad_norms.items()},
+                **{f"lr/{name}": rate for name, rate in event.lrs.items()},
+                **{f"imbalance/{name}": each.after for name, each in event.imbalance.items()},
+                **{f"imbalance_before/{name}": x.before for name, x in event.imbalance.items()},
+                **times,
+                **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
+            }
         case EvalFinished(eval_loss=loss, digit_accuracy=accuracy):
             share = {} if accuracy is None else {"eval/digit_accuracy": accuracy}
             return {"eval/loss": loss, **share}
@@ -113,29 +128,8 @@ def scalars(event: Event) -> dict[str, float]:
             return {}
 
 
-def _of_step(event: StepFinished) -> dict[str, float]:
-    return {
-        "train/loss": event.loss,
-        **({} if event.aux_loss is None else {"train/aux_loss": event.aux_loss}),
-        "train/grad_norm": event.grad_norm,
-        "train/tokens_per_s": event.tokens_per_s,
-        "train/skipped": float(event.skipped),
-        "train/bad_samples": float(event.bad_samples),
-        **{f"grad_norm/{name}": norm for name, norm in event.grad_norms.items()},
-        **{f"lr/{name}": rate for name, rate in event.lrs.items()},
-        **{f"imbalance/{name}": each.after for name, each in event.imbalance.items()},
-        **{f"imbalance_before/{name}": each.before for name, each in event.imbalance.items()},
-        **({} if event.reading is None else _of_reading(event.reading)),
-        **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
-    }
-
-
-def _of_reading(reading: Reading) -> dict[str, float]:
-    return {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
-
-
 class TensorBoardListener:
-    """Listener that writes into `tensorboard/` of the run folder."""
+    """A listener that writes into `tensorboard/` of the run folder."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
@@ -165,7 +159,7 @@ class TensorBoardListener:
 
 
 class WandbListener:
-    """Listener that keeps one W&B run; `tell` hears of a server that cannot be reached."""
+    """A listener that keeps one W&B run; `tell` gets an event if there is no server."""
 
     def __init__(self, spec: Spec, wanted: WandbSpec, run_dir: Path, tell: Listener) -> None:
         self._spec, self._wanted, self._run_dir, self._tell = spec, wanted, run_dir, tell
@@ -178,11 +172,11 @@ class WandbListener:
             case RunStarted():
                 self._open()
             case StepFinished() | EvalFinished():
-                # A resumed run repeats steps that W&B has and that it cannot take back.
+                # A resumed run repeats steps that W&B already has and cannot delete.
                 if event.step >= self._run.step:
                     self._run.log(scalars(event), step=event.step)
             case CheckpointSaved():
-                # Written beside training: steps after it have been reported by now.
+                # It was written beside training: later steps may be logged already.
                 self._run.log(scalars(event), step=max(event.step, self._run.step))
             case RunFinished():
                 self._exit_code = 0
@@ -196,7 +190,7 @@ class WandbListener:
             try:
                 self._run = self._init("online")
             except Exception as error:
-                # Frees the id, which the failed run still holds.
+                # Free the id, which the failed run still holds.
                 wandb.teardown()
                 folder = self._run_dir / "wandb"
                 effect = f"its files are written to {folder}; send them with `wandb sync`"
@@ -207,7 +201,7 @@ class WandbListener:
     def _init(self, mode: str) -> Any:
         import wandb
 
-        # A timeout that this version of wandb does not have is not worth a failure.
+        # Leave out settings that this version of wandb does not have.
         known = wandb.Settings()
         return wandb.init(
             project=self._wanted.project,
@@ -222,19 +216,19 @@ class WandbListener:
         )
 
     def close(self) -> None:
-        """Send what is left, and say how the run ended."""
+        """Send what is left, with the exit code of the run."""
         if self._run is None:
             return
         import wandb
 
         self._run.finish(exit_code=self._exit_code)
-        # Its process writes the last points after `finish` has returned; a worker of torch elastic
-        # may leave without the exit handlers that would wait for it.
+        # W&B's process writes the last points after `finish` has returned; a worker of torch
+        # elastic may exit without the handlers that would wait for it.
         wandb.teardown()
 
 
 def run_id(run_dir: Path) -> str:
-    """Return the id that W&B knows this run folder by; the first call makes it up."""
+    """Return the id of this run folder at W&B; the first call draws it."""
     path = run_dir / ID_FILE
     found = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if re.fullmatch(r"[a-z0-9]+", found):
@@ -245,7 +239,7 @@ def run_id(run_dir: Path) -> str:
 
 
 def listeners_of(spec: Spec, run_dir: Path, tell: Listener) -> list[Guarded]:
-    """Return what `log` asks for. None of them raises; `tell` hears of a first failure."""
+    """Return the listeners that `log` asks for. None raises; `tell` gets their first failure."""
     found = []
     if spec.log.tensorboard:
         found.append(Guarded("TensorBoard", TensorBoardListener(run_dir), tell))

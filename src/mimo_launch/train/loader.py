@@ -1,6 +1,6 @@
-"""The samples of a step, read when they are asked for or ahead of the step.
+"""Reads the samples of a step, on demand or ahead of the step.
 
-Decides: what stands in the place of a record that cannot be read: nothing but padding.
+Decides: that padding replaces a record that cannot be read.
 Relies on: `data.order` for the ids.
 Leaves: decoding to the data set, agreeing on what cannot be read to `prefetch`.
 """
@@ -27,7 +27,7 @@ from mimo_launch.models.encoder_inputs import Patches, reader
 from mimo_launch.spec.model import EncoderModel, Spec
 from mimo_launch.train.events import Reading
 
-# What damage looks like in decoders that know nothing of BadSample. Other errors are bugs.
+# The errors of damaged samples; decoders do not know BadSample. Other errors are bugs.
 BAD = (BadSample, OSError, EOFError, ValueError)
 MAX_REASON = 200
 
@@ -36,7 +36,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class DatasetInputs:
-    """The samples of one step by their position in it, each read when it is asked for."""
+    """The samples of one step by their position in it, each read on demand."""
 
     dataset: Dataset
     split: Split
@@ -70,17 +70,17 @@ class DatasetInputs:
 
 
 def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DatasetInputs:
-    """Return the inputs of one step made of the given samples."""
+    """Return the inputs of a step that consists of the given samples."""
     return DatasetInputs(dataset, split, make_step_data(dataset, split, ids, step))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadInputs:
-    """What one rank has read of a step: the answers of `DatasetInputs`, from memory.
+    """The part of a step that one rank has read: the content of `DatasetInputs`, in memory.
 
     Records are numbered through the step; `numbers` has those of each sample. Records `left_out`
-    are empty in `data`: padding, no label, no image, no answer. `imbalance` is that of the encoders
-    with several replicas.
+    are empty in `data`: padding, no label, no image, no answer. `imbalance` is of the encoders with
+    several replicas.
     """
 
     data: StepData
@@ -113,12 +113,12 @@ class ReadInputs:
         return next((self.answers[n] for n, _ in self._readable(sample)), ())
 
     def record(self, number: int) -> SampleData:
-        """Return a record as the index has it."""
+        """Return a record as it is in the index."""
         position = bisect_right(self.numbers, number, key=lambda numbers: numbers.start) - 1
         return self.data.indexed[position].records[number - self.numbers[position].start]
 
     def without(self, bad: Collection[int]) -> "ReadInputs":
-        """Return the step with some records left out of it."""
+        """Return the step without some records."""
         samples = tuple(
             without_records(sample, [n - numbers.start for n in numbers if n in bad])
             for sample, numbers in zip(self.data.samples, self.numbers, strict=True)
@@ -141,17 +141,16 @@ def read_step(
     pinned: bool = False,
     threads: ThreadPoolExecutor | None = None,
 ) -> tuple[ReadInputs, dict[int, str]]:
-    """Read what one rank needs of a step; return it, and by number why a record is bad.
+    """Read one rank's part of a step; return it, and the reason why each bad record is bad.
 
     `beat` is called for every record. With `pinned`, patches lie in memory from which a GPU copies.
-    With `threads`, records are read side by side; what they hold is bounded by the step.
-    Raises: what a data set raises that is no sign of damage.
+    With `threads`, records are read in parallel. Raises: errors of a data set other than damage.
     """
     ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
     made = ReadInputs(source.data, spec.batch.seq, tuple(map(range, ends, ends[1:])))
     reasons: dict[int, str] = {}
     records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
-    if threads is not None:  # All of them start before the first one is waited for.
+    if threads is not None:  # Start all of them before waiting for the first one.
         records = [(number, threads.submit(read).result, keep) for number, read, keep in records]
     for number, read, keep in records:
         beat()
@@ -159,7 +158,12 @@ def read_step(
             try:
                 keep(read())
             except BAD as error:
-                reasons[number] = _reason(error)
+                # One line of limited length.
+                kind, words = type(error).__name__, " ".join(str(error).split())
+                named = words and not isinstance(error, BadSample)
+                text = f"{kind}: {words}" if named else words or kind
+                short = text[: MAX_REASON - 3] + "..."
+                reasons[number] = text if len(text) <= MAX_REASON else short
     return made, reasons
 
 
@@ -169,7 +173,7 @@ Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
 def _records(
     source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs, *, pinned: bool
 ) -> Iterator[Record]:
-    """Yield what to read: the number of the record, how to read it, how to keep it."""
+    """Yield for each read the number of the record, a function to read, and one to keep it."""
     dataset, split = source.dataset, source.split
 
     def records(positions: Iterable[int]) -> Iterator[tuple[int, SampleData]]:
@@ -212,11 +216,3 @@ def _read_images(
         if image.shape != shape:
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
     return [cut(image) for image in images]
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a sample cannot be read, in one line of bounded length."""
-    words = " ".join(str(error).split())
-    named = words and not isinstance(error, BadSample)
-    text = f"{type(error).__name__}: {words}" if named else words or type(error).__name__
-    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."

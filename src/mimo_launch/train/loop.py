@@ -1,6 +1,6 @@
-"""The training loop: take samples, run a step, evaluate, save, tell listeners.
+"""Runs the training loop: take samples, run a step, evaluate, save, emit events.
 
-Decides: when to evaluate and save, and that a signal seen by one rank ends the run on all of them
+Decides: when to evaluate and save; that a signal that one rank has seen ends the run on all of them
 after the same step.
 Relies on: `step` for steps, `data.order` for samples, `checkpoint` for saving.
 Leaves: showing and storing events to listeners.
@@ -36,29 +36,29 @@ class Saver(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why the newest save failed, if it did."""
+        """Return why the newest save failed, if it did."""
 
     def save(self, state: RunState) -> None:
         """Save weights, optimizer and `state`. Ranks: collective over the world."""
 
     def poll(self) -> list[Event]:
-        """Return what became of earlier saves since the last call."""
+        """Return the outcomes of saves since the last call."""
 
     def finish(self) -> None:
         """Wait for the last save."""
 
 
 class CheckpointNotWritten(EndOfRun):
-    """A checkpoint could not be written, and the run must not go on (or end) without it."""
+    """A checkpoint could not be written, and the run must not continue (or end) without it."""
 
     restartable = True
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a run needs besides its session: all optional.
+    """What a run may have besides its session.
 
-    `stop` returns the number of a signal that asks this rank to stop, or 0.
+    `stop` returns the number of a signal that this rank got, or 0.
     """
 
     saver: Saver | None = None
@@ -97,7 +97,7 @@ def train(
         try:
             stopped = _steps(session, steps, reader, order, emit, hooks, state)
         except EndOfRun:
-            # What was saved before must not be lost: all ranks wait for it alike.
+            # A save under way must not be lost: all ranks wait for it.
             if hooks.saver is not None:
                 hooks.saver.finish()
                 _tell(hooks.saver, emit)
@@ -127,7 +127,7 @@ def _steps(
     hooks: Hooks,
     state: RunState,
 ) -> int:
-    """Run steps to the last one or to a signal, which is returned; save and evaluate as due."""
+    """Run steps until the last one or a signal, and return the signal or 0; save and evaluate."""
     spec, stopped, save = session.spec, 0, False
     saving = None if hooks.saver is None else spec.saving
     while state.step < spec.train.steps and not stopped:
@@ -147,18 +147,18 @@ def _steps(
             session.progress.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None:
-            # Nothing is saved while numbers are bad: a run that they end goes on from before them.
+            # Do not save while numbers are bad: a run that they end resumes from before them.
             if stopped or (save and (metrics[-1].finite or last)):
                 session.progress.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 save = False
-            if not stopped:  # What became of the last save of a run that stops is told at its end.
+            if not stopped:  # The last save of a run that stops is reported at its end.
                 _tell(hooks.saver, emit)
     return stopped
 
 
 def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
-    """Return whether this rank has seen each stop signal, or a failed save that must end the run.
+    """Return 0 or 1 for each stop signal, and for a failed save that must end the run.
 
     All ranks act on the sum at the same step.
     """
@@ -175,12 +175,12 @@ def stop_signal(metrics: StepMetrics) -> int:
 
 
 def _is_due(spec: Spec, step: int, every: int | None) -> bool:
-    """Return whether something is due after `step` steps; always after the last."""
+    """Return whether something is due after `step` steps; it is after the last one."""
     return step == spec.train.steps or (every is not None and step % every == 0)
 
 
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:
-    """Wait for the save under way; return where the last one is. Raises: CheckpointNotWritten."""
+    """Wait for the save under way; return the path of the last. Raises: CheckpointNotWritten."""
     session.progress.enter(Phase.SAVING)
     saver.finish()
     events = _tell(saver, emit)
@@ -191,7 +191,7 @@ def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | N
 
 
 def _tell(saver: Saver, emit: Listener) -> list[Event]:
-    """Say what became of saves."""
+    """Emit the outcomes of saves, and return them."""
     events = saver.poll()
     for event in events:
         emit(event)

@@ -1,9 +1,9 @@
-"""The file `metrics.jsonl` of a run: written as steps happen, and read back.
+"""Writes the file `metrics.jsonl` of a run as steps happen, and reads it back.
 
-Decides: one JSON object per line, written as it happens, so that a killed run keeps what it did; a
-run that goes on drops what it will do again; a full disk loses nothing while the run lasts. Of a
-reader what is forgiven (a last line that was cut short, lines that are no records, which are
-counted) and what is not (no file, no step); of a step that was done twice the later record counts.
+Decides: one JSON object per line, written at once, so that a killed run keeps its metrics; that a
+resumed run drops the steps that it will repeat; that a full disk loses nothing while the run lasts.
+A reader accepts a last line that was cut short, and lines that are no records, which it counts; a
+file without a step is an error; of a step that was run twice, the later record counts.
 Relies on: `events` for the fields; no torch.
 Leaves: drawing and tables to `cli`.
 """
@@ -30,15 +30,15 @@ from mimo_launch.train.events import (
 
 METRICS = "metrics.jsonl"
 Record = dict[str, Any]
-# One value per record; NaN where a number was not finite or was not written.
+# Steps, and a value for each; NaN where a number was not finite or was not written.
 Curve = tuple[list[int], list[float]]
 
 
 class MetricsFile:
-    """Listener that appends steps and evaluations to a JSON-lines file.
+    """A listener that appends steps and evaluations to a JSON-lines file.
 
-    Lines that cannot be written are kept and tried again at every event; `tell` hears of the first
-    failure. With `stops_on_error` a failure is raised instead.
+    Lines that cannot be written are kept and tried again at every event; `tell` gets the first
+    failure. With `stops_on_error`, a failure is raised instead.
     """
 
     def __init__(self, path: Path, tell: Listener, *, stops_on_error: bool = False) -> None:
@@ -59,7 +59,7 @@ class MetricsFile:
         try:
             self._write()
             if isinstance(event, CheckpointSaved):
-                # Metrics are never behind the checkpoint that a run goes on from.
+                # Metrics are never behind the checkpoint that a run resumes from.
                 os.fsync(self._fd)
         except OSError as error:
             if self._stops:
@@ -73,18 +73,18 @@ class MetricsFile:
             self._drop_after(self._keep_steps)
             self._keep_steps = None
         while self._pending:
-            # Part of it may fit on a disk that is almost full.
+            # A disk that is almost full may take a part.
             written = os.write(self._fd, self._pending)
             self._pending = self._pending[written:]
         self._failing = False
 
     def _drop_after(self, step: int) -> None:
-        """Leave the records of the first `step` steps, and no half of a line."""
+        """Keep the records of the first `step` steps, without an incomplete line."""
         lines = self._path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
         if kept == lines:
             return
-        # Under another name first: a crash leaves the old file or the new one.
+        # Write under another name first: a crash leaves the old file or the new one.
         fresh = self._path.with_name(self._path.name + ".new")
         with fresh.open("wb") as file:
             file.writelines(kept)
@@ -106,7 +106,7 @@ class MetricsFile:
 
 
 def _step_of(line: bytes) -> float:
-    """Return the step of a record; a line that is no record belongs to none."""
+    """Return the step of a record; infinity for a line that is no record."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -114,7 +114,7 @@ def _step_of(line: bytes) -> float:
 
 
 class NoHistory(Exception):
-    """There is nothing to show; `help` says what to do."""
+    """There are no metrics to show; `help` says what to do."""
 
     def __init__(self, message: str, help_: str) -> None:
         super().__init__(message)
@@ -123,7 +123,7 @@ class NoHistory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A run's records, by step. `run` is the folder that its file lies in."""
+    """A run's records, by step. `run` is the folder of its file."""
 
     name: str
     run: Path
@@ -145,7 +145,7 @@ class History:
         return _curve(self.steps, [_norms(record).get(module) for record in self.steps])
 
     def rates(self) -> dict[tuple[str, ...], Curve]:
-        """Return learning rates by modules; those that always have the same are one entry."""
+        """Return learning rates; modules whose rates are always equal share an entry."""
         names = dict.fromkeys(name for record in self.steps for name in _dict(record, "lrs"))
         found: dict[tuple[str, ...], Curve] = {}
         for name in names:
@@ -166,7 +166,7 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Read a run folder or the metrics file of one.
+    """Read a run folder, or a metrics file.
 
     Raises: NoHistory, also when the file cannot be read.
     """
@@ -181,7 +181,7 @@ def read_history(path: Path) -> History:
         raise NoHistory(f"cannot read {file}: {error.strerror}", "check its permissions") from None
     *whole, last = lines
     found = [_record(line) for line in whole if line.strip()]
-    # Not ended by a newline: a run is writing it, or was killed while it did.
+    # A line without a newline: a run is writing it, or was killed meanwhile.
     half = _record(last)
     records = [record for record in (*found, half) if record is not None]
     steps, evals = _by_step(records)
@@ -198,7 +198,7 @@ def read_history(path: Path) -> History:
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """Return at each place the mean of the last `width` values, those that are numbers."""
+    """Return at each place the mean of the finite ones among the last `width` values."""
     sums, counts = [0.0], [0]
     for value in values:
         is_number = math.isfinite(value)
@@ -241,7 +241,7 @@ def _record(line: bytes) -> Record | None:
 
 
 def _by_step(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return steps and evaluations; where a run went back to a checkpoint, what it did again."""
+    """Return steps and evaluations; after a resume, repeated ones replace the earlier ones."""
     steps: dict[int, Record] = {}
     evals: dict[int, Record] = {}
     for record in records:

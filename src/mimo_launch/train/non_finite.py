@@ -1,13 +1,13 @@
-"""What happens when a loss or a gradient is not finite: who it came from, and when it ends the run.
+"""Finds the rank where a loss or gradient was first not finite, and ends runs with too many.
 
 Decides: which rank is named, by causality, and how many bad steps a run may have.
-Relies on: flags that each rank keeps of its own losses and gradients, before any sum mixes them.
+Relies on: flags that each rank keeps about its own losses and gradients, before any sum mixes them.
 Leaves: skipping the step to `step`.
 
 Causality: a loss comes before every gradient; gradients flow from the loss to earlier stages of
-language and on to the encoders. FSDP's sums carry a NaN to all replicas, so only what a rank had
-before them tells where it arose. A rank whose part of a sum is bad although every term was finite
-is named last: its numbers come from all samples of the step.
+language and on to the encoders. FSDP's sums carry a NaN to all replicas, so only the gradients
+before the sums show where it arose. A rank whose part of a sum is bad although every term was
+finite is named last: its numbers come from all samples of the step.
 """
 
 import math
@@ -46,10 +46,10 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteFlags:
-    """What one rank saw of a bad step.
+    """The flags of one rank for a bad step.
 
     `losses` are the microbatches with a bad loss, `gradients` the (module, stage) with a bad
-    gradient of its own, `squares` per module the sum of squares of its part of the summed ones.
+    gradient before sums, `squares` per module the sum of squares of this rank's part of the sums.
     """
 
     losses: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class NonFiniteFlags:
 
 @dataclass(frozen=True, slots=True)
 class PendingFlags:
-    """The same on its way from the device, where the next step already overwrites it."""
+    """The same flags on their way from the device, where the next step overwrites them."""
 
     microbatches: tuple[int, ...]
     stages: tuple[tuple[str, int], ...]
@@ -67,11 +67,11 @@ class PendingFlags:
     host: HostCopy
 
     def read(self) -> NonFiniteFlags:
-        """Return what this rank saw. Waits for the device."""
+        """Return the flags. Waits for the device."""
         numbers = iter(self.host.read())
         losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
         gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
-        # What was summed over tp is the same on all tp ranks: `own_gradients` saw it before.
+        # A sum over tp is the same on all tp ranks; `own_gradients` saw this rank's terms.
         own_gradients = [math.isfinite(next(numbers)) for _ in self.modules]
         squares = {
             name: next(numbers) if finite else math.inf
@@ -81,9 +81,9 @@ class PendingFlags:
 
 
 def note_flags(session: RankSession, local_squares: Mapping[str, Tensor]) -> PendingFlags:
-    """Keep what this rank saw of the step whose gradients the session holds.
+    """Copy this rank's flags for the step whose gradients the session holds.
 
-    `local_squares` are per module the sums of squares of what this rank had before sums over tp.
+    `local_squares` are per module the sums of squares of this rank's gradients before sums over tp.
     """
     modules = session.modules.values()
     numbers = [
@@ -92,7 +92,7 @@ def note_flags(session: RankSession, local_squares: Mapping[str, Tensor]) -> Pen
         *(module.own_gradients.value for module in modules),
         *(local_squares[module.name] for module in modules),
     ]
-    zero = torch.zeros((), device=session.device)  # A rank that is idle has seen nothing.
+    zero = torch.zeros((), device=session.device)  # For idle ranks, which have no flags.
     return PendingFlags(
         microbatches=tuple(session.losses),
         stages=tuple((module.name, stage) for module in modules for stage in module.flags),
@@ -102,7 +102,7 @@ def note_flags(session: RankSession, local_squares: Mapping[str, Tensor]) -> Pen
 
 
 def find_origin(layout: Layout, data: StepData, seen: PendingFlags) -> NonFinite:
-    """Return where the numbers of a bad step came from, the same on all ranks.
+    """Return the origin of the bad numbers of a step, the same on all ranks.
 
     Ranks: collective over the world; only after a step that all ranks know to be bad.
     """
@@ -110,7 +110,7 @@ def find_origin(layout: Layout, data: StepData, seen: PendingFlags) -> NonFinite
 
 
 def blame(layout: Layout, data: StepData, ranks: list[NonFiniteFlags]) -> NonFinite:
-    """Return the rank that was first, given the flags of all ranks."""
+    """Return the origin, given the flags of all ranks."""
     losses = [(rank, seen.losses) for rank, seen in enumerate(ranks) if seen.losses]
     if losses:
         rank, microbatches = losses[0]
@@ -146,7 +146,7 @@ def _origin(
     positions: Iterable[int],
 ) -> NonFinite:
     records = (record for position in positions for record in data.samples[position].records)
-    # A record that could not be read has no tokens, and no part in this.
+    # A record that could not be read has no tokens, and is not to blame.
     ids = tuple(record.id for record in records if record.num_tokens)
     return NonFinite(step=data.step + 1, what=what, rank=rank, module=module, samples=ids)
 
@@ -159,7 +159,7 @@ class NonFiniteWatch:
         self._last: NonFinite | None = None
 
     def good(self) -> None:
-        """Note a step that changed the weights. One without labels is neither good nor bad."""
+        """Note a step that changed the weights; one without labels is neither good nor bad."""
         self._in_a_row = 0
 
     def bad(self, origin: NonFinite) -> None:
@@ -189,7 +189,7 @@ def _failure(what: str, last: NonFinite) -> NonFiniteRun:
 
 
 def listed(samples: tuple[int, ...]) -> str:
-    """Return ids as text, the first few of many."""
+    """Return ids as text, or only the first few of many."""
     text = ", ".join(str(sample) for sample in samples[:_MOST_LISTED])
     more = len(samples) - _MOST_LISTED
     return f"{text} and {more} more" if more > 0 else text

@@ -1,16 +1,16 @@
 """Reads steps ahead, and has all ranks agree on the samples that cannot be read.
 
-Decides: that a bad sample is left out on every rank alike, and how many a run may have.
-Relies on: `layout.sample_readers` for who reads what; every rank having the same StepData.
-Leaves: what damage looks like to `loader` and the data sets.
+Decides: that a bad sample is left out on all ranks, and how many a run may have.
+Relies on: `layout.sample_readers` for which rank reads what; the same StepData on every rank.
+Leaves: detecting damage to `loader` and the data sets.
 
-The agreement costs an all-reduce of one number per step. Without it the ranks that could not read
+The agreement costs an all-reduce of one number per step. Without it, the ranks that could not read
 a sample would disagree with the others on rows, routes and N, and hang.
 
-One thread reads one step ahead of the one that runs and starts the agreement on it; the main thread
-waits for both when it comes to the step. The agreement has a gloo group of its own, so that it
-waits for no device. What was read ahead counts for nothing until its step comes: a run that is
-stopped and goes on counts the same bad samples as one that was not.
+A thread reads one step ahead of the step that runs, and starts the agreement on it; the main thread
+waits for both when it comes to that step. The agreement has its own gloo group, so that it waits
+for no device. Bad samples that were read ahead count only when their step comes: a run that stops
+and resumes counts the same ones as a run that does not.
 """
 
 import time
@@ -32,7 +32,7 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample
 from mimo_launch.layout.sample_readers import reads_of
-from mimo_launch.layout.step_views import Imbalance, StepViews
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading
@@ -45,7 +45,7 @@ _MOST_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What this rank has read of a step, and how many samples all ranks could not read."""
+    """This rank's part of a step, and the number of samples that the ranks could not read."""
 
     inputs: ReadInputs
     reasons: dict[int, str]
@@ -66,7 +66,7 @@ class StepReader:
         """Create the group of the agreements. Ranks: collective over the world."""
         self.dataset = dataset
         self._session, self._state, self._emit = session, state, emit
-        # Evaluation decodes and scores answers, of data that have any.
+        # Evaluation decodes and scores answers if the data have any.
         self._decodes: set[Split] = set() if dataset.answer_end is None else {"heldout"}
         self._known: set[int] = set()
         timeout = group_timeout(session.spec.train.timeout, session.device)
@@ -92,16 +92,16 @@ class StepReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let go of the thread.
+        """Release the threads.
 
-        Where all ranks end alike, a step that is being read ahead is waited for: none of them must
-        leave the others in its agreement.
+        Where all ranks end in the same way, wait for the step that is being read ahead: no rank may
+        leave the others alone in its agreement.
         """
         if self._ahead is not None and (kind is None or issubclass(kind, EndOfRun)):
             future = self._ahead[-1]
             wait([future])
             if future.exception() is None:
-                with suppress(RuntimeError):  # A peer met an error in a step that nobody will run.
+                with suppress(RuntimeError):  # A peer failed in a step that nobody will run.
                     future.result().num_bad.wait()
         for threads in (self._thread, self._decoders):
             if threads is not None:
@@ -117,9 +117,9 @@ class StepReader:
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples `ids` of a step, which is counted from 0.
 
-        Those that any rank cannot read are left out.
+        Samples that any rank cannot read are left out.
 
-        Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples.
+        Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
         """
         progress, begin = self._session.progress, time.perf_counter()
         if split == "train":
@@ -139,14 +139,14 @@ class StepReader:
         return inputs.without(bad)
 
     def _taken(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_Read]":
-        """Return the reading of a step that has been read ahead, or start it now."""
+        """Return the step that is being read ahead, or start to read this one."""
         if split == "train" and self._ahead is not None:
             (*asked, future), self._ahead = self._ahead, None
             if asked == [ids, step]:
                 return future
         if self._ahead is not None:
-            # An error of what is read ahead comes before the next agreement of the group, which
-            # the other ranks would take for theirs of that step.
+            # An error in the step ahead must be raised before the next agreement of the group: the
+            # other ranks would take that for the agreement on the step ahead.
             self._ahead[-1].result()
         return self._start(split, ids, step)
 
@@ -156,7 +156,7 @@ class StepReader:
     def _read(self, split: Split, ids: tuple[Sample, ...], step: int) -> _Read:
         """Read a step and start to agree on it, in the thread."""
         begin = time.perf_counter()
-        # Its progress counts only while the main thread waits for it.
+        # This is progress of the rank only while the main thread waits for it.
         phase = Phase.READING if split == "train" else Phase.EVALUATING
         beat: Callable[[], None] = partial(self._session.progress.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
@@ -168,13 +168,16 @@ class StepReader:
         )
         inputs = replace(inputs, views=views)
         if split == "train":
-            inputs = replace(inputs, imbalance=_imbalances(views))
+            # Looks at all samples of the step.
+            shared = [each for each in session.layout.encoders if each.grid.size("dp") > 1]
+            imbalance = {module.name: views.imbalance(module) for module in shared}
+            inputs = replace(inputs, imbalance=imbalance)
         seconds = time.perf_counter() - begin
         return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":
-            # Every evaluation reads the same samples: each of them counts once.
+            # Every evaluation reads the same samples, which count once.
             count = len(reasons.keys() - self._known)
             self._known |= reasons.keys()
         self._state.bad_samples += count
@@ -190,22 +193,16 @@ class StepReader:
 
 
 def _use(device: torch.device) -> None:
-    """Make a GPU the current one of a thread: pinned memory belongs to one, 0 by default."""
+    """Make a GPU the current one of a thread: pinned memory belongs to the current GPU."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def _imbalances(views: StepViews) -> dict[str, Imbalance]:
-    """Return how even the encoders' shares of a step are; looks at all samples of it."""
-    shared = (module for module in views.layout.encoders if module.grid.size("dp") > 1)
-    return {module.name: views.imbalance(module) for module in shared}
-
-
 def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:
-    """Return by number every record of a step that some rank cannot read, with a reason.
+    """Return every record of a step that some rank cannot read, by number, with a reason.
 
-    `reasons` are those of this rank, `num_bad` the sum of their numbers over `group`, already on
-    its way. Where ranks differ in the reason, the lowest rank's counts.
+    `reasons` are those of this rank, `num_bad` the pending sum of their count over `group`. Where
+    ranks give different reasons, the lowest rank's counts.
 
     Ranks: collective over `group`. Traffic: one number, which gloo reduces several times faster
     than even a few bytes per rank; records and reasons only if any rank has some.

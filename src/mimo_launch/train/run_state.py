@@ -1,22 +1,23 @@
-"""Where a run stands, as far as it is neither weights nor optimizer; and what ends it early.
+"""Defines the state of a run besides weights and optimizer, and the ways in which it ends early.
 
-Decides: what a checkpoint must hold for a resumed run to go on exactly; the signals that stop one.
-Relies on: data order and random numbers being pure functions of (seed, position).
+Decides: which counts a checkpoint holds, so that a resumed run continues exactly; which signals
+stop a run.
+Relies on: data order and random numbers, which are pure functions of (seed, position).
 Leaves: weights and moments to `checkpoint`.
 """
 
 import signal
 from dataclasses import dataclass
 
-# After any of these a run ends with the step that it is in.
+# After any of these signals, a run ends with its current step.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(slots=True)
 class RunState:
-    """Counts since the start of the run: steps, samples, and what was skipped or could not be read.
+    """Counts since the start of the run: steps, samples, skipped steps, unreadable samples.
 
-    `samples` is the place in the order of samples; see `data.sample_order` for packs.
+    `samples` is the position in the order of samples; see `data.sample_order` for packs.
     """
 
     step: int = 0
@@ -26,9 +27,9 @@ class RunState:
 
 
 class EndOfRun(Exception):
-    """The run ends itself, on purpose: all ranks raise it alike, after the same step.
+    """The run ends itself, on purpose: all ranks raise this after the same step.
 
-    Starting again would end in the same way.
+    A new attempt would end in the same way.
     """
 
     restartable = False

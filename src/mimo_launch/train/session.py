@@ -1,6 +1,6 @@
-"""Everything one rank needs to run steps of a spec, opened in one order and closed once.
+"""Opens everything that one rank needs to run steps of a spec, and runs them.
 
-Decides: the order of start-up, and what a step is: run the program, finish gradients, agree.
+Decides: the order of start-up, and the parts of a step: run the program, finish gradients, agree.
 Relies on: an initialised default process group (or a world of one rank).
 Leaves: which samples a step takes to `loop`, processes to `launcher`.
 """
@@ -45,7 +45,7 @@ class RankSession:
     ) -> None:
         """Compare plans, create groups, build modules.
 
-        `progress` is told what this rank is doing.
+        `progress` notes what this rank is doing.
 
         Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
         """
@@ -55,7 +55,10 @@ class RankSession:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.device = device or torch.device("cpu")
         self.layout, self.mine = plan.layout, plan.rank(self.rank)
-        _compare_plans(plan.identity)
+        hashes = gather_objects(plan.identity)
+        if len(set(hashes)) > 1:
+            groups = {h: [r for r, other in enumerate(hashes) if other == h] for h in set(hashes)}
+            raise RuntimeError(f"ranks hold different plans (hash: ranks): {groups}")
         self.grids = GridSet(
             self.layout,
             self.rank,
@@ -76,8 +79,7 @@ class RankSession:
             clock=clock,
         )
         self.updates = Updates(spec, self.modules)
-        # This rank's losses of the last step by microbatch, for `non_finite` to look at if it is
-        # bad.
+        # This rank's losses of the last step by microbatch, for `non_finite` if the step is bad.
         self.losses: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> "RankSession":
@@ -96,17 +98,17 @@ class RankSession:
         return list(self.modules[name].declared())
 
     def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
-        """Run the program on a step's samples and finish the gradients; weights stay.
+        """Run the program on a step's samples and finish the gradients; leave the weights.
 
-        `flags` of this rank come back summed over all ranks. On CUDA the host is told before the
-        device has done the work; reading the totals waits for it.
+        `flags` of this rank come back summed over all ranks. On CUDA this returns before the device
+        has done the work; reading the totals waits for it.
 
         Ranks: collective over the world.
         """
         self.updates.clear()
         count_zeros = self.spec.train.count_zero_grads
         if inputs.data.num_labels == 0:
-            # No label in the whole step: every rank knows, none runs it.
+            # There is no label in the whole step: every rank knows that, and none runs it.
             self.progress.enter(Phase.REDUCING)
             zero = torch.zeros((), device=self.device)
             return reduce_metrics(self.layout, {}, zero, flags, count_zeros=count_zeros)
@@ -121,7 +123,7 @@ class RankSession:
             return reduce_metrics(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
 
     def _sum_partial(self) -> None:
-        """Sum the gradients that ranks hold terms of: over tp, and those of a tied embedding."""
+        """Sum gradients of which ranks hold terms: over tp, and those of a tied embedding."""
         for module in self.modules.values():
             show_own_gradients(module)
         for action in self.mine.sums:
@@ -132,17 +134,9 @@ class RankSession:
                 sum_tied_gradients(declared, self.grids.tied(), module.own_gradients)
 
     def update(self, step: int, metrics: PendingMetrics) -> None:
-        """Clip and apply the gradients of `gradients`; bad ones move nothing."""
+        """Clip and apply the gradients; bad ones update nothing."""
         self.progress.enter(Phase.UPDATING)
         clip = self.spec.optimizer.clip
         with self.executor.clock.span(Section.UPDATE):
             divisor = None if clip is None else metrics.divisor(clip)
             self.updates.apply(step, skip=metrics.bad, divisor=divisor)
-
-
-def _compare_plans(mine: str) -> None:
-    """Fail on every rank if any two ranks would carry out different plans."""
-    hashes = gather_objects(mine)
-    if len(set(hashes)) > 1:
-        groups = {h: [r for r, other in enumerate(hashes) if other == h] for h in set(hashes)}
-        raise RuntimeError(f"ranks hold different plans (hash: ranks): {groups}")

@@ -1,16 +1,16 @@
-"""One step of a run: read, compute, update or skip, and say what happened and when.
+"""Runs one step: read, compute, update or skip, and emit its metrics.
 
-Decides: what is told of a step, when its numbers are read, which steps are measured for a timeline
+Decides: which metrics a step has, and when they are read; which steps are measured for a timeline,
 and where their files go.
 Relies on: `prefetch` for samples, `session` for computing, `non_finite` for judging,
 `comm.step_clock` for when each action ran.
 Leaves: which samples a step takes, evaluating and saving to `loop`, pictures to `drawing`.
 
-A transfer lasts from when its rank is ready to when it goes on.
+A transfer lasts from the time its rank is ready to the time it continues.
 
-On CUDA the host is ahead of the device: it starts the next step before it reads the numbers of this
-one, so that the device always has work. The update does not need them, and a bad step moves
-nothing. Before an evaluation, a save and the end, which do, the numbers of all steps are read.
+On CUDA the host is ahead of the device: it starts the next step before it reads the metrics of this
+one, so that the device always has work. The update does not need them, and a bad step updates
+nothing. Evaluations, saves and the end need them: before these, the metrics of all steps are read.
 """
 
 from collections import deque
@@ -34,7 +34,6 @@ from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.grad_norm import PendingMetrics, StepMetrics
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadInputs
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
@@ -54,7 +53,7 @@ class Profile:
         self.steps = range(first, min(total, first + steps))
 
     def begin(self, step: int) -> None:
-        """Start noting times if this step is to be measured.
+        """Start to note times if this step is measured.
 
         Ranks: collective over the world for such a step, so that all start together.
         """
@@ -86,25 +85,25 @@ class Profile:
 
 
 def steps_late(device: torch.device) -> int:
-    """Return how many steps later than a step its numbers are read."""
+    """Return the number of steps after which the metrics of a step are read."""
     return 1 if device.type == "cuda" else 0
 
 
 class StepSource(Protocol):
-    """Reads the steps of a run; see `reading.StepReader`."""
+    """Reads the steps of a run; see `prefetch.StepReader`."""
 
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
         """Return the samples `ids` of a step, which is counted from 0."""
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
-        """Be told of the next step of training."""
+        """Start to read the next step of training."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step whose numbers have not been read.
+    """A step whose metrics have not been read.
 
-    It begins where the one before ends, if that one was not waited for.
+    It begins at the end of the step before, if the host did not wait for that one.
     """
 
     data: StepData
@@ -118,7 +117,7 @@ class _Started:
 
 
 class StepRunner:
-    """Runs steps, one after another, and advances the state of the run by each."""
+    """Runs steps one after another, and advances the state of the run."""
 
     def __init__(
         self, session: RankSession, reader: StepSource, emit: Listener, profile: Profile | None
@@ -132,8 +131,8 @@ class StepRunner:
     def start(self, state: RunState, order: SampleOrder, flags: tuple[int, ...]) -> None:
         """Start the next step; `flags` come back summed over all ranks.
 
-        Ranks: collective over the world. Raises, on all ranks alike: TooManyBadSamples; whatever
-        the numbers of the steps before raise, which are read first in that case.
+        Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples, after `settle`
+        has read the steps before, which may raise first.
         """
         session = self._session
         begin = self._started[-1].end if self._started else Moment(session.device)
@@ -171,11 +170,11 @@ class StepRunner:
         state.samples = after
 
     def settle(self, state: RunState, *, all_steps: bool = True) -> list[StepMetrics]:
-        """Read the numbers of started steps, judge them and say what happened.
+        """Read the metrics of started steps, judge them and emit events.
 
-        Without `all_steps` the newest ones may stay unread, as many as is good for the device.
+        Without `all_steps`, the newest steps may stay unread, so that the device has work.
 
-        Ranks: collective over the world. Raises, on all ranks alike: NonFiniteRun.
+        Ranks: collective over the world. Raises, on all ranks: NonFiniteRun.
         """
         read = []
         while len(self._started) > (0 if all_steps else self._late):
@@ -189,48 +188,41 @@ class StepRunner:
     def _settle_one(self, step: _Started, state: RunState) -> StepMetrics:
         self._session.progress.enter(Phase.REDUCING)
         metrics = step.metrics.read()
-        # Every rank has the same totals, so all of them have skipped the same steps: moments, decay
-        # and step count of a skipped step stayed as they were.
+        # Every rank has the same totals, so all of them have skipped the same steps, which left
+        # weights, moments and step counts as they were.
         skipped = not metrics.finite or step.non_finite is None
         state.skipped += skipped
-        origin = None
+        spec, origin = self._session.spec, None
         if not metrics.finite and step.non_finite is not None:
             origin = find_origin(self._session.layout, step.data, step.non_finite)
             self._emit(origin)
-        self._emit(_finished(self._session.spec, step, metrics, skipped=skipped))
+        number = step.data.step
+        tokens = sum(sample.num_tokens for sample in step.data.samples)
+        has_experts = kind_of(spec.language.model).moe is not None
+        self._emit(
+            StepFinished(
+                step=number + 1,
+                loss=metrics.loss,
+                grad_norm=metrics.norm,
+                grad_norms=metrics.norms,
+                lr=rate_at(spec, number),
+                lrs={
+                    name: rate_at(spec, number, name)
+                    for name, module in spec.modules.items()
+                    if module.frozen is not True
+                },
+                tokens=tokens,
+                tokens_per_s=tokens / step.end.since(step.begin),
+                skipped=skipped,
+                bad_samples=step.left_out,
+                imbalance=step.imbalance,
+                reading=step.reading,
+                zero_grads=metrics.zeros,
+                aux_loss=metrics.aux_loss if has_experts else None,
+            )
+        )
         if origin is not None:
             self._watch.bad(origin)
         elif not skipped:
             self._watch.good()
         return metrics
-
-
-def _has_experts(spec: Spec) -> bool:
-    return kind_of(spec.language.model).moe is not None
-
-
-def _finished(
-    spec: Spec, started: _Started, metrics: StepMetrics, *, skipped: bool
-) -> StepFinished:
-    step = started.data.step
-    tokens = sum(sample.num_tokens for sample in started.data.samples)
-    return StepFinished(
-        step=step + 1,
-        loss=metrics.loss,
-        grad_norm=metrics.norm,
-        grad_norms=metrics.norms,
-        lr=rate_at(spec, step),
-        lrs={
-            name: rate_at(spec, step, name)
-            for name, module in spec.modules.items()
-            if module.frozen is not True
-        },
-        tokens=tokens,
-        tokens_per_s=tokens / started.end.since(started.begin),
-        skipped=skipped,
-        bad_samples=started.left_out,
-        imbalance=started.imbalance,
-        reading=started.reading,
-        zero_grads=metrics.zeros,
-        aux_loss=metrics.aux_loss if _has_experts(spec) else None,
-    )
