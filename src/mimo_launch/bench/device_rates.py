@@ -97,7 +97,7 @@ def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callabl
         network.zero_grad()
         hidden.grad = None
         out: Tensor = network(hidden, batch)
-        out.backward(gradient if out.dim() else None)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(out, gradient if out.dim() else None)
 
     return run
 

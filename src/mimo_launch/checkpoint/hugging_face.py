@@ -151,8 +151,8 @@ def _placed(
     """Yield this rank's chunks under their names in the files, and their places there.
 
     Rows of a tensor are named like a slice of it. A chunk without a place keeps its name, and its
-    initial values. The full shape of a vocabulary is that of the files, cut to the words of ours:
-    our rows beyond it are filled by rule, and rows that pad ours are never used.
+    initial values. The full shape of a vocabulary has the rows that the files and the model share:
+    the model's rows beyond those are filled by rule, and its padding is never used.
     """
     for chunk in weight_chunks(module):
         key, shape = chunk.name.removeprefix(f"{PREFIX}/{module.name}."), chunk.shape

@@ -213,7 +213,7 @@ def start_run(
         emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():
-        # The same rule as in `checks`: a checkpoint of ours has no config.json.
+        # The same rule as in `checks`: our checkpoints have no config.json.
         if from_first(is_hugging_face(start), group):
             emit(load_hugging_face(session, name, start, group))
             continue

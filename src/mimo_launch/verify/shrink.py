@@ -69,8 +69,8 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
         for name, module in small.modules.items()
     }
     data = _shrink_data(spec)
-    # Placeholders that the user gave are small words; beside real text they are the last ids, like
-    # those that nobody gave.
+    # Placeholders that the user gave become low ids among the random words of synthetic text; with
+    # digits they become the last ids, like those that nobody gave.
     given = [name for name, module in modules.items() if module.placeholder is not None]
     for number, name in enumerate(given, 2):
         placeholder = number if isinstance(data, SyntheticData) else None

@@ -8,7 +8,7 @@ Leaves: the right run to `oracle_run`, judging to `compare`.
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import hypot
@@ -72,7 +72,7 @@ class RankRun:
 class StumblingSession(RankSession):
     """A session that gets a NaN in a gradient of one step, on one rank."""
 
-    def gradients(self, inputs: StepInputs, flags: tuple[int, ...] = ()) -> PendingMetrics:  # type: ignore[override]
+    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
         """Compute gradients, and spoil one if this is the step and the rank."""
         # The last stage, because the projector may be the only part that trains.
         module = next(module for module in self.layout.modules if not module.frozen)
