@@ -8,8 +8,8 @@ Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `langu
 the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge
 from `vision` to `language`, `vision>EXCHANGE_F0` moves a whole group as one collective. Actions
 joined by `+` are posted together and waited for together. `language.0B3+language.0REDUCE3` is a
-backward after which gradients are summed over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
-finish the gradients of a module, `step:NORM` and `step:UPDATE` end the step.
+backward, after which gradients are summed over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
+finish the gradients of a module; `step:NORM` and `step:UPDATE` end the step.
 """
 
 import re
@@ -51,7 +51,7 @@ class Kind(StrEnum):
         return self in (Kind.EXCHANGE_F, Kind.EXCHANGE_B)
 
 
-# Done once in a program, without an index.
+# A program has these once, without an index.
 ONCE = (Kind.SUM_TP, Kind.SUM_TIED, Kind.NORM, Kind.UPDATE, Kind.SHARE)
 STEP = "step"
 
@@ -60,9 +60,9 @@ STEP = "step"
 class Action:
     """One thing a rank does.
 
-    `stage` is None on a bridge, whose `module` is the encoder it starts from, and for what is done
-    once per module, or once per step: then `module` is `step`. `index` counts microbatches for
-    language, groups of microbatches for an encoder and its bridge.
+    `stage` is None on a bridge, whose `module` is the encoder it starts from, and for what a rank
+    does once per module or, with `step` as the `module`, once per step. `index` counts microbatches
+    for language, groups of microbatches for an encoder and its bridge.
     """
 
     module: str

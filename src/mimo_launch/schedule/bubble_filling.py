@@ -6,10 +6,10 @@ Relies on: `pipeline` for the order of language and upstream encoders, `rank_cla
 that do the same as one.
 Leaves: transfers to `generate`, proving and timing to `simulate`.
 
-The order of language stays that of 1F1B, and so does its memory; each rank turns from it to groups
-of encoders and back. In the course of a step all ranks of an action start together, after its
-inputs have ended, and each rank keeps the order of its starts: so the programs end under any costs.
-What is hidden depends on how the costs compare to the ones assumed here.
+Language keeps the order and the memory of 1F1B; between its actions each rank works on groups of
+encoders. All ranks of an action start together, after its inputs have ended, and each rank's
+program keeps the order of its starts, so the programs end under any costs. How much encoder work is
+hidden depends on how the real costs compare to those assumed here.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,11 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a rank chooses. `patient`: it waits for work that is about to come rather than delay it.
+    """How a rank chooses what to start next.
 
-    `lead`: it puts a group's forward before the pipeline once stage 0 is that many microbatches
-    away from the group; None: never.
+    A `patient` rank leaves a slot idle rather than delay pipeline work that is about to come. A
+    group's forward goes before the pipeline once stage 0 is `lead` microbatches away from the
+    group; None: never.
     """
 
     patient: bool
@@ -59,7 +60,7 @@ class _Queue:
 
 
 class Teams:
-    """Which classes of ranks work together: on a stage, and on a stage of each kind of replica."""
+    """The classes of ranks that work together on a stage, and on a stage of a kind of replica."""
 
     def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
         self.layout, self.classes = layout, classes
@@ -77,7 +78,7 @@ class Teams:
         self.replicas = {module.name: self._replicas(module) for module in self.fillers}
 
     def of_replicas(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
-        """Return a replica of each kind, and its ranks of a stage."""
+        """Return one replica of each kind, with its ranks that hold a stage."""
         place = module.pp_index(stage)
         return [
             (replica, self._alike(module.grid.slice(dp=replica, pp=place)))
@@ -98,7 +99,7 @@ class Teams:
 
 
 class Filler:
-    """A list scheduler: time goes from one end of work to the next."""
+    """A list scheduler: its clock moves from the end of one action to the next end."""
 
     def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
         layout = teams.layout
@@ -128,7 +129,7 @@ class Filler:
             later = [time for time in self.free if time > self.now + EPSILON]
             if later:
                 self.now = min(later)
-            # Ranks that all wait for each other's work to come have been too patient.
+            # All ranks wait for each other's work: they have been too patient.
             elif not self._start_what_can(patient=False):
                 return self.orders
 
@@ -174,7 +175,8 @@ class Filler:
         # Replicas meet at the first forward and at the last backward.
         if action.index == (0 if action.kind is F else num_groups - 1):
             ranks, replica = self.stages[action.module, queue.stage], -1
-            group = [q for q in self.queues if _same_work(q, queue)]
+            work = (queue.module, queue.stage, queue.kind)
+            group = [q for q in self.queues if (q.module, q.stage, q.kind) == work]
         if not all(each.at == queue.at for each in group) or not all(map(self._is_idle, ranks)):
             return False
         if not self._is_ready(self._ready(action, replica)):
@@ -204,19 +206,19 @@ class Filler:
         return time is not None and time <= self.now + EPSILON
 
     def _fits(self, action: Action, rank: int) -> bool:
-        """Return whether work ends before the pipeline goes on, as far as that can be foreseen."""
+        """Return whether an action ends before the next pipeline work of its rank can start."""
         head = self._head(rank)
         if head is None:
             return True
         is_first = head.stage == 0 and head.module == self.layout.language.name
         if is_first and self.reached == self.layout.samples.microbatches:
-            # Only backwards are left here, and nobody waits for them but encoders.
+            # Only backwards are left here, and only encoders wait for them.
             return True
         end = self.now + self.costs.of(action)
         return end <= self._expected(head, -1) + EPSILON
 
     def _expected(self, action: Action, replica: int) -> float:
-        """Return when the input of an action can be there at the earliest."""
+        """Return the earliest time at which the input of an action can be there."""
         times = [self.now]
         for each in _inputs(self.layout, action):
             end = self._end(each, replica)
@@ -242,10 +244,6 @@ class Filler:
         return max(known) if known and len(known) == len(ends) else None
 
 
-def _same_work(one: _Queue, other: _Queue) -> bool:
-    return (one.module, one.stage, one.kind) == (other.module, other.stage, other.kind)
-
-
 def _inputs(layout: Layout, action: Action) -> list[Action]:
     """Return the computes, on any rank, whose results an action takes."""
     module, stage = layout[action.module], action.stage or 0
@@ -260,12 +258,12 @@ def _inputs(layout: Layout, action: Action) -> list[Action]:
         return [own, Action(module.name, stage + 1, B, action.index)]
     if module.is_language:
         return [own]
-    # Language runs backward in order, so the last microbatch of the group tells.
+    # Language runs backward in order, so the last microbatch of the group ends last.
     return [own, Action(language, 0, B, (action.index + 1) * module.group_size - 1)]
 
 
 def usual_costs(layout: Layout) -> Costs:
-    """Return the costs that programs are made for.
+    """Return the costs that the programs are optimized for.
 
     Forward 1 and backward 2 for a microbatch in a stage of language; each encoder takes a third of
     the time of language's ranks for the same samples, spread evenly over its own.

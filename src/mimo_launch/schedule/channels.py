@@ -1,4 +1,4 @@
-"""Who an action meets: the ranks at the other end of its transfer, and those it computes with.
+"""The partners of an action: the ranks at the other end of a transfer, or those of a collective.
 
 Decides: the partners of every transfer, as ranks that may exchange at least one row.
 Relies on: `layout.sample_owners` for the links between replicas, `layout.bridge_routing` for
@@ -20,10 +20,10 @@ FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
 
 
 class Channel(NamedTuple):
-    """A line of messages from one rank to another that arrive in the order they were sent in.
+    """A sequence of messages from one rank to another, which arrive in the order of their sends.
 
-    One per module, way, and kind of edge (between stages, or the bridge). Channels never wait for
-    each other, not even the two between the same ranks in opposite directions.
+    One per module, direction, and kind of edge (between stages, or the bridge). Channels never wait
+    for each other, not even the two between the same ranks in opposite directions.
     """
 
     module: str
@@ -34,11 +34,12 @@ class Channel(NamedTuple):
 
 
 class P2PGroup(NamedTuple):
-    """Channels that may share a process group: of one module, kind of edge and way, and all from
-    lower to higher ranks (`up`) or all the other way.
+    """Channels that may share a process group.
 
-    Between two ranks such a group carries one channel, so its transfers are in one order on both.
-    """  # noqa: D205
+    They have the module, the kind of edge and the direction in common, and all lead from lower to
+    higher ranks (`up`) or all from higher to lower ones. Between two ranks such a group carries one
+    channel, so both ranks have its transfers in the same order.
+    """
 
     module: str
     is_bridge: bool
@@ -74,7 +75,7 @@ def p2p_groups_of(layout: Layout) -> tuple[P2PGroup, ...]:
 
 
 def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[P2PGroup]:
-    """Return groups whose forward leads `up`, `down` or both; the backward runs against it."""
+    """Return groups whose forward leads `up`, `down` or both; the backward leads the other way."""
     ways = [way for way, is_used in ((True, up), (False, down)) if is_used]
     return [
         *(P2PGroup(module, is_bridge, True, way) for way in ways),
@@ -103,7 +104,7 @@ def is_sender(kind: Kind) -> bool:
 def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
     """Return the ranks that a point-to-point action of `rank` may meet.
 
-    On a bridge inside a pipeline this may be the rank itself: those rows are copied.
+    On a bridge inside a pipeline these may include the rank itself: those rows are copied.
     """
     module = layout[action.module]
     if action.stage is not None:
@@ -121,7 +122,7 @@ def channels(layout: Layout, rank: int, action: Action) -> list[Channel]:
 
 
 def channels_to(rank: int, action: Action, others: Iterable[int]) -> list[Channel]:
-    """Return the channels between `rank` and those that a point-to-point action of it meets."""
+    """Return the channels between `rank` and the partners of one of its point-to-point actions."""
     head = (action.module, action.stage is None, action.kind in FORWARD_KINDS)
     if is_sender(action.kind):
         return [Channel(*head, rank, other) for other in others]
@@ -129,14 +130,14 @@ def channels_to(rank: int, action: Action, others: Iterable[int]) -> list[Channe
 
 
 def message(action: Action) -> tuple[int | None, int]:
-    """Return what tells a message from others of its channel: the upper end's stage, the index."""
-    # A receive going down and a send going up stand at the lower end of their edge.
+    """Return what identifies a message in its channel: the stage at the upper end, the index."""
+    # The receive of a forward and the send of a backward name the lower end of their edge.
     lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
     return None if action.stage is None else action.stage - lower, action.index
 
 
 class Meetings:
-    """Whom every rank of a layout meets; `ranks` are those that take part: all."""
+    """The partners of every rank of a layout; `ranks` are those that take part: all."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -157,10 +158,10 @@ class Meetings:
     def team(self, rank: int, action: Action) -> Sequence[int]:
         """Return the ranks that run an action together.
 
-        tp and cp ranks do always. Replicas meet where gradients and weights are reduced and
-        gathered: to be safe everywhere, as full sharding does. An encoder in the bubbles of a
-        pipeline has its replicas at different places of it; they meet at its first forward and its
-        last backward only.
+        The tp and cp ranks of a replica always do. Replicas meet where gradients are reduced and
+        weights are gathered; full sharding does that at every action, so all are taken to. An
+        encoder that fills bubbles has its replicas at different places of the pipeline: they meet
+        only at its first forward and its last backward.
         """
         if action.kind is Kind.NORM:
             return self.ranks

@@ -1,6 +1,6 @@
 """What must have happened on a rank before an action: the rules of data flow, as a table.
 
-Decides: the dependencies of every action on actions of its own rank; those on other ranks follow,
+Decides: the dependencies of every action on actions of its own rank. Those on other ranks follow,
 because a receive ends only when the other end has sent.
 Relies on: `roles` for what a rank takes part in.
 Leaves: time and waiting to `simulate`.
@@ -12,23 +12,44 @@ from mimo_launch.schedule.roles import exchanges, is_bridge_end, microbatches_of
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
+# What an action of a stage needs of the same stage, but for the two ends of a module.
+INSIDE_A_MODULE: dict[Kind, tuple[Kind, ...]] = {
+    F: (Kind.RECV_F,),
+    B: (F, Kind.RECV_B),
+    Kind.SEND_F: (F,),
+    Kind.SEND_B: (B,),
+}
+
 
 def needs(layout: Layout, role: Role, action: Action) -> list[Action]:
     """Return the actions that a rank must have ended before it starts `action`."""
     if action.stage is None:
-        of_stages = _of_end if action.kind in ONCE else _of_bridge
-        return of_stages(layout, role, action)
-    if action.kind is Kind.FORWARD:
-        return _of_forward(layout, action)
-    if action.kind is Kind.BACKWARD:
-        return [_with(action, F), *_gradient(layout, action)]
-    if action.kind is Kind.SEND_F:
-        return [_with(action, F)]
-    return [_with(action, B)] if action.kind is Kind.SEND_B else []
+        before = _before_end if action.kind in ONCE else _before_bridge
+        return before(layout, role, action)
+    module = layout[action.module]
+    if action.kind is Kind.FORWARD and action.stage == 0:
+        fed_by = layout.encoders if module.is_language else ()
+        return [
+            Action(
+                encoder.name,
+                None,
+                Kind.EXCHANGE_F if exchanges(layout, encoder) else Kind.RECV_F,
+                action.index // encoder.group_size,
+            )
+            for encoder in fed_by
+        ]
+    if action.kind is Kind.BACKWARD and action.stage == len(module.stages) - 1:
+        own = Action(module.name, action.stage, F, action.index)
+        if module.is_language:
+            return [own]  # The loss makes its own gradient.
+        kind = Kind.EXCHANGE_B if exchanges(layout, module) else Kind.RECV_B
+        return [own, Action(module.name, None, kind, action.index)]
+    kinds = INSIDE_A_MODULE.get(action.kind, ())
+    return [Action(module.name, action.stage, kind, action.index) for kind in kinds]
 
 
 def first_fault(layout: Layout, role: Role, program: Program) -> tuple[int, str] | None:
-    """Return the place of the first slot that comes too early or a second time, and why."""
+    """Return the position of the first slot that comes too early or twice, and what is wrong."""
     done: set[Action] = set()
     for position, slot in enumerate(program):
         for action in slot:
@@ -41,12 +62,12 @@ def first_fault(layout: Layout, role: Role, program: Program) -> tuple[int, str]
     return None
 
 
-def _of_end(layout: Layout, role: Role, action: Action) -> list[Action]:
-    """Return the last backwards, of one module or of all, whose gradients are to be finished."""
+def _before_end(layout: Layout, role: Role, action: Action) -> list[Action]:
+    """Return the last backwards, of one module or of all, before their gradients are finished."""
     if action.kind is Kind.UPDATE:
         return [Action(STEP, None, Kind.NORM, 0)]
     if action.kind is Kind.SHARE:
-        return []  # Of the forwards of an evaluation, which has no backward.
+        return []  # It follows the forwards of an evaluation, which has no backward.
     return [
         Action(name, stage, B, layout.num_groups(layout[name]) - 1)
         for name, stage in role
@@ -54,40 +75,8 @@ def _of_end(layout: Layout, role: Role, action: Action) -> list[Action]:
     ]
 
 
-def _with(action: Action, kind: Kind) -> Action:
-    return Action(action.module, action.stage, kind, action.index)
-
-
-def _of_forward(layout: Layout, action: Action) -> list[Action]:
-    """Return what brings the input of a stage."""
-    if action.stage:
-        return [_with(action, Kind.RECV_F)]
-    if action.module != layout.language.name:
-        return []
-    return [
-        Action(
-            encoder.name,
-            None,
-            Kind.EXCHANGE_F if exchanges(layout, encoder) else Kind.RECV_F,
-            action.index // encoder.group_size,
-        )
-        for encoder in layout.encoders
-    ]
-
-
-def _gradient(layout: Layout, action: Action) -> list[Action]:
-    """Return what brings the gradient of a stage's output; the loss makes its own."""
-    module = layout[action.module]
-    if action.stage != len(module.stages) - 1:
-        return [_with(action, Kind.RECV_B)]
-    if module.is_language:
-        return []
-    kind = Kind.EXCHANGE_B if exchanges(layout, module) else Kind.RECV_B
-    return [Action(module.name, None, kind, action.index)]
-
-
-def _of_bridge(layout: Layout, role: Role, action: Action) -> list[Action]:
-    """Return the computes whose results go over a bridge."""
+def _before_bridge(layout: Layout, role: Role, action: Action) -> list[Action]:
+    """Return the computes whose results travel over a bridge."""
     encoder, language = layout[action.module], layout.language.name
     last = len(encoder.stages) - 1
     if not is_bridge_end(layout, encoder, role):

@@ -1,8 +1,8 @@
 """The program of every rank: phases around pipelines, or one pipeline with its bubbles filled.
 
-Decides: how the parts of a step follow each other on a rank; that inputs are received right before
-the action that needs them, that results are sent right after the action that makes them, and which
-transfers share a slot.
+Decides: the order of the parts of a step on a rank; that inputs are received right before the
+action that needs them, and results sent right after the action that makes them; which transfers
+share a slot.
 Relies on: `pipeline` and `bubble_filling` for the order of computes, `dependencies` for inputs.
 Leaves: proving that the programs end to `simulate`.
 
@@ -13,9 +13,9 @@ backward. Without shared encoders the one group is the whole step. The pipeline 
 a group.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from mimo_launch.layout.layout import Layout, ModuleLayout, Role
+from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.bubble_filling import bubble_orders
 from mimo_launch.schedule.dependencies import needs
@@ -31,37 +31,49 @@ from mimo_launch.schedule.roles import (
 
 
 def program_of(layout: Layout, role: Role, order: Iterable[Action]) -> Program:
-    """Return the program that computes and exchanges in this order."""
-    return _coalesced(_with_transfers(layout, role, order))
+    """Return the program that computes and exchanges in this order.
+
+    Consecutive point-to-point actions share a slot, every other action has its own. Opposite
+    transfers between two ranks (an activation down, a gradient up) are then posted together, so
+    neither side waits for the other to receive first.
+    """
+    slots: list[Slot] = []
+    open_slot = False
+    for action in _with_transfers(layout, role, order):
+        joins = not (action.kind.is_compute or action.kind.is_collective)
+        if joins and open_slot:
+            slots[-1] = (*slots[-1], action)
+        else:
+            slots.append((action,))
+        open_slot = joins
+    return tuple(slots)
 
 
 def _with_transfers(layout: Layout, role: Role, order: Iterable[Action]) -> Iterator[Action]:
+    """Yield actions, each compute with the receives before it and the sends after it."""
     received: set[Action] = set()
     for action in order:
-        if action.kind.is_compute:
-            for each in needs(layout, role, action):
-                # A group of microbatches arrives once, before the first of them.
-                if each.kind in (Kind.RECV_F, Kind.RECV_B) and each not in received:
-                    received.add(each)
-                    yield each
+        if not action.kind.is_compute:
+            yield action
+            continue
+        for each in needs(layout, role, action):
+            # A group of microbatches arrives once, before the first of them.
+            if each.kind in (Kind.RECV_F, Kind.RECV_B) and each not in received:
+                received.add(each)
+                yield each
         yield action
-        if action.kind is Kind.FORWARD:
-            yield from _after_forward(layout, action)
-        elif action.kind is Kind.BACKWARD:
-            yield from _after_backward(layout, action)
+        yield from _sends(layout, action)
 
 
-def _after_forward(layout: Layout, action: Action) -> Iterator[Action]:
+def _sends(layout: Layout, action: Action) -> Iterator[Action]:
+    """Yield the point-to-point sends of what a compute makes."""
     module = layout[action.module]
-    if action.stage != len(module.stages) - 1:
-        yield Action(module.name, action.stage, Kind.SEND_F, action.index)
-    elif not module.is_language and not exchanges(layout, module):
-        yield Action(module.name, None, Kind.SEND_F, action.index)
-
-
-def _after_backward(layout: Layout, action: Action) -> Iterator[Action]:
-    module = layout[action.module]
-    if action.stage:
+    if action.kind is Kind.FORWARD:
+        if action.stage != len(module.stages) - 1:
+            yield Action(module.name, action.stage, Kind.SEND_F, action.index)
+        elif not module.is_language and not exchanges(layout, module):
+            yield Action(module.name, None, Kind.SEND_F, action.index)
+    elif action.stage:
         if action.stage > module.first_trained:
             yield Action(module.name, action.stage, Kind.SEND_B, action.index)
     elif module.is_language:
@@ -73,47 +85,13 @@ def _after_backward(layout: Layout, action: Action) -> Iterator[Action]:
                 yield Action(encoder.name, None, Kind.SEND_B, group)
 
 
-def _coalesced(actions: Iterator[Action]) -> Program:
-    """Put point-to-point actions that follow each other into one slot, all else into its own.
-
-    Opposite transfers between two ranks (an activation down, a gradient up) are then posted
-    together, so that neither side waits for the other to receive first.
-    """
-    slots: list[Slot] = []
-    open_slot = False
-    for action in actions:
-        joins = not (action.kind.is_compute or action.kind.is_collective)
-        if joins and open_slot:
-            slots[-1] = (*slots[-1], action)
-        else:
-            slots.append((action,))
-        open_slot = joins
-    return tuple(slots)
-
-
 Programs = tuple[Program, ...]
 
 
 def generate(layout: Layout) -> Programs:
     """Return the training program of each rank; ranks that do the same share one object."""
-    if any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
-        return _with_filled_bubbles(layout)
-    return _for_every_role(layout, _step)
-
-
-def generate_forward(layout: Layout) -> Programs:
-    """Return the program of each rank for a step without gradients (evaluation)."""
-    return _for_every_role(layout, _forward_step)
-
-
-def _for_every_role(layout: Layout, order: Callable[[Layout, Role], list[Action]]) -> Programs:
-    made = {
-        role: program_of(layout, role, order(layout, role)) for role in dict.fromkeys(layout.roles)
-    }
-    return tuple(made[role] for role in layout.roles)
-
-
-def _with_filled_bubbles(layout: Layout) -> Programs:
+    if not any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
+        return _for_every_role(layout, backward=True)
     classes = classes_of(layout)
     first = {each: rank for rank, each in reversed(list(enumerate(classes)))}
     made = {
@@ -123,43 +101,35 @@ def _with_filled_bubbles(layout: Layout) -> Programs:
     return tuple(made[each] for each in classes)
 
 
-def _step(layout: Layout, role: Role) -> list[Action]:
-    actions = []
+def generate_forward(layout: Layout) -> Programs:
+    """Return the program of each rank for a step without gradients (evaluation)."""
+    return _for_every_role(layout, backward=False)
+
+
+def _for_every_role(layout: Layout, *, backward: bool) -> Programs:
+    made = {
+        role: program_of(layout, role, _phases(layout, role, backward=backward))
+        for role in dict.fromkeys(layout.roles)
+    }
+    return tuple(made[role] for role in layout.roles)
+
+
+def _phases(layout: Layout, role: Role, *, backward: bool) -> Iterator[Action]:
+    """Yield what a role computes and exchanges in the phases of a step, in order."""
+    encoders = [encoder for encoder in layout.encoders if encoder.in_phases]
     for group in groups_of(layout):
-        actions += _phases_forward(layout, role, group.index)
-        actions += pipeline_order(layout, role, group.microbatches)
-        for encoder in layout.encoders:
-            if encoder.in_phases and needs_backward(layout, encoder):
-                actions += _phase_backward(layout, encoder, role, group.index)
-    return actions
-
-
-def _forward_step(layout: Layout, role: Role) -> list[Action]:
-    actions = []
-    for group in groups_of(layout):
-        actions += _phases_forward(layout, role, group.index)
-        actions += pipeline_order(layout, role, group.microbatches, backward=False)
-    return actions
-
-
-def _phases_forward(layout: Layout, role: Role, group: int) -> list[Action]:
-    actions = []
-    for encoder in layout.encoders:
-        if not encoder.in_phases:
-            continue
-        actions += [Action(n, stage, Kind.FORWARD, group) for n, stage in role if n == encoder.name]
-        if exchanges(layout, encoder) and is_bridge_end(layout, encoder, role):
-            actions.append(Action(encoder.name, None, Kind.EXCHANGE_F, group))
-    return actions
-
-
-def _phase_backward(layout: Layout, encoder: ModuleLayout, role: Role, group: int) -> list[Action]:
-    actions = []
-    if is_bridge_end(layout, encoder, role):
-        actions.append(Action(encoder.name, None, Kind.EXCHANGE_B, group))
-    actions += [
-        Action(name, stage, Kind.BACKWARD, group)
-        for name, stage in role
-        if name == encoder.name and needs_backward(layout, encoder, stage)
-    ]
-    return actions
+        for encoder in encoders:
+            for name, stage in role:
+                if name == encoder.name:
+                    yield Action(name, stage, Kind.FORWARD, group.index)
+            if exchanges(layout, encoder) and is_bridge_end(layout, encoder, role):
+                yield Action(encoder.name, None, Kind.EXCHANGE_F, group.index)
+        yield from pipeline_order(layout, role, group.microbatches, backward=backward)
+        for encoder in encoders:
+            if not backward or not needs_backward(layout, encoder):
+                continue
+            if is_bridge_end(layout, encoder, role):
+                yield Action(encoder.name, None, Kind.EXCHANGE_B, group.index)
+            for name, stage in role:
+                if name == encoder.name and needs_backward(layout, encoder, stage):
+                    yield Action(name, stage, Kind.BACKWARD, group.index)

@@ -1,8 +1,8 @@
-"""How short a step can be at best, whatever the order of its work.
+"""The shortest time that a step can take, in any order of its work.
 
-Decides: a bound that no schedule of a layout can pass.
+Decides: a lower bound for every schedule of a layout.
 Relies on: the costs of single actions.
-Leaves: how near a schedule comes to it to `simulate`.
+Leaves: how close a schedule comes to it to `simulate`.
 """
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -16,8 +16,8 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 def lower_bound(layout: Layout, costs: Costs) -> float:
     """Return the larger of two times that every step takes.
 
-    One: the first group's forward through the slowest encoder, the way of a microbatch through the
-    other ranks of the language pipeline and back, the work of one of its ranks, and the last
+    One: the first group's forward through the slowest encoder, a microbatch's forward and backward
+    through the other ranks of the language pipeline, the work of one of its ranks, and the last
     group's backward. Two: the work of the busiest rank.
     """
     language = layout.language
@@ -27,11 +27,20 @@ def lower_bound(layout: Layout, costs: Costs) -> float:
     held = len(language.stages) // language.grid.size("pp")
     latency = (language.grid.size("pp") - 1) * once
     through = first + latency + layout.samples.microbatches * held * once + last
-    return max(through, *(_work(layout, costs, rank) for rank in range(layout.world_size)))
+    work = (
+        sum(
+            _cost(layout, costs, module, stage.index, kind) * layout.num_groups(module)
+            for module in layout.modules_of(rank)
+            for stage in module.stages_of(rank)
+            for kind in (F, B)
+        )
+        for rank in range(layout.world_size)
+    )
+    return max(through, *work)
 
 
 def _cost(layout: Layout, costs: Costs, module: ModuleLayout, stage: int, kind: Kind) -> float:
-    """Return the time of one action of a stage; none where it has no backward."""
+    """Return the time of one action of a stage: 0 for the backward of one that has none."""
     if kind is B and not needs_backward(layout, module, stage):
         return 0.0
     return costs.of(Action(module.name, stage, kind, 0))
@@ -40,13 +49,3 @@ def _cost(layout: Layout, costs: Costs, module: ModuleLayout, stage: int, kind: 
 def _way(layout: Layout, costs: Costs, module: ModuleLayout, kind: Kind) -> float:
     """Return the time of one group through all stages of an encoder."""
     return sum(_cost(layout, costs, module, stage.index, kind) for stage in module.stages)
-
-
-def _work(layout: Layout, costs: Costs, rank: int) -> float:
-    """Return the time that a rank computes."""
-    return sum(
-        _cost(layout, costs, module, stage.index, kind) * layout.num_groups(module)
-        for module in layout.modules_of(rank)
-        for stage in module.stages_of(rank)
-        for kind in (F, B)
-    )

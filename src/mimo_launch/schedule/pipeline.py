@@ -8,11 +8,12 @@ Leaves: transfers, and encoders that share ranks with language, to `generate`.
 forwards, then all backwards, both in the order of microbatches; last in, first out would take the
 same time.
 
-Upstream, everything follows from when stage 0 of language takes a microbatch and gives its gradient
-back, on a clock that ticks once per stage: an encoder stage d stages ahead runs the forward d stage
-times before, the backward d stage times after. Each input is then made before it is used, and every
-rank works in the order of one common clock, so no set of ranks can wait for each other in a circle.
-Counted from the head instead, encoders of unequal depth would run ahead of what language takes.
+The order of upstream encoders follows from a clock that ticks once per stage: an encoder stage that
+is d stages ahead of language runs a forward d ticks before stage 0 of language takes the
+microbatch, and the backward d ticks after stage 0 returns its gradient. So each input is made
+before it is used, and every rank works in the order of one common clock: ranks cannot wait for each
+other in a circle. If d were counted from the first encoder stage, encoders of unequal depth would
+run ahead of what language takes.
 """
 
 from functools import lru_cache
@@ -21,7 +22,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.roles import needs_backward
 
-# (chunk, kind, position): the how many-th stage of the rank, the how many-th microbatch.
+# (chunk, kind, position): which of the rank's stages, forward or backward, which microbatch.
 Work = tuple[int, Kind, int]
 
 F, B = Kind.FORWARD, Kind.BACKWARD
@@ -30,11 +31,23 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 def pipeline_order(
     layout: Layout, role: Role, microbatches: range, *, backward: bool = True
 ) -> list[Action]:
-    """Return what a role computes for some microbatches, encoders in phases left out."""
+    """Return what a role computes for some microbatches, without encoders in phases."""
     stages = [(layout[name], stage) for name, stage in role if not layout[name].in_phases]
-    if any(module.is_language for module, _ in stages):
-        return _language(layout, [stage for _, stage in stages], microbatches, backward=backward)
-    return _upstream(layout, stages, microbatches, backward=backward)
+    if not any(module.is_language for module, _ in stages):
+        return _upstream(layout, stages, microbatches, backward=backward)
+    language = layout.language
+    order = rank_order(
+        layout.schedule,
+        language.grid.size("pp"),
+        len(stages),
+        language.pp_index(stages[0][1]),
+        len(microbatches),
+        backward=backward and needs_backward(layout, language),
+    )
+    return [
+        Action(language.name, stages[chunk][1], kind, microbatches[position])
+        for chunk, kind, position in order
+    ]
 
 
 def distance_to_language(module: ModuleLayout, stage: int) -> int:
@@ -46,7 +59,7 @@ def distance_to_language(module: ModuleLayout, stage: int) -> int:
 def rank_order(
     kind: str, depth: int, num_chunks: int, index: int, total: int, *, backward: bool
 ) -> tuple[Work, ...]:
-    """Return the work of one place of a pipeline of `depth` ranks on `total` microbatches.
+    """Return the work of rank `index` of a pipeline of `depth` ranks on `total` microbatches.
 
     With several chunks (stages of one rank) the microbatches take turns in runs of `depth`: a run
     passes all chunks before the next one starts.
@@ -71,24 +84,6 @@ def rank_order(
     return (*forwards[:warmup], *(work for pair in steady for work in pair), *drain)
 
 
-def _language(
-    layout: Layout, stages: list[int], microbatches: range, *, backward: bool
-) -> list[Action]:
-    language = layout.language
-    order = rank_order(
-        layout.schedule,
-        language.grid.size("pp"),
-        len(stages),
-        language.pp_index(stages[0]),
-        len(microbatches),
-        backward=backward and needs_backward(layout, language),
-    )
-    return [
-        Action(language.name, stages[chunk], kind, microbatches[position])
-        for chunk, kind, position in order
-    ]
-
-
 def _upstream(
     layout: Layout,
     stages: list[tuple[ModuleLayout, int]],
@@ -96,7 +91,10 @@ def _upstream(
     *,
     backward: bool,
 ) -> list[Action]:
-    """Merge the work of encoder stages by the common clock; at one tick, in one order for all."""
+    """Merge the work of encoder stages by the common clock.
+
+    Within a tick, all ranks have the same order.
+    """
     language = layout.language
     num_chunks = len(language.stages) // language.grid.size("pp")
     is_trained = backward and needs_backward(layout, language)
@@ -123,7 +121,7 @@ def _upstream(
 def first_stage_clock(
     kind: str, depth: int, num_chunks: int, total: int, *, backward: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return when stage 0 starts each forward and each backward, if every action takes one tick."""
+    """Return when stage 0 starts each forward and each backward; every action takes one tick."""
     orders = [
         rank_order(kind, depth, num_chunks, index, total, backward=backward)
         for index in range(depth)
@@ -136,7 +134,12 @@ def first_stage_clock(
             while at[index] < len(orders[index]):
                 chunk, way, position = orders[index][at[index]]
                 stage = chunk * depth + index
-                before = _source(stage, way, position, last)
+                # The action whose result the stage needs; None for the data that start a step.
+                before: tuple[int, Kind, int] | None
+                if way is F:
+                    before = (stage - 1, F, position) if stage else None
+                else:
+                    before = (stage + 1, B, position) if stage < last else (stage, F, position)
                 if before is not None and before not in ends:
                     break
                 start = max(clock[index], 0 if before is None else ends[before])
@@ -146,10 +149,3 @@ def first_stage_clock(
     if not backward:
         return times, ()
     return times, tuple(ends[0, B, position] - 1 for position in range(total))
-
-
-def _source(stage: int, way: Kind, position: int, last: int) -> tuple[int, Kind, int] | None:
-    """Return the action whose result a stage needs; None for the data that start a step."""
-    if way is F:
-        return (stage - 1, F, position) if stage else None
-    return (stage + 1, B, position) if stage < last else (stage, F, position)

@@ -1,6 +1,6 @@
-"""The proof that the programs of a job end: no rank waits for ever, or does a thing too early.
+"""The proof that the programs of a job end: no rank waits forever or acts before its input.
 
-Decides: that a rank of each class may stand for all of it, and when all ranks are looked at.
+Decides: that one rank of each class may stand for its class, and when all ranks are simulated.
 Relies on: `simulate` for the course of a step, `rank_classes` for classes of ranks.
 Leaves: showing a deadlock to `cli`.
 
@@ -38,9 +38,9 @@ def proven(layout: Layout, programs: Programs, costs: Costs | None = None) -> Si
 
 
 def by_class(layout: Layout, programs: Programs, costs: Costs | None = None) -> Simulation:
-    """Return the course of a step as the classes of ranks have it; alike ranks share their events.
+    """Return the course of a step, simulated for one rank per class, whose events the class shares.
 
-    `stuck` is of the first ranks of classes.
+    `stuck` names the first ranks of classes only.
     """
     labels = [(role, id(each)) for role, each in zip(layout.roles, programs, strict=True)]
     meetings = ClassMeetings(layout, refined(labels, layout.modules))

@@ -1,12 +1,12 @@
-"""Rank classes: ranks that are alike, for which one of them can stand.
+"""Rank classes: sets of ranks that are alike, so that one of them can stand for all.
 
-Decides: which ranks are alike, and whom a class meets, as the first ranks of other classes.
-Relies on: `channels` for whom a rank meets.
+Decides: which ranks are alike, and the partners of a class, as the first ranks of other classes.
+Relies on: `channels` for the partners of a rank.
 Leaves: the programs of classes to `bubble_filling`, their course to `simulate`.
 
-Ranks of one class have equal labels (their roles, say), and for each of some modules the replicas
-that they belong to are on ranks of the same classes, too. A class meets every class that any of its
-ranks meets: where its ranks differ in that, each is taken to wait for all.
+Ranks of one class have equal labels (such as their roles), and for each of some modules their
+replicas are on ranks of the same classes, too. A class meets every class that any of its ranks
+meets: where its ranks differ in that, each is taken to wait for all.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from mimo_launch.schedule.roles import fills_bubbles
 
 
 def classes_of(layout: Layout) -> tuple[int, ...]:
-    """Return the class of each rank, if only encoders in the bubbles of a pipeline tell them apart.
+    """Return the class of each rank, by its role and the replicas of encoders that fill bubbles.
 
     Classes are numbered in the order of their first ranks.
     """
@@ -29,7 +29,7 @@ def classes_of(layout: Layout) -> tuple[int, ...]:
 
 
 def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[int, ...]:
-    """Return classes that are finer than `labels`, one per rank.
+    """Return the class of each rank: a refinement of `labels`.
 
     For each of the modules, ranks of one class belong to replicas on ranks of the same classes.
     """
@@ -52,13 +52,13 @@ def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[
 
 
 def _numbered(keys: Sequence[object]) -> tuple[int, ...]:
-    """Replace each key by the number of different keys before its first place."""
+    """Replace each key by a number: distinct keys count from 0 in the order they first appear."""
     numbers: dict[object, int] = {}
     return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 class ClassMeetings(Meetings):
-    """Whom the first rank of each class meets, where it stands for all ranks of its class."""
+    """The partners of the first rank of each class, which stands for all ranks of the class."""
 
     def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
         super().__init__(layout)
@@ -111,7 +111,7 @@ class ClassMeetings(Meetings):
         return tuple(sorted({self.stand_ins[rank] for rank in ranks}))
 
     def _of_edge(self, module: ModuleLayout, here: int, there: int) -> dict[int, list[int]]:
-        """Return whom each class of ranks at one place along pp meets at another."""
+        """Return the partners at pp index `there` of each class of ranks at pp index `here`."""
         key = module.name, here, there
         if key not in self._edges:
             apart = (there - here) * module.grid.strides["pp"]
@@ -120,7 +120,7 @@ class ClassMeetings(Meetings):
         return self._edges[key]
 
     def _of_bridge(self, encoder: str) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Return whom classes meet over a bridge: from the encoder's end, and from language's."""
+        """Return the partners of classes over a bridge: of the encoder's end, of language's."""
         if encoder not in self._bridges:
             module, language = self.layout[encoder], self.layout.language
             last = module.pp_index(len(module.stages) - 1)

@@ -1,13 +1,13 @@
-"""What finishes a step: sums of gradients, their norms, the update.
+"""The actions that finish a step: sums of gradients, their norms, the update.
 
-Decides: when gradients are summed, over which ranks, as actions of a program.
+Decides: when gradients are summed, and over which ranks, as actions of a program.
 Relies on: programs of computes and transfers from `generate`.
 Leaves: the sums themselves to `runtime` and `optimizer`.
 
-Gradients are summed over dp and cp with the last backward of each stage; fully sharded, with every
-backward, so that no whole gradient stays. After the program come the sums over tp of what its ranks
-hold terms of, and over the first and last stage of a tied embedding; then the norms, which all
-ranks agree on, and the update.
+Gradients are summed over dp and cp with the last backward of each stage, or under full sharding
+with every backward, so that no rank keeps a whole gradient. After the program come the sums over tp
+of gradients that each tp rank has only a term of, and those over the first and last stage of a tied
+embedding; then the norms, for which all ranks meet, and the update.
 """
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -23,19 +23,18 @@ def completed(layout: Layout, programs: Programs) -> Programs:
     for rank, program in enumerate(programs):
         key = id(program), _end(layout, rank)
         if key not in made:
-            made[key] = (*(_reduced(layout, slot) for slot in program), *((a,) for a in key[1]))
+            slots: list[Slot] = []
+            for slot in program:
+                action, module = slot[0], layout[slot[0].module]
+                slots.append(slot)
+                if action.kind is Kind.BACKWARD and (
+                    module.full_sharding or action.index == last_index(layout, module)
+                ):
+                    reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
+                    slots[-1] = (action, reduce)
+            made[key] = (*slots, *((action,) for action in key[1]))
         found.append(made[key])
     return tuple(found)
-
-
-def _reduced(layout: Layout, slot: Slot) -> Slot:
-    action = slot[0]
-    if action.kind is not Kind.BACKWARD:
-        return slot
-    module = layout[action.module]
-    if not module.full_sharding and action.index != last_index(layout, module):
-        return slot
-    return (action, Action(action.module, action.stage, Kind.REDUCE, action.index))
 
 
 def last_index(layout: Layout, module: ModuleLayout) -> int:
@@ -59,7 +58,7 @@ def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
 def decoding(layout: Layout, programs: Programs) -> Programs:
     """Return the programs that find the next token of all samples, from those of an evaluation.
 
-    Language alone runs again, on the rows that an evaluation left; then the last stage tells its
+    Only language runs again, on the rows that the evaluation left; then the last stage sends its
     choices to the other ranks of its replica.
     """
     name = layout.language.name

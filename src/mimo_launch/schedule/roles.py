@@ -1,4 +1,4 @@
-"""What a rank takes part in: its stages, and which of them have gradients and which bridges.
+"""What a rank takes part in: its stages, those with gradients, and its bridges.
 
 Decides: which stages run backward, and how the rows of an encoder travel.
 Relies on: `layout`.
@@ -12,7 +12,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchGroup:
-    """Consecutive microbatches that are in work at the same time."""
+    """Consecutive microbatches that an encoder in phases works on at once."""
 
     index: int
     microbatches: range
@@ -32,7 +32,8 @@ def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = Non
 def fills_bubbles(layout: Layout, module: ModuleLayout) -> bool:
     """Return whether an encoder runs in the idle slots of the language pipeline.
 
-    One that shares ranks with a pipeline under `bubble_filling`; without a pipeline nothing idles.
+    It does if it shares ranks with language under `bubble_filling`; without a pipeline, no rank
+    idles.
     """
     piped = layout.schedule == "bubble_filling" and layout.language.grid.size("pp") > 1
     return piped and module.in_phases
@@ -47,7 +48,7 @@ def exchanges(layout: Layout, module: ModuleLayout) -> bool:
 
 
 def groups_of(layout: Layout) -> tuple[MicrobatchGroup, ...]:
-    """Return the groups that shared encoders run on; without any, the step is one group."""
+    """Return the groups that encoders in phases run on; without any, the step is one group."""
     total = layout.samples.microbatches
     size = next((m.group_size for m in layout.encoders if m.in_phases), total)
     return tuple(

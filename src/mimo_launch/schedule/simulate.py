@@ -6,18 +6,20 @@ Relies on: programs from `generate`, partners and teams from `channels`, data fl
 Leaves: drawing to `drawing`.
 
 A send is posted and the program goes on; its rows stay with the sender until the receive meets it,
-so no transport needs a buffer. A slot ends when all its receives have met their send, and the time
-that the transfer takes is over. Messages of a
-channel meet in the order posted. A compute is a barrier of its team, an exchange of its component.
-Fewer barriers, other costs or more buffers remove waiting and add none: programs that end here end
-everywhere. With `rendezvous` a send, too, holds its rank up until it is received.
+so no transport needs a buffer. A slot ends when all its receives have met their sends and the
+transfers have taken their time. Messages of a channel meet in the order posted. A compute is a
+barrier of its team, an exchange one of its component. Fewer barriers, other costs or more buffers
+can only remove waiting, so programs that end here end everywhere. With `rendezvous` a send, too,
+blocks its rank until it is received.
 
-A program at fault stops its rank: an action before its input, a second time, or a send never met.
+A rank stops at a fault of its program: an action before its input, or one that runs twice. A send
+that is never received is a fault, too.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, format_slot
@@ -47,7 +49,7 @@ def simulate(
 
 @dataclass(slots=True)
 class _End:
-    """One end of a message: posted by whom, when."""
+    """One end of a message: what was posted, by which rank and when."""
 
     action: Action
     rank: int
@@ -100,10 +102,12 @@ class _Simulator:
             for end in reversed(line.sends)
         }
         stuck = [self._said(rank, unmet.get(rank)) for rank in ranks]
+        # At equal times -1 sorts first: a send that ends makes room for one that starts.
+        changes = [[change for _, change in sorted(each)] for each in self.posted]
         return Simulation(
             tuple(tuple(events) for events in self.events),
             tuple(each for each in stuck if each),
-            tuple(map(_peak, self.posted)),
+            tuple(max(accumulate(each, initial=0)) for each in changes),
         )
 
     def _stop(self, rank: int) -> int:
@@ -136,7 +140,7 @@ class _Simulator:
         self.at[rank] += 1
 
     def _meet(self, rank: int, action: Action, ranks: Sequence[int]) -> bool:
-        """Wait for all ranks of a team or a component; the last one to come lets all go."""
+        """Wait for all ranks of a team or a component; the last one to arrive releases all."""
         here = self.arrived.setdefault((action, ranks[0]), [])
         here.append(rank)
         if len(here) < len(ranks):
@@ -151,7 +155,7 @@ class _Simulator:
         return True
 
     def _post(self, rank: int) -> bool:
-        """Post every transfer of a slot and wake the partners that waited for one."""
+        """Post every transfer of a slot; wake the partners that waited for one of them."""
         slot, now = self.programs[rank][self.at[rank]], self.clock[rank]
         self.release[rank] = now
         used = [
@@ -170,7 +174,7 @@ class _Simulator:
         return True
 
     def _match(self, line: _Line, poster: int) -> None:
-        """Let the two ends of each message meet, in order; another message in front blocks."""
+        """Match sends with receives in order, as long as both fronts are the same message."""
         while line.sends and line.receives:
             sent, got = line.sends[0], line.receives[0]
             if message(sent.action) != message(got.action):
@@ -190,7 +194,7 @@ class _Simulator:
 def _faults(
     layout: Layout, programs: tuple[Program, ...], ranks: Iterable[int]
 ) -> dict[int, tuple[int, str]]:
-    """Return the first fault of each faulty program; ranks of one role and program share it."""
+    """Return the first fault of each faulty rank; ranks of one role and program share it."""
     found: dict[tuple[Role, int], tuple[int, str] | None] = {}
     faults = {}
     for rank in ranks:
@@ -202,12 +206,3 @@ def _faults(
         if fault is not None:
             faults[rank] = fault
     return faults
-
-
-def _peak(changes: list[tuple[float, int]]) -> int:
-    """Return the highest running sum, where what ends at a time makes room for what starts."""
-    level = peak = 0
-    for _, change in sorted(changes):
-        level += change
-        peak = max(peak, level)
-    return peak

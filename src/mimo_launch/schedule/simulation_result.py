@@ -1,8 +1,8 @@
 """The course of a step in model time, and what one action costs.
 
-Decides: the figures that are read off a step: makespan, bubble, activations alive, open sends.
+Decides: the numbers that describe a step: makespan, bubble, live activations, open sends.
 Relies on: nothing.
-Leaves: making the course to `simulate`.
+Leaves: simulating the step to `simulate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from mimo_launch.schedule.actions import Action, Kind, Slot
 class Costs:
     """Model time of actions.
 
-    `forward` and `backward` are those of a stage of each module on one index. `exact`, by module,
-    stage and kind, goes before them; transfers take no time unless they are in it: a send from
-    posting to arrival, an exchange as a whole. `first` is added to a stage's forward of index 0.
+    `forward` and `backward` are, by module, those of one stage on one index. `exact`, by module,
+    stage and kind, overrides them; transfers that are not in it take no time. The time of a send is
+    from posting to arrival. `first` is added to a stage's forward of index 0.
     """
 
     forward: Mapping[str, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Simulation:
     peak_posted: tuple[int, ...] = ()
 
     def spread(self, stand_ins: Sequence[int]) -> "Simulation":
-        """Return what happened on all ranks, where `stand_ins` has the one that stands for each."""
+        """Return what happened on all ranks; `stand_ins` has the simulated rank for each."""
         return Simulation(tuple(self.events[rank] for rank in stand_ins), self.stuck)
 
     @property
