@@ -1,7 +1,7 @@
 """Builds the data set that a spec names.
 
-Decides: which one that is.
-Relies on: `dataset` for what a data set answers.
+Decides: which class that is.
+Relies on: `dataset` for the interface of a data set.
 Leaves: samples to the data sets.
 """
 

@@ -1,9 +1,9 @@
-"""What a data set is to the rest of the program.
+"""The interface of a data set.
 
-Decides: the questions a loader may ask about a sample, and the text layout they share: padded
-arrays in which the label at a position is the token predicted there.
+Decides: what a loader may ask for of a sample, and the layout of text: padded arrays in which the
+label at a position is the token to predict there.
 Relies on: nothing.
-Leaves: which samples a step takes to `sample_order`, and who loads them to the loop.
+Leaves: which samples a step takes to `sample_order`, loading them to the loop.
 """
 
 from typing import Protocol
@@ -22,7 +22,7 @@ class BadSample(Exception):
     """A sample whose record or image cannot be read; the message says why.
 
     A data set raises it for what it knows to be damaged, and wraps the errors of its decoders in
-    it. `describe` never does: it answers from the index, alike on all ranks.
+    it. `describe` never does: it answers from the index, the same on all ranks.
     """
 
 
@@ -39,7 +39,7 @@ class Dataset(Protocol):
         ...
 
     def num_samples(self, split: Split) -> int:
-        """Number of samples: one epoch for "train"."""
+        """Return the number of samples: one epoch for "train"."""
         ...
 
     def name(self, split: Split, index: int) -> str:
@@ -47,24 +47,24 @@ class Dataset(Protocol):
         ...
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Lengths and places of a sample, cheap and without reading a pixel."""
+        """Return the lengths and places of a sample, cheaply and without reading a pixel."""
         ...
 
     def length(self, split: Split, index: int) -> int:
-        """Tokens of a sample, `num_tokens` of what `describe` says: packing asks for it alone."""
+        """Return the tokens of a sample, the `num_tokens` of `describe`: packing needs no more."""
         ...
 
     def text(self, split: Split, index: int) -> tuple[Tokens, Tokens]:
-        """Tokens and labels of a sample.
+        """Return tokens and labels of a sample.
 
         Returns:
-            Two int64 arrays [seq]: tokens, PAD behind the last one; and labels, already shifted:
+            Two int64 arrays [seq]: tokens, PAD after the last one; and labels, already shifted:
             `labels[t]` is the token to predict at position t, IGNORE_LABEL where there is none.
         """
         ...
 
     def images(self, split: Split, index: int, encoder: str) -> list[Pixels]:
-        """Images or clips of a sample for one encoder, in the order of its spans.
+        """Return the images or clips of a sample for one encoder, in the order of its spans.
 
         Returns:
             float32 arrays in the `input_shape` of the model, about zero mean: [channels, height_px,
@@ -73,12 +73,12 @@ class Dataset(Protocol):
         ...
 
     def documents(self, split: Split, index: int) -> Tokens:
-        """Number of the document that each position belongs to, int64 [seq], never decreasing.
+        """Return the number of the document at each position, int64 [seq], never decreasing.
 
         A sample may pack several documents, which do not attend to each other.
         """
         ...
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Token ids of the true answer, end token excluded; empty where there is none to score."""
+        """Return the token ids of the true answer without its end token; empty if none scores."""
         ...

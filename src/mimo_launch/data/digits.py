@@ -1,4 +1,4 @@
-"""Strips of real handwritten digits, to be read out.
+"""The `digits` data set: strips of real handwritten digits, which a model reads out.
 
 A sample is BOS, the patches of the strip for each encoder in written order, ASK, the digits, EOS.
 A share of the samples spells the digits in number words instead of showing them.
@@ -66,10 +66,10 @@ def load_digits() -> DigitImages:
 
 @lru_cache(maxsize=1)
 def image_split() -> dict[Split, tuple[int, ...]]:
-    """Indices of the train and the held-out images.
+    """Return the indices of the train and the held-out images.
 
-    A fifth of the images of each digit is held out, the same ones whatever the seed. The images
-    come from 13 writers that the file does not name, so both splits hold all of them.
+    A fifth of the images of each digit is held out, the same ones for every seed. The images come
+    from 13 writers that the file does not name, so the splits are not separated by writer.
     """
     labels = load_digits().labels
     words = generator(split_key(0, "heldout", Purpose.HELDOUT_IMAGES)).random_raw(len(labels))
@@ -84,7 +84,7 @@ def image_split() -> dict[Split, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """What one sample holds: the images shown, or spelled, from left to right."""
+    """The images of one sample, shown or spelled, from left to right."""
 
     images: tuple[int, ...]
     text_only: bool
@@ -92,7 +92,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What all samples with the same number of digits (and with or without image) share."""
+    """What samples share that have the same number of digits, and an image or none."""
 
     num_digits: int
     num_tokens: int
@@ -110,7 +110,8 @@ class DigitStrips:
 
         Raises:
             ValueError: `min_digits` exceeds `max_digits`, the longest strip does not fit in
-                `batch.seq`, or the square of a row does not tile a digit.
+                `batch.seq`, an encoder reads no images, or the square of a row does not tile a
+                digit.
         """
         if data.min_digits > data.max_digits:
             raise ValueError(f"min_digits {data.min_digits} exceeds max_digits {data.max_digits}")
@@ -119,11 +120,18 @@ class DigitStrips:
                 f"a strip takes {longest_sample(spec)} tokens, seq is {spec.batch.seq}"
             )
         self._data, self._seq = data, spec.batch.seq
-        self._models = {name: _images(spec, name) for name in spec.encoders}
+        self._models: dict[str, VitModel | ImageInput] = {}
+        for name, encoder in spec.encoders.items():
+            model = image_input(encoder.model)
+            if model is None:
+                raise ValueError(f"{name}: {encoder.model.kind} cannot read images")
+            if DIGIT_SIDE % model.row_side:
+                raise ValueError(f"{name}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
+            self._models[name] = model
         self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
         counts = range(data.min_digits, data.max_digits + 1)
         self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
-        # Without an encoder nobody sees the strip, so every sample must say its digits in words.
+        # Without an encoder no strip can be read, so every sample spells its digits.
         self._text_limit = threshold(data.text_only if spec.encoders else 1.0)
         splits: tuple[Split, Split] = ("train", "heldout")
         self._draws = {
@@ -133,7 +141,7 @@ class DigitStrips:
         self._images = image_split()
 
     def num_samples(self, split: Split) -> int:
-        """Number of strips in the split."""
+        """Return the number of strips in the split."""
         return self._data.samples if split == "train" else HELDOUT_STRIPS
 
     def strip(self, split: Split, index: int) -> Strip:
@@ -153,16 +161,16 @@ class DigitStrips:
         return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Lengths and places of a sample, without its pixels."""
+        """Return the lengths and places of a sample, without its pixels."""
         _, shape = self._look_up(split, index)
         return SampleData(index, shape.num_tokens, shape.num_digits + 1, shape.spans)
 
     def length(self, split: Split, index: int) -> int:
-        """Tokens of a sample."""
+        """Return the number of tokens of a sample."""
         return self._look_up(split, index)[1].num_tokens
 
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and labels int64 [seq]; labels stand from ASK to the last digit."""
+        """Return tokens and labels, int64 [seq]; there are labels from ASK to the last digit."""
         _, shape = self._look_up(split, index)
         digits = self._digits(self.strip(split, index))
         tokens = np.full(self._seq, PAD, dtype=np.int64)
@@ -180,7 +188,7 @@ class DigitStrips:
         return tokens, labels
 
     def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
-        """The strip [channels, 8, 8 x digits]: grey, the same in each channel, in -0.3 to 0.7."""
+        """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7."""
         strip = self.strip(split, index)
         if strip.text_only:
             return []
@@ -190,12 +198,12 @@ class DigitStrips:
         return [np.repeat(scaled[None], self._models[encoder].channels, axis=0)]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
-        """Zeros [seq]: a strip is one document."""
+        """Return zeros [seq]: a strip is one document."""
         self.describe(split, index)
         return np.zeros(self._seq, dtype=np.int64)
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Token ids of the digits, from left to right; words beside images are not scored."""
+        """Return the token ids of the digits; in a run with encoders, spelled ones do not score."""
         _, shape = self._look_up(split, index)
         if self._models and not shape.spans:
             return ()
@@ -203,7 +211,7 @@ class DigitStrips:
         return tuple((FIRST_DIGIT + digits).tolist())
 
     def _look_up(self, split: Split, index: int) -> tuple[list[int], _Shape]:
-        """The sample's random words and its shape; the first two words decide the shape."""
+        """Return the sample's random words and its shape, which the first two words decide."""
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         words = self._draws[split].row(index)
@@ -226,13 +234,3 @@ class DigitStrips:
                 spans[name] = (span,)
                 position += span.rows
         return _Shape(num_digits, position + num_digits + 2, position, spans)
-
-
-def _images(spec: Spec, encoder: str) -> VitModel | ImageInput:
-    """How an encoder that can read a strip cuts it; ValueError otherwise."""
-    model = image_input(spec.encoders[encoder].model)
-    if model is None:
-        raise ValueError(f"{encoder}: {spec.encoders[encoder].model.kind} cannot read images")
-    if DIGIT_SIDE % model.row_side:
-        raise ValueError(f"{encoder}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
-    return model

@@ -1,4 +1,4 @@
-"""Sound as Whisper hears it: 16 kHz, one channel, log-mel frames of 10 ms.
+"""The input of Whisper's encoder: sound of 16 kHz and one channel as log-mel frames of 10 ms.
 
 Decides: windows, filters and scaling, which are those of Whisper (arXiv:2212.04356, section 2.2);
 how many frames a clip has, known from its header alone.
@@ -20,18 +20,18 @@ from mimo_launch.spec.model import Clips
 RATE = 16_000
 WINDOW, HOP = 400, 160
 TOP_HERTZ = 8_000.0
-# Powers are at least this; what is 80 dB below the loudest is raised to that.
+# The least power, and the range in bels below the loudest band to which others are clamped.
 FLOOR, RANGE = 1e-10, 8.0
 
 
 class ClipTooLong(ValueError):
-    """A clip that an encoder would not hear to its end, of whose text it would learn all."""
+    """A clip of which an encoder would hear only a part, but learn the text of all."""
 
 
 def num_frames(model: Clips, num_samples: int, rate: int) -> int:
     """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
 
-    `num_samples` at `rate` Hz, as the header of a file has them. Less than a frame may be cut off.
+    The clip has `num_samples` at `rate` Hz. Less than a frame of it may be cut off.
     Raises: ClipTooLong.
     """
     most = model.frames if model.fixed_length else model.max_rows * model.frames_per_row
@@ -55,7 +55,7 @@ def log_mel(
         samples: [samples], or [samples, channels], which are averaged; -1 to 1.
         rate: Samples per second.
         mels: Number of mel bands.
-        frames: Pads with silence, or cuts off the end, to so many; by default what the clip has.
+        frames: Frames to return: the end is padded with silence or cut off; by default, all.
 
     Raises:
         ValueError: The clip is empty, or holds numbers that are not finite.
@@ -66,44 +66,34 @@ def log_mel(
         raise ValueError("a clip of no samples")
     if not np.isfinite(mono).all():
         raise ValueError("a clip of samples that are not all finite")
-    mono = _resampled(mono, rate)
+    if rate != RATE:
+        import soxr
+
+        mono = soxr.resample(mono, rate, RATE)
     size = HOP * (-(-len(mono) // HOP) if frames is None else frames)
-    # The ends are mirrored by half a window, for which there must be something to mirror.
     wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
-    return _scaled(_powers(wave), mels).numpy()
-
-
-def _resampled(mono: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
-    if rate == RATE:
-        return mono
-    import soxr
-
-    found: npt.NDArray[np.float32] = soxr.resample(mono, rate, RATE)
-    return found
+    logs = (_filters(mels) @ _powers(wave)).clamp(min=FLOOR).log10()
+    # To about -1 to 1.
+    return ((torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0).numpy()
 
 
 def _powers(wave: Tensor) -> Tensor:
     """Return the power of each frequency, [WINDOW / 2 + 1, samples / HOP]."""
+    # The transform mirrors half a window at both ends, so a clip must be longer than that.
     if len(wave) <= WINDOW // 2:
         padded = F.pad(wave, (0, WINDOW // 2 + 1 - len(wave)))
         return _powers(padded)[:, : len(wave) // HOP]
     window = torch.hann_window(WINDOW)
     spectrum = torch.stft(wave, WINDOW, HOP, window=window, return_complex=True)
-    # The frame at the very end is left out, as Whisper does.
+    # Whisper leaves out the last frame, too.
     return (spectrum[:, : len(wave) // HOP].abs() ** 2).contiguous()
-
-
-def _scaled(powers: Tensor, mels: int) -> Tensor:
-    """Return the logarithm of powers in mel bands, moved and scaled to about -1 to 1."""
-    logs = (_filters(mels) @ powers).clamp(min=FLOOR).log10()
-    return (torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0
 
 
 @cache
 def _filters(mels: int) -> Tensor:
     """Return the triangular filters of mel bands, fp32 [mels, WINDOW / 2 + 1], of equal area.
 
-    Source: Slaney, Auditory Toolbox (1998), which has a scale linear up to 1 kHz and logarithmic
+    Source: Slaney, Auditory Toolbox (1998), whose scale is linear up to 1 kHz and logarithmic
     above, with 27 steps for each factor of 6.4.
     """
     top = 15.0 + 27.0 * np.log(TOP_HERTZ / 1000.0) / np.log(6.4)

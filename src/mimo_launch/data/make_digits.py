@@ -23,13 +23,13 @@ _SIDE = 8
 
 
 def from_sklearn() -> tuple[Bytes, Bytes]:
-    """Images uint8 [n, 8, 8] with values 0-16 and labels uint8 [n], from scikit-learn."""
+    """Return images uint8 [n, 8, 8] with values 0-16 and labels uint8 [n], from scikit-learn."""
     bunch = importlib.import_module("sklearn.datasets").load_digits()
     return bunch.images.astype(np.uint8), bunch.target.astype(np.uint8)
 
 
 def from_uci(path: Path) -> tuple[Bytes, Bytes]:
-    """The same from UCI's text file: 64 values and the label on each line.
+    """Return the same from UCI's text file, which has 64 values and the label on each line.
 
     Raises:
         ValueError: The file does not hold 65 numbers per line.

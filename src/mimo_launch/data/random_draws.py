@@ -26,7 +26,7 @@ _U64_MASK = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """Separates generators that must not be correlated; a changed number changes the samples."""
+    """A separate generator for each use of random words; a changed number changes the samples."""
 
     ORDER = 0
     HELDOUT_IMAGES = 1
@@ -36,7 +36,7 @@ class Purpose(IntEnum):
 
 
 def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:
-    """Key of the generator of one split, for one purpose.
+    """Return the key of the generator of one split, for one purpose.
 
     The held-out split ignores the seed, so that runs with different seeds are measured on the same
     samples.
@@ -55,7 +55,7 @@ def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:
 
 
 def generator(key: tuple[int, int], index: int = 0, stream: int = 0) -> np.random.Philox:
-    """Bit generator of one sample, with 2^64 blocks of words before it meets the next sample's.
+    """Return the bit generator of one sample: 2^64 blocks of words, disjoint from other samples'.
 
     Args:
         key: From `split_key`.
@@ -72,17 +72,17 @@ def pick(word: int, bound: int) -> int:
 
 
 def below(words: Words, bound: int) -> npt.NDArray[np.int64]:
-    """`pick` for an array of words, any shape."""
+    """Map random words of any shape as `pick` maps one."""
     return (((words >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
 
 
 def threshold(probability: float) -> int:
-    """Number that a random 64-bit word is below with `probability`; exact for 0 and 1."""
+    """Return a bound that a random 64-bit word is below with `probability`; exact for 0 and 1."""
     return round(probability * (1 << 32)) << 32
 
 
 def order_of(words: Words) -> npt.NDArray[np.int64]:
-    """Permutation that sorts random words [n]: a uniformly random order of n things."""
+    """Return the permutation that sorts random words [n]: a uniformly random order of n items."""
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
@@ -106,7 +106,7 @@ class Draws:
         return np.asarray(words, dtype=np.uint64).reshape(_BLOCK, words_per_row)[:, : self._width]
 
     def row(self, index: int) -> list[int]:
-        """The `width` words of one sample."""
+        """Return the `width` words of one sample."""
         block, row = divmod(index, _BLOCK)
         words: list[int] = self._block(block)[row].tolist()
         return words

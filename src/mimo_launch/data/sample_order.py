@@ -1,16 +1,16 @@
-"""Which samples a step takes: one global order, the same for every layout, packed or not.
+"""The samples of each step: one global order, the same for every layout, packed or not.
 
 Decides: the order of an epoch, how steps walk through epochs, the samples of an evaluation, and
-which records share a sequence. Each record is a document of its own, or several; padding and
-records left out belong to the document before them; a gap at the very front is a document of its
-own, which nothing attends to.
+which records share a sequence. Each record is one document or several; padding and records left out
+belong to the document before them; a gap at the very front is a separate document, to which no
+token attends.
 Relies on: a data set that answers for any index in any order; the StepData for where a record
 begins.
 Leaves: sharing a step's samples among replicas to the layout.
 
-Best fit decreasing: the longest record first, each into the fullest sequence that has room. In the
-limit it needs at most 11/9 of the fewest sequences (Johnson et al., 1974, SIAM J. Comput. 3), and
-nearly the fewest where many records are short. No record is cut.
+Packing is best fit decreasing: the longest record first, each into the fullest sequence that has
+room. Asymptotically it needs at most 11/9 of the fewest sequences (Johnson et al., 1974, SIAM J.
+Comput. 3), and nearly the fewest where many records are short. No record is cut.
 """
 
 from bisect import bisect_left, insort
@@ -73,7 +73,7 @@ def joined_texts(
     labels = np.full(seq, IGNORE_LABEL, dtype=np.int64)
     for record, (own_tokens, own_labels) in records:
         here = slice(record.first, record.first + record.num_tokens)
-        # The label at its last token is none: no record predicts what is behind its end.
+        # Its last token has no label: no record predicts what comes after its end.
         tokens[here] = own_tokens[: record.num_tokens]
         labels[here] = own_labels[: record.num_tokens]
     return tokens, labels
@@ -93,14 +93,14 @@ def joined_documents(records: Iterable[tuple[SampleData, Int64s]], seq: int) -> 
 
 # A sample of a step: the id of a record, or of all records of a pack.
 Sample = int | tuple[int, ...]
-# Records of an epoch that are packed at once. A pack is full to some tokens by then.
+# Records of an epoch that are packed at once: enough to fill packs but for a few tokens.
 CHUNK = 4096
 
 
 class SampleOrder(Protocol):
     """The samples of training, one step after another.
 
-    A place in the order is a number that starts at 0, and the whole state of it.
+    A place in the order is a number that starts at 0; the order has no other state.
     """
 
     def take(self, first: int) -> tuple[Sample, ...]:
@@ -111,7 +111,7 @@ class SampleOrder(Protocol):
 
 
 def global_order(spec: Spec, dataset: Dataset) -> SampleOrder:
-    """Return the order of training that a spec asks for."""
+    """Return the order of training samples for a spec."""
     records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     if not spec.data.packing:
         return records
@@ -150,11 +150,11 @@ class GlobalOrder:
             raise ValueError(f"cannot take steps of {global_batch} out of {num_samples} samples")
         self.num_samples, self.global_batch = num_samples, global_batch
         self._key = split_key(seed, "train", Purpose.ORDER)
-        # Two epochs meet in a step; more than a few would keep long permutations for nothing.
+        # A step may reach into a second epoch; permutations are long, so no more are kept.
         self.epoch = lru_cache(maxsize=2)(self._make_epoch)
 
     def ids(self, step: int) -> tuple[int, ...]:
-        """Ids of the samples of a step (counted from 0) of a run with one batch size throughout.
+        """Return the sample ids of a step, counted from 0, of a run with a constant batch size.
 
         Raises:
             ValueError: `step` is negative.
@@ -162,7 +162,7 @@ class GlobalOrder:
         return self.take(step * self.global_batch)
 
     def take(self, first: int) -> tuple[int, ...]:
-        """Ids of the samples of the step that starts when `first` samples have been taken.
+        """Return the sample ids of the step that starts when `first` samples have been taken.
 
         Raises:
             ValueError: `first` is negative.
@@ -179,11 +179,11 @@ class GlobalOrder:
         return tuple(ids)
 
     def after(self, first: int) -> int:
-        """Number of samples taken when that step is done."""
+        """Return the number of samples taken when that step is done."""
         return first + self.global_batch
 
     def shuffled(self, epoch: int, num: int, stream: int) -> npt.NDArray[np.int64]:
-        """A random order of `num` things of an epoch; `stream` (> 0) tells several apart."""
+        """Return a random order of `num` items of an epoch, another one for each `stream` > 0."""
         return order_of(generator(self._key, epoch, stream).random_raw(num))
 
     def _make_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -194,10 +194,10 @@ class PackedOrder:
     """Packs of records in the order of training: those of a `GlobalOrder`, chunk by chunk.
 
     Each `CHUNK` records of an epoch are packed by themselves, and their packs shuffled: a pack is a
-    pure function of (seed, epoch, lengths), every record is in one pack of an epoch, and a place is
-    found by packing one chunk. A place is the number of records before the chunk, plus the packs
-    taken of it, which are never more than its records; so it is at most a chunk away from the same
-    number without packing.
+    pure function of (seed, epoch, lengths), every record is in one pack of an epoch, and resuming
+    at a place takes the packing of one chunk. A place is the number of records before the chunk
+    plus the packs taken of it, which are never more than its records; so it differs from the
+    number of records taken by at most a chunk.
     """
 
     def __init__(
@@ -212,11 +212,11 @@ class PackedOrder:
             chunk: Records that are packed at once.
         """
         self._records, self._length, self._seq, self._size = records, length, seq, chunk
-        # The step that runs and the one after it may lie in two epochs' chunks.
+        # The current step and the next one may lie in chunks of two epochs.
         self._packs = lru_cache(maxsize=4)(self._make_packs)
 
     def take(self, first: int) -> tuple[Sample, ...]:
-        """Records of each pack of the step that starts at a place.
+        """Return the records of each pack of the step that starts at a place.
 
         Raises:
             ValueError: `first` is negative, or a record is longer than a sequence.
@@ -224,7 +224,7 @@ class PackedOrder:
         return self._walk(first)[0]
 
     def after(self, first: int) -> int:
-        """Place of the step after the one that starts at `first`."""
+        """Return the place of the step after the one that starts at `first`."""
         return self._walk(first)[1]
 
     def _walk(self, place: int) -> tuple[tuple[Sample, ...], int]:
@@ -252,7 +252,7 @@ class PackedOrder:
 
 
 def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tuple[int, ...], ...]:
-    """Ids of the samples of one evaluation, in whole batches.
+    """Return the sample ids of one evaluation, in whole batches.
 
     Layouts are built for steps of `global_batch` samples, so the last batch is filled up with the
     samples that follow; they start again from 0 only when the split is exhausted.
@@ -278,12 +278,12 @@ def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tupl
 
 
 def records_of(sample: Sample) -> tuple[int, ...]:
-    """Ids of the records of a sample."""
+    """Return the ids of the records of a sample."""
     return (sample,) if isinstance(sample, int) else sample
 
 
 def make_step_data(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> StepData:
-    """Plan of the samples `ids`, in this order; equal on all ranks and cheap on each.
+    """Describe the samples `ids`, in this order; equal on all ranks and cheap on each.
 
     Raises:
         IndexError: An id is not in the split.

@@ -3,11 +3,11 @@
 Decides: the largest image and the longest sample that a data set can hold, from the spec and the
 image processors that it names; what a sample is taken to look like when only the spec is known.
 Relies on: `hugging_face.image_processor` for the sizes that images get.
-Leaves: real samples to the data sets; whoever shows nominal rows says that they are nominal.
+Leaves: real samples to the data sets; callers that show nominal rows say that they are nominal.
 
-In an average step every sample has as many images per encoder as the data have at least, of the
-same size in all samples, placed after the first token, one encoder after another. When all samples
-are text (`text_only: 1`) none has an image. A pack holds as many such records as fit.
+In an average step every sample has, per encoder, the least number of images that the data allow, of
+the same size in all samples, placed after the first token, one encoder after another. When all
+samples are text (`text_only: 1`) none has an image. A pack holds as many such records as fit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class ImageSize:
 
 
 def largest_image(spec: Spec, encoder: str) -> ImageSize:
-    """Largest image, or longest clip, that `encoder` can meet in a sample, in rows."""
+    """Return the largest image, or longest clip, that `encoder` may get, in rows."""
     model, data = spec.encoders[encoder].model, spec.data
     if isinstance(data, DigitsData):
         row_side = images.row_side if (images := image_input(model)) else DIGIT_SIDE
@@ -62,14 +62,14 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
 
 
 def longest_sample(spec: Spec) -> int:
-    """Tokens of the longest sample the data set can hold, end token included."""
+    """Return the tokens of the longest sample the data set can hold, end token included."""
     rows = sum(largest_image(spec, encoder).rows for encoder in spec.encoders)
     if isinstance(spec.data, DigitsData):
         words = spec.data.max_digits
         # BOS, image rows or number words, ASK, one digit each, EOS.
         return 1 + max(rows, words) + 1 + words + 1
     if isinstance(spec.data, WebdatasetData):
-        # What is longer than a sequence is left out; one image and two tokens of text must fit.
+        # Longer samples than a sequence are left out; one image and two text tokens must fit.
         return 2 + max((rows_of_all(spec, encoder) or 0 for encoder in spec.encoders), default=0)
     return rows * spec.data.max_images + spec.data.min_text
 
@@ -86,7 +86,7 @@ def rows_of_all(spec: Spec, encoder: str) -> int | None:
 
 
 def _largest_of_shards(spec: Spec, encoder: str) -> ImageSize:
-    """Return the largest image of shards, which nobody has looked at: what limits it is the spec.
+    """Return the largest image of shards that have not been read, as the spec limits it.
 
     A sample with more rows than `batch.seq` is left out.
     """
@@ -108,7 +108,7 @@ def _largest_of_shards(spec: Spec, encoder: str) -> ImageSize:
 
 @dataclass(frozen=True)
 class EqualSamples(Sequence[SampleData]):
-    """As many times the same sample as asked for, without a place in memory for each."""
+    """The same sample `number` times, held in memory once."""
 
     sample: SampleData
     number: int
@@ -139,7 +139,17 @@ def nominal_step_data(spec: Spec) -> StepData:
             places = range(position, position + num_images * size.rows, size.rows)
             spans[encoder] = tuple(ImageSpan(p, size.height, size.width) for p in places)
             position = places.stop
-    num_tokens, num_labels = _lengths(spec, position - 1)
+    rows = position - 1
+    if isinstance(spec.data, DigitsData):
+        digits = nominal_digits(spec.data)
+        # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
+        num_tokens, num_labels = 1 + (rows or digits) + 1 + digits + 1, digits + 1
+    else:
+        least = spec.data.min_text if isinstance(spec.data, SyntheticData) else 2
+        num_text = least + (spec.batch.seq - rows - least) // 2
+        # Three in five of the text tokens that follow text; images separate the first two of them.
+        pairs = num_text - 1 - (rows > 0)
+        num_tokens, num_labels = rows + num_text, max(1, pairs * 3 // 5)
     # A sequence is taken to hold as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
     sample = packed([SampleData(0, num_tokens, num_labels, spans)] * num_records)
@@ -152,39 +162,22 @@ def nominal_digits(data: DigitsData) -> int:
 
 
 def nominal_image(spec: Spec, encoder: str) -> ImageSize:
-    """Return the average image that `encoder` meets, in rows."""
+    """Return the average image that `encoder` gets, in rows.
+
+    That of shards, which have not been read, has half the largest area if sizes differ. One image
+    of each encoder leaves room for text.
+    """
     largest = largest_image(spec, encoder)
     if isinstance(spec.data, DigitsData):
         per_digit = largest.width // spec.data.max_digits
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
     if isinstance(spec.data, WebdatasetData):
-        return _nominal_of_shards(spec, encoder, largest)
+        usual = rows_of_all(spec, encoder) or max(1, largest.rows // 2)
+        rows = min(usual, max(1, (spec.batch.seq - 2) // len(spec.encoders)))
+        if rows == largest.rows:
+            return largest
+        height = min(largest.height, isqrt(rows))
+        return ImageSize(height, rows // height)
     clips = clip_input(spec.encoders[encoder].model)
     given = clips.fixed_length if clips else spec.data.image
     return largest if given else ImageSize(1, max(1, largest.width // 2))
-
-
-def _nominal_of_shards(spec: Spec, encoder: str, largest: ImageSize) -> ImageSize:
-    """Return the image of shards nobody has looked at: half the largest area, if sizes differ.
-
-    One of each encoder leaves room for text.
-    """
-    usual = rows_of_all(spec, encoder) or max(1, largest.rows // 2)
-    rows = min(usual, max(1, (spec.batch.seq - 2) // len(spec.encoders)))
-    if rows == largest.rows:
-        return largest
-    height = min(largest.height, isqrt(rows))
-    return ImageSize(height, rows // height)
-
-
-def _lengths(spec: Spec, rows: int) -> tuple[int, int]:
-    """Return the tokens and the labels of a sample with that many rows."""
-    if isinstance(spec.data, DigitsData):
-        digits = nominal_digits(spec.data)
-        # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
-        return 1 + (rows or digits) + 1 + digits + 1, digits + 1
-    least = spec.data.min_text if isinstance(spec.data, SyntheticData) else 2
-    num_text = least + (spec.batch.seq - rows - least) // 2
-    # Three in five of the text tokens that follow text; images part the first two of them.
-    pairs = num_text - 1 - (rows > 0)
-    return rows + num_text, max(1, pairs * 3 // 5)

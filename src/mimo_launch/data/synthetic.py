@@ -1,9 +1,9 @@
-"""Random tokens, images and clips at random places: hard cases for layouts, no task.
+"""The `synthetic` data set: random tokens, images and clips at random places, for tests of layouts.
 
 Decides: what a synthetic sample looks like; lengths, image sizes (unless one is given), places and
 orders all vary, so that a layout which confuses two of them computes a different loss.
 Relies on: `random_draws` for words that depend on (seed, split, index) only.
-Leaves: nothing to learn; real tasks are in `digits`.
+Leaves: a task that can be learned to `digits`.
 """
 
 from math import ceil
@@ -37,7 +37,7 @@ from mimo_launch.spec.model import (
 
 HELDOUT_SAMPLES = 1 << 20
 MAX_HEIGHT = 3
-# Words of the table that one image uses: is it there, its height, width, turn and place.
+# Random words that one image takes: for its presence, height, width, turn and place.
 _WORDS_PER_IMAGE = 5
 
 
@@ -51,13 +51,21 @@ class SyntheticSamples:
 
         Raises:
             ValueError: The largest images leave no room for text in `batch.seq`, the vocabulary
-                holds placeholders only, an encoder does not read images, or no image has a square
-                of patches that becomes a row.
+                holds placeholders only, an encoder reads neither images nor clips, or no image
+                has the patches of a row.
         """
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
-        self._models = {name: _encoder(spec, name) for name in spec.encoders}
+        self._models: dict[str, VitModel | ImageInput | Clips] = {}
+        for name, encoder in spec.encoders.items():
+            model = clip_input(encoder.model) or image_input(encoder.model)
+            if model is None:
+                raise ValueError(f"{name}: {encoder.model.kind} cannot read synthetic data")
+            if largest_image(spec, name).rows == 0:
+                patches = model.patches_per_row
+                raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
+            self._models[name] = model
         self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
         self._num_text_tokens = vocab_size(spec) - len(spec.encoders)
         if self._num_text_tokens < 1:
@@ -77,7 +85,7 @@ class SyntheticSamples:
         }
 
     def num_samples(self, split: Split) -> int:
-        """Number of samples in the split."""
+        """Return the number of samples in the split."""
         return self._data.samples if split == "train" else HELDOUT_SAMPLES
 
     def name(self, split: Split, index: int) -> str:
@@ -85,7 +93,7 @@ class SyntheticSamples:
         return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Lengths and places of a sample, without its tokens and pixels."""
+        """Return the lengths and places of a sample, without its tokens and pixels."""
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
@@ -95,7 +103,7 @@ class SyntheticSamples:
         for number, (name, image) in enumerate(self._slots):
             at = number * _WORDS_PER_IMAGE
             present, tall, wide, turn, place = words[at : at + _WORDS_PER_IMAGE]
-            # Images above `min_images` are there half of the time, if the first one is.
+            # A sample with a first image has each one beyond `min_images` half of the time.
             limit = self._extra_limit if image else self._text_limit
             chosen = present >= limit or 0 < image < self._data.min_images
             if chosen and (image == 0 or name in has_image):
@@ -105,8 +113,8 @@ class SyntheticSamples:
         rows = sum(height * width for _, _, (height, width) in turns)
         least = self._data.min_text
         num_text = least + pick(length, self._seq - rows - least + 1)
-        # An image stands before text token 0 to num_text - 2: the last two text tokens stay
-        # neighbours, so every sample has a label, and every image has one behind it.
+        # An image stands before one of the text tokens 0 to num_text - 2: the last two text tokens
+        # stay neighbours, so every sample has a label, and every image has one after it.
         befores = sorted(pick(place, num_text - 1) for place in places)
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         rows_so_far = 0
@@ -119,11 +127,11 @@ class SyntheticSamples:
         return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)
 
     def length(self, split: Split, index: int) -> int:
-        """Tokens of a sample."""
+        """Return the number of tokens of a sample."""
         return self.describe(split, index).num_tokens
 
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and labels int64 [seq]; three in five text tokens that follow text are labels."""
+        """Return tokens and labels, int64 [seq]; 3 in 5 text tokens that follow text are labels."""
         described = self.describe(split, index)
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
@@ -141,7 +149,7 @@ class SyntheticSamples:
         tokens[: described.num_tokens][is_text[: described.num_tokens]] = values[
             is_text[: described.num_tokens]
         ]
-        # The last pair always counts (see `plan`), the others by lot.
+        # The last pair always counts (see `describe`), the others at random.
         pairs = np.flatnonzero(is_text[:-1] & is_text[1:])
         order = order_of(words[described.num_tokens :][: len(pairs) - 1])
         chosen = np.append(pairs[order[: described.num_labels - 1]], pairs[-1])
@@ -149,7 +157,7 @@ class SyntheticSamples:
         return tokens, labels
 
     def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
-        """Standard normal numbers in the shape of each image or clip."""
+        """Return standard normal numbers in the shape of each image or clip."""
         model = self._models[encoder]
         stream = 1 + list(self._models).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))
@@ -159,7 +167,7 @@ class SyntheticSamples:
         ]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
-        """Documents of a sample, cut at random before text tokens that nothing predicts."""
+        """Return the documents of a sample, cut at random before text tokens without a label."""
         documents = np.zeros(self._seq, dtype=np.int64)
         if self._data.max_documents == 1:
             return documents
@@ -174,12 +182,12 @@ class SyntheticSamples:
         return np.cumsum(documents)
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Empty: random text has no answer to score."""
+        """Return nothing: random text has no answer to score."""
         self.describe(split, index)
         return ()
 
     def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:
-        """Height and width in rows, drawn within the limits of the data unless a size is given."""
+        """Return height and width in rows, drawn within the limits of the data if not given."""
         model, data = self._models[encoder], self._data
         if isinstance(model, Clips):
             longest = largest_image(self._spec, encoder).width
@@ -193,16 +201,3 @@ class SyntheticSamples:
         widest = int(most) // height
         narrowest = min(ceil(fewest / height), widest)
         return height, narrowest + pick(wide, widest - narrowest + 1)
-
-
-def _encoder(spec: Spec, name: str) -> VitModel | ImageInput | Clips:
-    """What an encoder reads; ValueError when its smallest input is larger than all of the data."""
-    given = spec.encoders[name].model
-    model = clip_input(given) or image_input(given)
-    if model is None:
-        raise ValueError(f"{name}: {given.kind} cannot read synthetic data")
-    if largest_image(spec, name).rows == 0:
-        raise ValueError(
-            f"{name}: no image or clip holds the {model.patches_per_row} patches of a row"
-        )
-    return model

@@ -1,10 +1,10 @@
-"""Where the answers of the assistant stand in the text of a conversation.
+"""The places of the assistant's answers in the text of a conversation.
 
-Decides: that an answer is what the model has to write: from where the template's prompt for an
-answer ends to the token that ends the turn, calls of tools and reasoning included. A template with
-`{% generation %}` blocks says it itself.
-Relies on: marks around everything that somebody wrote, which the template carries into the text;
-without them, the text must be the same.
+Decides: that an answer is what the model has to write: from the end of the template's prompt for an
+answer to the token that ends the turn, tool calls and reasoning included. In a template with
+`{% generation %}` blocks, the answers are the blocks.
+Relies on: marks around all contents of messages, which the template carries into the text; without
+the marks, the text must be the same.
 Leaves: tokens to `sample_encoder`.
 """
 
@@ -35,7 +35,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Something that somebody wrote: the content, the reasoning or a call of a message."""
+    """A part of a message that gets marks: the content, the reasoning or a tool call."""
 
     message: int
     role: str
@@ -46,12 +46,12 @@ class Conversation:
     """One conversation and its text."""
 
     def __init__(self, chat: ChatFormat, said: Said, settings: dict[str, Any], end: str) -> None:
-        """Write it.
+        """Write the conversation with its template.
 
         Args:
             chat: The template.
-            said: The messages, as the template takes them.
-            settings: What else it gets: `tools` and `documents`.
+            said: The messages, in the form that the template takes.
+            settings: Its other arguments: `tools` and `documents`.
             end: A regular expression for a token that may end a turn.
 
         Raises:
@@ -70,7 +70,7 @@ class Conversation:
         self._refuse_losses()
 
     def answers(self) -> Spans:
-        """Return where answers start and end. Raises: BadSample if nobody can know."""
+        """Return where answers start and end. Raises: BadSample if that cannot be found."""
         if self._chat.marks_answers:
             return self._whole.blocks
         numbers = {piece.message for piece in self._pieces if piece.role == "assistant"}
@@ -86,7 +86,7 @@ class Conversation:
     def _render(
         self, chosen: Callable[[TextPiece], bool], most: int | None = None, **settings: Any
     ) -> Marked:
-        """Return the text of the first messages, with marks around the pieces that are chosen."""
+        """Return the text of the first messages, with marks around the chosen pieces."""
         return self._read(self._with_marks(chosen, most), **settings)
 
     def _with_marks(self, chosen: Callable[[TextPiece], bool], most: int | None) -> Said:
@@ -104,7 +104,7 @@ class Conversation:
         return read_marks(self._chat.render(said, marks_blocks=marks, **settings))
 
     def _find_marks(self) -> tuple[Callable[[TextPiece], bool], Marked]:
-        """Return the text with marks, of as many pieces as the template leaves alone."""
+        """Return the text with marks around as many pieces as leave the rest of it unchanged."""
         choices: tuple[Callable[[TextPiece], bool], ...] = (
             lambda _: True,
             lambda piece: piece.role == "assistant",
@@ -125,8 +125,8 @@ class Conversation:
     def _refuse_losses(self) -> None:
         """Refuse a conversation of which the template leaves a part out.
 
-        What it writes at the end of a conversation and not before, such as thoughts of earlier
-        turns, is left out on purpose.
+        A part that it writes only in the last turn, such as reasoning, is left out of earlier turns
+        on purpose.
         """
         for key, value in self._settings.items():
             if value and self._is_text(lambda key=key: self._chat.render(  # type: ignore[misc]
@@ -141,7 +141,7 @@ class Conversation:
             raise BadSample(_lost(piece.name, f" of message {piece.message + 1} ({piece.role})"))
 
     def _writes(self, piece: TextPiece, most: int | None) -> bool:
-        """Return whether marks around a piece show in the text of the first messages."""
+        """Return whether marks around a piece appear in the text of the first messages."""
         try:
             found = self._render(lambda each: each is piece, most)
         except BadSample:
@@ -155,7 +155,7 @@ class Conversation:
             return False
 
     def _answer(self, message: int) -> tuple[int, int] | None:
-        """Return where the answer in a message starts and ends, None if all of it is left out."""
+        """Return where the answer in a message starts and ends; None if all of it is left out."""
         here = [self._whole.places[n] for n in self._of(message) if n in self._whole.places]
         if not here:
             return None
@@ -166,9 +166,9 @@ class Conversation:
         return (n for n, piece in enumerate(self._pieces) if piece.message == message)
 
     def _start(self, message: int, first: int) -> int:
-        """Return where what the model writes starts: behind the prompt for an answer.
+        """Return where the model starts to write: after the prompt for an answer.
 
-        A template without such a prompt writes the same before any answer.
+        A template without such a prompt writes the same text before any answer.
         """
         lead = self._lead(message)
         if lead is None:
@@ -184,7 +184,7 @@ class Conversation:
             try:
                 return self._render(self._chosen, message, add_generation_prompt=True)
             except BadSample:
-                pass  # It may ask for a message.
+                pass  # It may require a message.
         text = f"{start_mark(MOST)}x"
         content = text if self._chat.takes_text else [{"type": "text", "text": text}]
         said = self._with_marks(self._chosen, message)
@@ -194,11 +194,11 @@ class Conversation:
             return None
         if MOST not in found.places:
             return None
-        # Blanks between the words of others and an answer are its own: tokens begin with them.
+        # Blanks before an answer belong to it: its first token begins with them.
         return Marked(found.text[: found.places[MOST][0]].rstrip(" "), found.places, [])
 
     def _last(self, message: int, last: int) -> int:
-        """Return where what the model writes ends: behind the token that ends the turn."""
+        """Return where the model stops writing: after the token that ends the turn."""
         after = [a for n, (a, _) in self._whole.places.items() if self._pieces[n].message > message]
         gap = self.text[last : min(after, default=len(self.text))]
         is_content = any(
@@ -218,14 +218,15 @@ class Conversation:
         inside = [end for end in ends if end <= len(own)]
         if is_whole:
             return last + (inside[-1] if inside else len(own.rstrip()))
-        # The template ends this turn by another token where it is not the last.
+        # The template ends this turn with another token when it is not the last turn.
         return last + next((end for end in ends if end > len(own)), len(own.rstrip()))
 
     def _common(self, lead: Marked, message: int, first: int) -> tuple[int, bool]:
-        """Return up to where the text agrees with the one that leads up to an answer.
+        """Return the place up to which the text equals `lead`, the text up to an answer.
 
-        They are compared behind the last mark before the answer that both have. Also says whether
-        that is enough: it is if the last thing that somebody wrote has this mark, or all agree.
+        The two are compared from the last mark before the answer that both have. The second value
+        says whether the result is sure: the mark is that of the last piece, or all of `lead` is
+        equal.
         """
         before = [n for n, piece in enumerate(self._pieces) if piece.message < message]
         both = [n for n in before if n in lead.places and n in self._whole.places]
@@ -235,7 +236,7 @@ class Conversation:
         )
         rest, gap = lead.text[there:], self.text[here:first]
         common = len(commonprefix([gap, rest]))  # noqa: RUF071
-        if common < min(len(rest), len(gap)):  # Not inside of a word.
+        if common < min(len(rest), len(gap)):  # Back to the end of a word.
             words = [found.end() for found in self._word_end.finditer(rest, 0, common)]
             common = words[-1] if words else 0
         latest = self._pieces[before[-1]].message if before else None

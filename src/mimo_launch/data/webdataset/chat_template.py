@@ -1,17 +1,16 @@
 """The chat template of a tokenizer: conversations as text, as `apply_chat_template` writes them.
 
-Decides: in which form a template gets messages, and which of several templates is taken; what a
+Decides: the form in which a template gets messages, and which of several templates is used; what a
 template may call, and that it gets the date only from the spec.
 Relies on: Jinja2's sandbox; the environment is the one that transformers documents
 (https://huggingface.co/docs/transformers/chat_templating_writing).
-Leaves: where the answers stand to `answer_spans`, tokens to `sample_encoder`.
+Leaves: finding the answers to `answer_spans`, tokens to `sample_encoder`.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -25,13 +24,13 @@ from mimo_launch.data.webdataset.records import REASONING, Message, Record
 from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS
 from mimo_launch.spec.model import ChatTemplate
 
-# What stands around blocks of `{% generation %}` where that is asked for. No text has these
+# The marks around blocks of `{% generation %}`, where they are asked for. No text has these
 # characters: the last two planes of Unicode are for private use.
 BLOCK, END_BLOCK = "\U0010fffc", "\U0010fffd"
 _PRIVATE = re.compile(r"\\udb[89a-f][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 _BLOCKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _MARKED = "_marks_blocks"
-# What a program in a sandbox comes to: it may divide by zero, or call itself for ever.
+# The errors of a program in a sandbox: it may divide by zero, or call itself forever.
 _FAILURES = (
     TemplateError,
     ArithmeticError,
@@ -70,12 +69,12 @@ class Program:
     """A chat template, ready to run."""
 
     def __init__(self, source: str, variables: dict[str, Any], day: date | None) -> None:
-        """Compile it.
+        """Compile the template.
 
         Args:
             source: The template.
-            variables: What it finds in every conversation, such as `bos_token`.
-            day: What it gets when it asks for the date; without, it finds none.
+            variables: Its variables in every conversation, such as `bos_token`.
+            day: The date that it gets; without, there is no `strftime_now`.
 
         Raises:
             TemplateRefused: It cannot be compiled.
@@ -84,11 +83,15 @@ class Program:
             trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
+
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
+
+        environment.globals["raise_exception"] = raise_exception
         # transformers offers today's date. Here a sample must have the same tokens every day, and
-        # most templates that ask for a date have a fixed one for where there is none.
+        # most templates that ask for a date have a fixed one to fall back on.
         if day is not None:
-            environment.globals["strftime_now"] = partial(_formatted, day)
+            environment.globals["strftime_now"] = day.strftime
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
@@ -119,16 +122,8 @@ def _to_json(
     )
     if not ensure_ascii:
         return text
-    # Marks must be found again; no other text has characters of their planes.
+    # Marks must stay readable; no other text has characters of their planes.
     return _PRIVATE.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)
-
-
-def _formatted(day: date, form: str) -> str:
-    return day.strftime(form)
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
 
 
 class ChatFormat:
@@ -139,8 +134,8 @@ class ChatFormat:
 
         Args:
             source: The template.
-            variables: What it finds in every conversation, such as `bos_token`.
-            day: What it gets when it asks for the date, if anything.
+            variables: Its variables in every conversation, such as `bos_token`.
+            day: The date that it gets, if any.
             most: Characters that a conversation may have.
 
         Raises:
@@ -166,7 +161,7 @@ class ChatFormat:
         self.has_prompt = self.render(asked) != self.render(asked, add_generation_prompt=True)
 
     def render(self, said: Said, **settings: Any) -> str:
-        """Return the text of messages as a template takes them.
+        """Return the text of messages in the form that a template takes.
 
         Raises: BadSample if the template refuses the conversation, or its text is too long.
         """
@@ -180,7 +175,7 @@ class ChatFormat:
         return text
 
     def dicts(self, messages: Sequence[Message], markers: Mapping[Medium, str]) -> Said:
-        """Return messages as a template takes them.
+        """Return messages in the form that the template takes.
 
         `markers` stand for images and clips where the template takes text only.
         """
@@ -210,7 +205,7 @@ class ChatFormat:
 
     def _as_dict(self, message: Message, markers: Mapping[Medium, str]) -> dict[str, Any]:
         said = {"role": message.role, **message.rest}
-        # As transformers does: the reasoning has the names that older templates ask for, too.
+        # As in transformers, older templates find the reasoning under their own names, too.
         reasoning = next((said[key] for key in REASONING if key in said), None)
         if reasoning is not None:
             said = {"thinking": reasoning, **said, "reasoning_content": reasoning}
@@ -229,7 +224,7 @@ class ChatFormat:
         return {**said, "content": content}
 
     def _says_probe(self, content: Any) -> bool:
-        """Return whether the template writes a user's message of this form as it should."""
+        """Return whether the template writes the text of a user's message of this form."""
         try:
             said = self.render([{"role": "user", "content": content}])
         except BadSample as error:

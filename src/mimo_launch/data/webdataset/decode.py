@@ -1,11 +1,11 @@
-"""Members of a sample as images and sound: sizes from the header, contents, what encoders get.
+"""Members of a sample as images and sound: sizes from the header, contents, input of encoders.
 
-Decides: that an image stands upright and on white; which files are refused, whatever their names;
-that resizing happens on 8-bit pixels, and arithmetic in float32 behind it, number for number as in
-transformers' Pillow processors.
+Decides: that an image is turned upright and put on white; which files are refused, whatever their
+names; that resizing works on 8-bit pixels, and the arithmetic after it in float32, with the same
+numbers as transformers' Pillow processors.
 Relies on: Pillow for images, soundfile for sound; each is imported when it is first needed;
 `hugging_face.image_processor` for sizes.
-Leaves: what an encoder is given of sound to `log_mel`.
+Leaves: spectrograms of sound to `log_mel`.
 """
 
 import io
@@ -14,7 +14,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,9 +31,9 @@ Medium = Literal["image", "audio"]
 
 # EXIF orientations from 5 on swap height and width (JEITA CP-3451, tag 0x0112).
 _ORIENTATION, _FIRST_SWAPPED = 0x0112, 5
-# Modes of Pillow with more than 8 bits a channel: converted to others, they end at 255.
+# Modes of Pillow with more than 8 bits a channel: converted to others, values are cut at 255.
 _DEEP_MODES = ("I", "F")
-# Below are no recordings (a telephone has 8 kHz), above no microphones.
+# No recording has a lower rate (a telephone has 8 kHz), and no microphone a higher one.
 _LEAST_HERTZ, _MOST_HERTZ = 4_000, 768_000
 # How decoders print a file in memory.
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
@@ -42,7 +41,7 @@ Pixels = npt.NDArray[np.float32]
 
 
 def medium_of(suffix: str) -> Medium | None:
-    """Return what a member `KEY.suffix` holds: `jpg`, `2.jpg` and `left.jpg` are images."""
+    """Return the medium of a member `KEY.suffix`: `jpg`, `2.jpg` and `left.jpg` are images."""
     last = suffix.rpartition(".")[2]
     if last in IMAGE_FORMATS:
         return "image"
@@ -50,7 +49,7 @@ def medium_of(suffix: str) -> Medium | None:
 
 
 def image_size(suffix: str, data: bytes) -> tuple[int, int]:
-    """Return (height, width) of an upright image from its first bytes, which need not be all.
+    """Return (height, width) of an image turned upright, from its first bytes or all of them.
 
     Raises: BadSample if the header cannot be read.
     """
@@ -60,18 +59,18 @@ def image_size(suffix: str, data: bytes) -> tuple[int, int]:
         # The caller has a limit of its own for the number of pixels, and names the sample.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with _opened(data) as image:
-            # Of a PNG, its own `getexif` would decode everything, to look behind the pixels.
+            # The `getexif` of PNG images would decode all pixels to look for EXIF data after them.
             turned = Image.Image.getexif(image).get(_ORIENTATION, 1) >= _FIRST_SWAPPED
-            # Of a TIFF, Pillow gives the size that it has when it is upright.
+            # For a TIFF, Pillow returns the size of the upright image.
             swapped = turned and image.format != "TIFF"
             return (image.width, image.height) if swapped else (image.height, image.width)
 
 
 def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
-    """Return an upright image on white, RGB or for one channel grey.
+    """Return an upright image on white: RGB, or grey for one channel.
 
-    As transformers shows it: `load_image` turns it, processors put what is transparent on white.
-    Raises: BadSample for what cannot be decoded.
+    As in transformers, where `load_image` turns it and processors put transparent pixels on white.
+    Raises: BadSample if it cannot be decoded.
     """
     from PIL import Image, ImageOps
 
@@ -103,7 +102,7 @@ def clip_length(suffix: str, data: bytes) -> tuple[int, int]:
 def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArray[np.float32], int]:
     """Return a clip as the mean of its channels, float32 [samples] in -1 to 1, and its rate in Hz.
 
-    Only its first `seconds` are decoded: hours of silence are small in a file and large in memory.
+    Only its first `seconds` are decoded: hours of silence are a small file and much memory.
     Raises: BadSample if it cannot be decoded.
     """
     import soundfile
@@ -116,10 +115,13 @@ def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArra
 
 @contextmanager
 def _opened(data: bytes) -> "Iterator[Image]":
-    """Open an image of a format that is read. Raises: whatever Pillow does; ValueError."""
+    """Open an image of a format that we read. Raises: whatever Pillow does; ValueError."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(data), formats=_formats()) as image:
+    Image.init()
+    # Pillow decodes some other formats with programs that it starts, such as Ghostscript.
+    formats = [each for each in dict.fromkeys(IMAGE_FORMATS.values()) if each in Image.OPEN]
+    with Image.open(io.BytesIO(data), formats=formats) as image:
         if image.mode.startswith(_DEEP_MODES):
             raise ValueError(
                 f"its pixels have more than 8 bits (mode {image.mode}), of which Pillow and "
@@ -128,21 +130,9 @@ def _opened(data: bytes) -> "Iterator[Image]":
         yield image
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    """Return the formats that are read and that Pillow has.
-
-    No others: some are decoded by programs that Pillow starts, such as Ghostscript.
-    """
-    from PIL import Image
-
-    Image.init()
-    return tuple(each for each in dict.fromkeys(IMAGE_FORMATS.values()) if each in Image.OPEN)
-
-
 @contextmanager
 def _readable(suffix: str, what: str) -> Iterator[None]:
-    """Make a bad sample of whatever a decoder raises: their errors are many, and listed nowhere."""
+    """Turn whatever a decoder raises into BadSample: no decoder documents all of its errors."""
     try:
         yield
     except Exception as error:
@@ -155,20 +145,29 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
 
     Args:
         image: Of mode "RGB", or "L" for one channel.
-        recipe: What is done to it.
+        recipe: What to do with it.
 
     Raises:
-        ImageTooThin: No size can be made of it.
+        ImageTooThin: The recipe has no size for it.
     """
     if recipe.pad_square:
-        image = _pad_square(image, recipe.mean)
+        side = max(image.size)
+        mean_color = tuple(int(each * 255) for each in recipe.mean)
+        square = Image.new(image.mode, (side, side), mean_color)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        image = square
     height, width = recipe.resized(image.height, image.width)
     if recipe.resize is not None:
         image = image.resize((width, height), resample=Image.Resampling(recipe.resample))
     pixels = np.asarray(image)
     pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if recipe.crop is not None:
-        pixels = _center_crop(pixels, *recipe.crop)
+        # The middle of the image; black where it has no pixels.
+        cropped = np.zeros((len(pixels), *recipe.crop), dtype=pixels.dtype)
+        from_y, to_y = _overlap(pixels.shape[1], recipe.crop[0])
+        from_x, to_x = _overlap(pixels.shape[2], recipe.crop[1])
+        cropped[:, to_y, to_x] = pixels[:, from_y, from_x]
+        pixels = cropped
     mean, std = (
         np.asarray(each, dtype=np.float32)[:, None, None] for each in (recipe.mean, recipe.std)
     )
@@ -177,29 +176,11 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
     return np.ascontiguousarray((scaled - mean) / std)
 
 
-def _pad_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
-    """Return the image in the middle of a square of the mean colour."""
-    side = max(image.size)
-    color = tuple(int(each * 255) for each in mean)
-    square = Image.new(image.mode, (side, side), color)
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square
-
-
-def _center_crop(pixels: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return the middle of an image [channels, y, x]; black where it has no pixels."""
-    found = np.zeros((len(pixels), height, width), dtype=pixels.dtype)
-    from_y, to_y = _overlap(pixels.shape[1], height)
-    from_x, to_x = _overlap(pixels.shape[2], width)
-    found[:, to_y, to_x] = pixels[:, from_y, from_x]
-    return found
-
-
 def _overlap(have: int, want: int) -> tuple[slice, slice]:
-    """Return which part of `have` pixels stands where among `want`."""
+    """Return the pixels of `have` that a centred crop to `want` keeps, and their places in it."""
     if have >= want:
         first = (have - want) // 2
         return slice(first, first + want), slice(0, want)
-    # The odd pixel of the border stands before the image, as in the reference.
+    # As in the reference, an odd border has its larger half before the image.
     first = math.ceil((want - have) / 2)
     return slice(0, have), slice(first, first + have)

@@ -1,7 +1,7 @@
 """The index of shards: made once, kept beside them, and made again when it is out of date.
 
 Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
-that ask for it wait for a lock that goes with its holder.
+wait for a lock, which the kernel releases when its holder ends.
 Relies on: `indexer` for samples, `index_columns` for files; renaming a folder is atomic.
 Leaves: samples of an index to `samples`.
 """
@@ -41,7 +41,7 @@ FOLDER = ".mimo-index"
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How far the index of a split is; `why` it is made at all."""
+    """The progress of making the index of a split, and `why` it is made."""
 
     split: Split
     why: str
@@ -57,22 +57,32 @@ Say = Callable[[IndexProgress], None]
 def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     """Return the index of a split, making it if there is none or if it is out of date.
 
-    Safe in any number of processes at once. `say` hears of the making.
+    Any number of processes may call it at once. `say` gets the progress of making it.
 
     Raises: OSError if a shard cannot be read, or the index written.
     """
     shards = split_files(indexer.data, split)
     wanted = _identity(indexer, shards)
-    folders = _folders(indexer.data, shards, wanted)
+    # The name of its folder says which settings an index is for.
+    settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
+    name = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    if indexer.data.index is not None:
+        folders = [Path(indexer.data.index) / name]
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folders = [shards[0].parent / FOLDER / name, cache / "mimo-launch" / "index" / name]
     for folder in folders:
         columns, _ = _usable(folder, wanted)
         if columns is not None:
             return columns
-    folder = next(filter(_can_be_made, folders), folders[-1])
+    for folder in folders:
+        beside = folder.parent
+        if os.access(beside if beside.exists() else beside.parent, os.W_OK):
+            break
     folder.parent.mkdir(parents=True, exist_ok=True)
     now = IndexProgress(split, "another process makes it", 0, len(shards), 0, 0)
     with _lock(folder.with_suffix(".lock"), partial(say, now)):
-        # Whoever had the lock may have made it.
+        # The process that had the lock may have made it.
         columns, why = _usable(folder, wanted)
         if columns is None:
             _make(indexer, shards, folder, wanted, replace(now, why=why), say)
@@ -87,23 +97,8 @@ def split_files(data: WebdatasetData, split: Split) -> tuple[Path, ...]:
     return shard_files((data.shards if split == "train" else data.eval_shards) or ())
 
 
-def _folders(data: WebdatasetData, shards: Sequence[Path], wanted: dict[str, Any]) -> list[Path]:
-    """Return where the index may be: folders whose name says which settings it is for."""
-    names = [wanted[part] for part in ("names", "settings")]
-    name = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
-    if data.index is not None:
-        return [Path(data.index) / name]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [shards[0].parent / FOLDER / name, Path(cache) / "mimo-launch" / "index" / name]
-
-
-def _can_be_made(folder: Path) -> bool:
-    beside = folder.parent
-    return os.access(beside if beside.exists() else beside.parent, os.W_OK)
-
-
 def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
-    """Return what an index depends on: settings in its name, and files that must not change."""
+    """Return what an index depends on: settings, and the state of files that must not change."""
     data = indexer.data
     folder = Path(data.tokenizer)
     stats = [path.stat() for path in shards]
@@ -123,7 +118,7 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
         "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
         "tokenizer": tokenizer.hexdigest(),
     }
-    found: dict[str, Any] = json.loads(json.dumps(identity))  # As it is read back.
+    found: dict[str, Any] = json.loads(json.dumps(identity))  # Equal to what is read back.
     return found
 
 
@@ -146,10 +141,10 @@ def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
 
 @contextmanager
 def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of an index; the kernel lets go of it when this process ends, however it does.
+    """Hold the lock of an index; the kernel releases it when this process ends in any way.
 
-    `wait` is called if another process holds it. File systems without locks do without: then
-    several processes make the same index, and one of theirs is kept.
+    `wait` is called if another process holds it. On a file system without locks several processes
+    make the same index, and one of theirs is kept.
     """
     with path.open("w") as file:
         try:
@@ -170,7 +165,7 @@ def _make(
     progress: IndexProgress,
     say: Say,
 ) -> None:
-    """Make an index beside its place, and then put it there."""
+    """Make an index beside its place, then rename it."""
     made = _beside(folder)
     made.mkdir()
     suffixes: dict[str, int] = {}
@@ -197,7 +192,7 @@ def _make(
 
 
 def _put(made: Path, folder: Path) -> None:
-    """Give a new index its name; an old one makes room, a newer one of another process stays."""
+    """Rename a new index; an old one is removed, a newer one of another process stays."""
     if folder.exists():
         old = _beside(folder)
         with suppress(FileNotFoundError):  # Another process did the same.
@@ -211,5 +206,5 @@ def _put(made: Path, folder: Path) -> None:
 
 
 def _beside(folder: Path) -> Path:
-    """Return a name that no other process takes, for a folder that others may read."""
+    """Return a unique path beside a folder that other processes may be reading."""
     return folder.with_name(f"{folder.name}.{uuid4().hex[:12]}")

@@ -1,12 +1,11 @@
-"""The index on disk: one flat file per column, mapped into memory and read where it is needed.
+"""The index on disk: one flat file per column, mapped into memory.
 
 Decides: the columns, and when a folder holds all of them.
 Relies on: numpy's memory maps: ranks of a host share the pages that they touch.
-Leaves: what is in them to `indexer`, when they are out of date to `index`.
+Leaves: the contents of columns to `indexer`, when they are out of date to `index`.
 
-A sample has any number of members, rows of images and learnt parts. Those of all samples stand one
-after another; `*_end` of a sample says where its own end, and that of the one before where they
-begin.
+A sample has any number of members, rows of images and learned runs. Those of all samples stand one
+after another: a sample's own begin at the `*_end` of the sample before and end at its own `*_end`.
 """
 
 import json
@@ -26,8 +25,8 @@ VERSION = 3
 
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
-# Per member of a sample (of which only those are kept that training reads), per run of rows of one
-# image, per run of learnt tokens, and per byte of a key.
+# Per member of a sample that training reads, per run of rows of one image, per run of learned
+# tokens, and per byte of a key.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
@@ -54,7 +53,7 @@ class DamagedIndex(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of an open index, by name, and the `meta` of what it was made of."""
+    """The columns of an open index, by name; `meta` says what it was made of."""
 
     folder: Path
     columns: Mapping[str, Column]
@@ -98,7 +97,7 @@ class ColumnWriter:
 
     def append(self, columns: Mapping[str, Column]) -> None:
         """Write the samples of one shard, whose `*_end` count from 0. Raises: OSError."""
-        # What stands before this shard, for each list.
+        # The length of each list before this shard.
         begins = {f"{name}_end": self._lengths[next(iter(LISTS[name]))] for name in LISTS}
         for name, kind in TYPES.items():
             column = np.ascontiguousarray(columns[name] + begins.get(name, 0), dtype=f"<{kind}")
@@ -106,7 +105,7 @@ class ColumnWriter:
             self._lengths[name] += len(column)
 
     def finish(self, meta: Mapping[str, Any]) -> None:
-        """Write what the index was made of; an index without is not complete. Raises: OSError."""
+        """Write what the index was made of, which completes it. Raises: OSError."""
         self.close()
         text = json.dumps({**meta, "version": VERSION, "lengths": self._lengths})
         (self._folder / META).write_text(text, encoding="utf-8")
@@ -138,7 +137,7 @@ def open_columns(folder: Path, meta: dict[str, Any]) -> Columns:
             raise DamagedIndex(f"column {name} is missing") from error
         if length is None or size != length * dtype.itemsize:
             raise DamagedIndex(f"column {name} has {size} bytes for {length} values")
-        # A plain view: the class of maps makes each look-up several times slower.
+        # A plain view: indexing a `memmap` object is several times slower.
         columns[name] = (
             np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
             if length

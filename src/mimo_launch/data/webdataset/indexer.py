@@ -1,9 +1,9 @@
-"""Looks at every sample of a shard once: what it says, how large its images are, what is bad.
+"""Reads every sample of a shard once for the index: tokens, sizes of images, faults.
 
-Decides: what the index knows of a sample, and which records are left out of it; how many processes
-look at shards side by side, and when one is quicker.
+Decides: what the index holds of a sample, and which records it leaves out; how many processes read
+shards in parallel, and when one is faster.
 Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; no pixel is decoded.
-Leaves: files of the index to `index_columns`, what is made of the answers to `index`.
+Leaves: files of the index to `index_columns`, putting shards together to `index`.
 """
 
 import multiprocessing
@@ -34,18 +34,24 @@ from mimo_launch.data.webdataset.media_rows import (
 )
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
-from mimo_launch.data.webdataset.tar_files import BrokenShard, Member, ShardReader, samples_of
+from mimo_launch.data.webdataset.tar_files import (
+    BrokenShard,
+    Member,
+    MemberPlace,
+    ShardReader,
+    samples_of,
+)
 from mimo_launch.spec.model import Spec, WebdatasetData
 
-# Sizes of images stand in the first bytes, unless a thumbnail or a profile comes before them.
+# The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
-# Below so many bytes of shards one process is done before others have started.
+# With fewer bytes of shards, one process is done before others have started.
 SMALL = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A record that is left out. Without a key it is the rest of the shard."""
+    """A record that is left out; with an empty key, the rest of the shard."""
 
     shard: str
     key: str
@@ -71,10 +77,10 @@ class ShardIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """What is known of one sample.
+    """What the index holds of one sample.
 
-    `runs` are first and end of each run of learnt tokens, [runs, 2]. `media` are suffixes of its
-    images and clips, in order.
+    `runs` are start and end of each run of learned tokens, [runs, 2]. `media` are the suffixes of
+    its images and clips, in order.
     """
 
     num_tokens: int
@@ -84,7 +90,7 @@ class IndexedSample:
 
 
 class SampleIndexer:
-    """Looks at samples, for one spec."""
+    """Reads samples for the index, for one spec."""
 
     def __init__(self, spec: Spec, data: WebdatasetData) -> None:
         """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
@@ -93,11 +99,11 @@ class SampleIndexer:
         self.sample_encoder = SampleEncoder(spec, data, self.media_inputs)
 
     def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> IndexedSample:
-        """Return what there is to know of a sample.
+        """Return what the index holds of a sample.
 
         Args:
-            suffixes: Of its members.
-            read: Returns the bytes of a member, or its first few.
+            suffixes: Suffixes of its members.
+            read: Returns the bytes of a member, or as many of its first bytes as asked for.
 
         Raises:
             BadSample: It cannot be trained on.
@@ -138,7 +144,7 @@ class SampleIndexer:
 
 
 def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
-    """Return height and width of an upright image, of which `read` returns the first bytes.
+    """Return height and width of an image turned upright; `read` returns its first bytes.
 
     Raises: BadSample.
     """
@@ -155,33 +161,34 @@ def place_of(suffix: str) -> tuple[int, str]:
 
 
 def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
-    """Look at every sample of the shard with this number."""
+    """Read every sample of the shard with this number."""
     rows: dict[str, list[int]] = defaultdict(list)
     suffixes: dict[str, int] = {}
     bad: list[Bad] = []
     reader = ShardReader((path,))
     try:
         for member in samples_of(path):
+            if member.fault:
+                bad.append(Bad(path.name, member.key, member.fault))
+                continue
+
+            def read(
+                suffix: str, limit: int | None, places: dict[str, MemberPlace] = member.places
+            ) -> bytes:
+                return reader.read(0, places[suffix], limit)
+
             try:
-                _add(rows, number, member, _indexed(indexer, reader, member), suffixes)
+                seen = indexer.look(list(member.places), read)
             except BadSample as error:
                 bad.append(Bad(path.name, member.key, str(error)))
+            except (OSError, EOFError, ValueError) as error:
+                bad.append(Bad(path.name, member.key, f"{type(error).__name__}: {error}"))
+            else:
+                _add(rows, number, member, seen, suffixes)
     except (BrokenShard, OSError) as error:
         bad.append(Bad(path.name, "", f"the shard cannot be read on: {error}"))
     columns = {name: np.array(rows[name], dtype=TYPES[name]) for name in TYPES}
     return ShardIndex(columns, tuple(suffixes), tuple(bad))
-
-
-def _indexed(indexer: SampleIndexer, reader: ShardReader, member: Member) -> IndexedSample:
-    if member.fault:
-        raise BadSample(member.fault)
-    try:
-        return indexer.look(
-            list(member.places),
-            lambda suffix, limit: reader.read(0, member.places[suffix], limit),
-        )
-    except (OSError, EOFError, ValueError) as error:
-        raise BadSample(f"{type(error).__name__}: {error}") from error
 
 
 def _add(
@@ -219,12 +226,12 @@ def _add(
         rows[f"{name}_end"].append(len(rows[next(iter(columns))]))
 
 
-# The indexer of a process of the pool: made once, a tokenizer takes a while to load.
+# The indexer of a process of the pool: made once, because a tokenizer loads slowly.
 _INDEXERS: list[SampleIndexer] = []
 
 
 def _start(spec: Spec) -> None:
-    # Ctrl-C reaches the whole group: the process that waits for these ends them.
+    # Ctrl-C reaches the whole process group, but the parent ends its pool by itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -233,7 +240,7 @@ def _start(spec: Spec) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave when the process that asked is killed: the queues of a pool would not tell."""
+    """Exit when the parent is killed, which the queues of a pool do not notice."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -245,7 +252,7 @@ def _task(number: int, path: Path) -> ShardIndex:
 
 
 def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
-    """Yield the index of each shard in order, made by as many processes as there are processors.
+    """Yield the index of each shard in order, made by one process per processor.
 
     Raises: OSError if one of them is killed.
     """

@@ -1,7 +1,7 @@
-"""Rows of images and clips: how many an encoder makes of one, and where they stand in a sample.
+"""Rows of images and clips: how many an encoder makes of each, and their places in a sample.
 
-Decides: that every image goes to every encoder of images, and every clip to every one of clips;
-their rows stand where the marker was, encoder after encoder in written order.
+Decides: that every image goes to every image encoder, and every clip to every audio encoder; that
+their rows replace the marker, encoder after encoder in written order.
 Relies on: `hugging_face.image_processor` and `log_mel` for sizes.
 Leaves: pixels and frames to `samples`.
 """
@@ -24,7 +24,7 @@ MediumSize = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """What one encoder takes, and how many rows come of it."""
+    """The input of one encoder, and the number of rows that it makes."""
 
     encoder: str
     model: EncoderModel
@@ -33,7 +33,7 @@ class MediaInput:
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on, to tell an index that is out of date."""
+        """What the number of rows depends on: if it differs, an index is out of date."""
         if clips := clip_input(self.model):
             return [self.encoder, clips.frames, clips.fixed_length, clips.frames_per_row]
         images, recipe = image_input(self.model), self.recipe
@@ -58,7 +58,7 @@ class MediaInput:
         return height // side, width // side
 
     def _clip_rows(self, samples: int, rate: int) -> int:
-        # Only for sound: it imports torch, which an index of images can do without.
+        # Only for sound: it imports torch, which an index of images does not need.
         from mimo_launch.data.log_mel import ClipTooLong, num_frames
 
         clips = clip_input(self.model)
@@ -73,7 +73,7 @@ class MediaInput:
 
 
 def media_inputs_of(spec: Spec) -> tuple[MediaInput, ...]:
-    """Return what the encoders of a spec take, in written order. Raises: ProcessorError."""
+    """Return the inputs of the encoders of a spec, in written order. Raises: ProcessorError."""
     found: list[MediaInput] = []
     for name, module in spec.encoders.items():
         model = module.model
@@ -86,7 +86,7 @@ def media_inputs_of(spec: Spec) -> tuple[MediaInput, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedium:
-    """Rows of one encoder in a sample, made of its `member`-th image or clip."""
+    """Rows of one encoder in a sample; `member` is the index of their image or clip."""
 
     encoder: int
     member: int
@@ -98,12 +98,12 @@ def place_rows(
     media: Sequence[tuple[int, Medium]],
     sizes: dict[Medium, list[MediumSize]],
 ) -> list[PlacedMedium]:
-    """Return where rows stand in a sample, in order.
+    """Return the places of rows in a sample, in order.
 
     Args:
-        media_inputs: Of the encoders in written order.
-        media: What stands before which text token, in order.
-        sizes: Of the images and the clips, in order.
+        media_inputs: Those of the encoders, in written order.
+        media: The images and clips in order, each with the text token that it precedes.
+        sizes: Sizes of the images and of the clips, in order.
 
     Raises:
         BadSample: No row can be made of an image or a clip.

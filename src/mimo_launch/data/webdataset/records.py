@@ -1,6 +1,6 @@
-"""What a sample says: its text members as a conversation, with the places of images and clips.
+"""The text of a sample: a caption, or a conversation with the places of images and clips.
 
-Decides: which shapes of JSON are understood, and that markers and members must agree in number.
+Decides: which forms of JSON are understood.
 Relies on: `template` of the spec.
 Leaves: writing a conversation as tokens to `sample_encoder`.
 """
@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode import Medium
-from mimo_launch.spec.model import CaptionTemplate, ChatTemplate, WebdatasetData
+from mimo_launch.spec.model import CaptionTemplate, WebdatasetData
 
 TEXT_SUFFIXES = ("json", "txt")
 _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
-# As LLaVA's and ShareGPT's files name the speakers.
+# The names of speakers in files of LLaVA and ShareGPT.
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
-# Names of what an assistant thought before it answered; the first is that of today's templates.
+# Keys of an assistant's reasoning; current templates use the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 _PART_MEDIA: dict[str, Medium] = {
     "image": "image",
@@ -43,8 +43,8 @@ class MessagePart:
 class Message:
     """One turn. `rest` are keys that only the chat template knows, such as tool calls.
 
-    `parts` are None if it has no content, or if that is a value of JSON in `rest`; `in_parts` says
-    whether they were a list.
+    `parts` are None if it has no content, or if the content is a JSON value in `rest`; `in_parts`
+    says whether the content was a list.
     """
 
     role: str
@@ -53,7 +53,7 @@ class Message:
     in_parts: bool = False
 
     def says_something(self) -> bool:
-        """Return whether there is a text, a call of a tool or reasoning in it."""
+        """Return whether it has text, tool calls or reasoning."""
         texts = [part.text for part in self.parts or ()]
         reasoning = [self.rest[key] for key in REASONING if isinstance(self.rest.get(key), str)]
         return any(text.strip() for text in texts + reasoning) or bool(self.rest.get("tool_calls"))
@@ -63,7 +63,7 @@ class Message:
 class Record:
     """The text of a sample: a caption behind its images, or a conversation.
 
-    `tools` and `documents` are what its template gets beside the messages.
+    Its template gets `tools` and `documents` beside the messages.
     """
 
     caption: str = ""
@@ -72,22 +72,31 @@ class Record:
     documents: list[Any] | None = None
 
     def media(self) -> tuple[Medium, ...]:
-        """What the markers of a conversation stand for, in order."""
+        """Return what the markers of a conversation stand for, in order."""
         parts = (part for message in self.messages for part in message.parts or ())
         return tuple(part.kind for part in parts if part.kind != "text")
 
 
 def read_record(data: WebdatasetData, member: Callable[[str], bytes | None]) -> Record:
-    """Return what a sample says; `member` returns the bytes of a suffix, None if it has none.
+    """Return the text of a sample; `member` returns the bytes of a suffix, None if it has none.
 
     Raises: BadSample.
     """
-    if isinstance(data.template, ChatTemplate):
-        record = _json_of(member)
-        messages = _conversation(data, data.template, record)
-        tools, documents = (_objects(record, key) for key in ("tools", "documents"))
-        return Record(messages=messages, tools=tools, documents=documents)
-    return Record(caption=_caption(data.template, member))
+    template = data.template
+    if isinstance(template, CaptionTemplate):
+        return Record(caption=_caption(template, member))
+    record = _json_of(member)
+    key, turns = _of_key(record, template.messages, _CHAT_KEYS)
+    if not isinstance(turns, list) or not turns:
+        raise BadSample(f"`{key}` of its JSON is {_type_of(turns)}, not a list of messages")
+    markers: dict[str, Medium] = {data.image_marker: "image", data.audio_marker: "audio"}
+    messages = [_message(turn, markers) for turn in turns]
+    if template.system is not None and messages[0].role != "system":
+        messages.insert(0, Message("system", (MessagePart("text", template.system),)))
+    if not any(m.role == "assistant" and m.says_something() for m in messages):
+        raise BadSample("it has no answer of the assistant to learn from")
+    tools, documents = (_objects(record, key) for key in ("tools", "documents"))
+    return Record(messages=tuple(messages), tools=tools, documents=documents)
 
 
 def _caption(template: CaptionTemplate, member: Callable[[str], bytes | None]) -> str:
@@ -131,7 +140,7 @@ def _of_key(record: dict[str, Any], key: str | None, usual: tuple[str, ...]) -> 
 
 
 def _objects(record: dict[str, Any], key: str) -> list[Any] | None:
-    """Return a list of objects beside the messages. Tables hold it as a text of JSON."""
+    """Return a list of objects beside the messages, which may be JSON in a string, as in tables."""
     found = record.get(key)
     if isinstance(found, str):
         with suppress(ValueError, RecursionError):
@@ -141,30 +150,15 @@ def _objects(record: dict[str, Any], key: str) -> list[Any] | None:
     raise BadSample(f"`{key}` of its JSON is {_type_of(found)}, not a list of objects")
 
 
-def _conversation(
-    data: WebdatasetData, template: ChatTemplate, record: dict[str, Any]
-) -> tuple[Message, ...]:
-    key, turns = _of_key(record, template.messages, _CHAT_KEYS)
-    if not isinstance(turns, list) or not turns:
-        raise BadSample(f"`{key}` of its JSON is {_type_of(turns)}, not a list of messages")
-    markers: dict[str, Medium] = {data.image_marker: "image", data.audio_marker: "audio"}
-    messages = [_message(turn, markers) for turn in turns]
-    if template.system is not None and messages[0].role != "system":
-        messages.insert(0, Message("system", (MessagePart("text", template.system),)))
-    if not any(m.role == "assistant" and m.says_something() for m in messages):
-        raise BadSample("it has no answer of the assistant to learn from")
-    return tuple(messages)
-
-
 def _message(turn: Any, markers: dict[str, Medium]) -> Message:
-    """Return a turn, whether it says `role` and `content` or, as LLaVA does, `from` and `value`."""
+    """Return a turn, which has `role` and `content` or, as in LLaVA, `from` and `value`."""
     if not isinstance(turn, dict):
         raise BadSample(f"one of its messages is {_type_of(turn)}, not an object")
     names = ("role", "content") if "role" in turn else ("from", "value")
     role, content = (turn.get(name) for name in names)
     if not isinstance(role, str):
         raise BadSample("one of its messages has no role")
-    # As transformers does: what is null is not there.
+    # As in transformers, a key whose value is null is absent.
     rest = {key: value for key, value in turn.items() if key not in names and value is not None}
     calls = rest.get("tool_calls", [])
     if not isinstance(calls, list):
@@ -174,17 +168,15 @@ def _message(turn: Any, markers: dict[str, Medium]) -> Message:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name.strip():
             raise BadSample("a call of a tool has no name")
-    if role == "tool" and not _is_said(content):
+    # A tool may return any JSON, such as a list of numbers, which is neither text nor parts.
+    if isinstance(content, list):
+        is_said = all(isinstance(each, dict) and "type" in each for each in content)
+    else:
+        is_said = content is None or isinstance(content, str)
+    if role == "tool" and not is_said:
         return Message(role, None, {**rest, "content": content})
     parts = None if content is None else tuple(_parts(content, markers))
     return Message(_ROLES.get(role, role), parts, rest, in_parts=isinstance(content, list))
-
-
-def _is_said(content: Any) -> bool:
-    """Return whether content is text or parts, and not what a tool returned as JSON."""
-    if isinstance(content, list):
-        return all(isinstance(each, dict) and "type" in each for each in content)
-    return content is None or isinstance(content, str)
 
 
 def _parts(content: Any, markers: dict[str, Medium]) -> list[MessagePart]:
@@ -205,7 +197,7 @@ def _parts(content: Any, markers: dict[str, Medium]) -> list[MessagePart]:
 
 
 def _split(text: str, markers: dict[str, Medium]) -> list[MessagePart]:
-    """Return a text cut at its markers."""
+    """Cut a text at its markers."""
     pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
     parts = [
         MessagePart(markers[each]) if each in markers else MessagePart("text", each)
@@ -215,7 +207,7 @@ def _split(text: str, markers: dict[str, Medium]) -> list[MessagePart]:
 
 
 def _type_of(value: Any) -> str:
-    """Return what a value of JSON is, in words."""
+    """Return the type of a JSON value, in words."""
     if value is None:
         return "null"
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}

@@ -1,7 +1,7 @@
-"""Samples as tokens: the tokenizer of a Hugging Face folder, what is learnt, where images stand.
+"""Samples as tokens, with the tokenizer of a Hugging Face folder.
 
-Decides: that a caption is learnt with its end token, and of a conversation the answers with the
-token that ends each turn; which token marks an image or a clip.
+Decides: that the loss is over a caption and its end token, or the answers of a conversation with
+the token that ends each turn; which token marks an image or a clip.
 Relies on: the `tokenizers` library for ids, equal to those of transformers' `apply_chat_template`.
 Leaves: rows of images to `media_rows`.
 """
@@ -39,7 +39,7 @@ _USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """The text tokens of a sample [n], which of them are learnt, and what stands between them.
+    """The text tokens of a sample [n], which of them are learned, and the media between them.
 
     `media` are images and clips in order, each with the number of text tokens before it.
     """
@@ -66,7 +66,7 @@ class SampleEncoder:
             self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         except Exception as error:  # The library raises nothing narrower.
             raise TokenizerError(f"{folder / TOKENIZER} cannot be read: {error}") from error
-        # Saved settings of whoever called the tokenizer last, not of the model.
+        # These are settings of the program that saved the tokenizer, not of the model.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         specials = special_texts(folder)
@@ -120,7 +120,7 @@ class SampleEncoder:
 
     @property
     def markers(self) -> Mapping[Medium, str]:
-        """The token in whose place the rows of an image or a clip come."""
+        """The token that the rows of an image or a clip replace."""
         return self._markers
 
     def encode(
@@ -129,10 +129,10 @@ class SampleEncoder:
         """Return a sample as tokens.
 
         Args:
-            record: What it says.
+            record: Its text.
             members: Numbers of its images and clips.
-            unread: Suffixes of members that are neither text nor these: where one of these is
-                missing, they may be what was meant.
+            unread: Suffixes of its other members. Where an image or a clip is missing, they may be
+                what the user meant.
 
         Raises:
             BadSample: Markers and members do not agree, or nothing in it can be learnt.
@@ -202,9 +202,9 @@ class SampleEncoder:
         return Conversation(chat, chat.dicts(record.messages, self._markers), settings, self._ends)
 
     def _encode(self, text: str, learn: Spans) -> tuple[list[int], npt.NDArray[np.bool_]]:
-        """Return the tokens of a text, and which of them are learnt.
+        """Return the tokens of a text, and which of them are learned.
 
-        A token that goes beyond what is learnt is learnt only if that is blank.
+        A token at an edge of a learned span is learned only if the part outside is blank.
         """
         if len(text) > self._most:
             raise BadSample(
@@ -237,9 +237,8 @@ class SampleEncoder:
         usual: dict[Medium, str] = {"image": data.image_marker, "audio": data.audio_marker}
         found: dict[Medium, str] = {}
         added = self._tokenizer.get_added_tokens_decoder()
-        for media_input in reversed(
-            media_inputs
-        ):  # The first encoder of a medium has the last word.
+        # Reversed, so that the first encoder of a medium decides.
+        for media_input in reversed(media_inputs):
             own = added.get(placeholder_id(spec, media_input.encoder))
             found[media_input.medium] = (
                 own.content if own else self._in_template(media_input) or usual[media_input.medium]
@@ -268,7 +267,7 @@ class SampleEncoder:
 def loss_mask_among(
     loss_mask: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a sample are learnt, bool [tokens], from which text tokens are.
+    """Return which tokens of a sample are learned, bool [tokens], from those of its text.
 
     The first token is not: nothing predicts it.
     """
@@ -279,7 +278,7 @@ def loss_mask_among(
 
 
 def _unread(suffixes: Sequence[str], *media: Medium) -> str:
-    """Return what to do about members that are not read, if there are any."""
+    """Return advice about members that are not read, if there are any."""
     if not suffixes:
         return ""
     named = ", ".join(f".{each}" for each in suffixes)

@@ -1,7 +1,7 @@
 """The `webdataset` data set: samples of the user's shards, from their index.
 
-Decides: which samples are too long, what the user is told of what was left out, and that whatever
-cannot be read is named by shard and key; what becomes of a sample's members in training.
+Decides: which samples are too long, what the user learns of samples that are left out, and that
+errors name the shard and the key; how the members of a sample become tokens and pixels.
 Relies on: `index_columns` and `tar_files`; `sample_encoder` and `decode` for what is in members.
 Leaves: the order of samples to `data.sample_order`, threads to `loader`.
 """
@@ -35,14 +35,17 @@ Array = npt.NDArray[np.float32]
 
 
 class NotTrainable(ValueError):
-    """Shards hold no sample, or too many bad ones, or one that is too long and must not be."""
+    """Shards hold no sample, too many bad ones, or one that is too long under `too_long: error`."""
 
 
 class OpenSplit:
-    """The samples of one split. `row` is a sample's place in the index, which has too long ones."""
+    """The samples of one split.
+
+    `row` is the place of a sample in the index, which also holds samples that are too long.
+    """
 
     def __init__(self, indexer: SampleIndexer, split: Split, say: Say) -> None:
-        """Open the index, or make it; `say` hears of the making.
+        """Open the index, or make it; `say` gets the progress.
 
         Raises: NotTrainable, OSError, ValueError.
         """
@@ -85,7 +88,7 @@ class OpenSplit:
         return "\n".join(f"{each['shard']} {each['key']}: {each['why']}" for each in first)
 
     def summary(self) -> str:
-        """Return in one line what there is and what was left out."""
+        """Return in one line the number of samples and what was left out."""
         words = [f"{self.num_samples:,} samples ({self.split})"]
         if self.num_too_long:
             cut = "left out" if self._data.too_long == "drop" else "cut"
@@ -101,7 +104,7 @@ class OpenSplit:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.unsignedinteger]:
-        """Tokens of every sample, rows included; of those that are cut, of what is left."""
+        """Tokens of every sample, rows included, after any cut."""
         lengths = self.index.columns["tokens"]
         if self._rows is not None:
             return lengths[self._rows]
@@ -118,7 +121,7 @@ class OpenSplit:
         return sample if self._rows is None else int(self._rows[sample])
 
     def end(self, row: int) -> int:
-        """Return how many tokens of a sample are used: all, or what fits without a cut image."""
+        """Return how many tokens of a sample are used: all, or as many as cut no image."""
         if (length := int(self.index.columns["tokens"][row])) <= self._seq:
             return length
         for _, _, span in self.spans(row):
@@ -127,7 +130,7 @@ class OpenSplit:
         return self._seq
 
     def num_labels(self, row: int) -> int:
-        """Return how many of the tokens that are used are learnt."""
+        """Return how many of the tokens that are used are learned."""
         columns = self.index.columns
         if columns["tokens"][row] <= self._seq:
             return int(columns["labels"][row])
@@ -136,7 +139,7 @@ class OpenSplit:
         return int((np.minimum(last, end) - np.minimum(first, end)).sum())
 
     def spans(self, row: int) -> tuple[tuple[int, int, ImageSpan], ...]:
-        """Return encoder, number of the image or clip, and rows, in the order of the sample."""
+        """Return encoder, index of the image or clip, and rows, in the order of the sample."""
         columns, here = self.index.columns, self.index.range("span", row)
         names = ("encoder", "member", "position", "height", "width")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
@@ -160,7 +163,7 @@ class OpenSplit:
         return f"{shard.name} {self.index.key(row)}"
 
     def named(self, row: int, read: Callable[[], T]) -> T:
-        """Return what `read` returns. Raises: BadSample with shard and key for what is damaged."""
+        """Return what `read` returns. Raises: BadSample with shard and key if it is damaged."""
         try:
             return read()
         except BadSample as error:
@@ -175,7 +178,7 @@ class ShardSamples:
     answer_end = None
 
     def __init__(self, spec: Spec, data: WebdatasetData, say: Say = lambda progress: None) -> None:
-        """Open the index, or make it; `say` hears of the making.
+        """Open the index, or make it; `say` gets the progress.
 
         Raises:
             NotTrainable: There is no sample, or there are more bad ones than `max_bad_samples`, or
@@ -194,11 +197,11 @@ class ShardSamples:
         self.splits = {split: OpenSplit(indexer, split, say) for split in wanted}
 
     def num_samples(self, split: Split) -> int:
-        """Number of good samples that fit in a sequence, or are cut to fit."""
+        """Return the number of good samples that fit in a sequence, or are cut to fit."""
         return self.splits[split].num_samples
 
     def length(self, split: Split, index: int) -> int:
-        """Tokens of a sample, rows included."""
+        """Return the number of tokens of a sample, rows included."""
         found = self.splits[split]
         found.row(index)
         return int(found.lengths[index])
@@ -209,7 +212,7 @@ class ShardSamples:
         return found.name(found.row(index))
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Lengths and places of a sample, from the index alone."""
+        """Return the lengths and places of a sample, from the index alone."""
         found = self.splits[split]
         row = found.row(index)
         end = found.end(row)
@@ -221,13 +224,13 @@ class ShardSamples:
         return SampleData(index, end, found.num_labels(row), spans)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:
-        """Tokens and labels int64 [seq]; rows are placeholders of their encoders."""
+        """Return tokens and labels, int64 [seq]; rows are placeholders of their encoders."""
         found = self.splits[split]
         row = found.row(index)
         return found.named(row, partial(self._text, found, row))
 
     def images(self, split: Split, index: int, encoder: str) -> list[Array]:
-        """Images [channels, height, width] or log-mel clips [mels, frames] of a sample."""
+        """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample."""
         found = self.splits[split]
         row = found.row(index)
         end = found.end(row)
@@ -240,12 +243,12 @@ class ShardSamples:
         ]
 
     def documents(self, split: Split, index: int) -> Int64s:
-        """Zeros [seq]: a sample is one document."""
+        """Return zeros [seq]: a sample is one document."""
         self.splits[split].row(index)
         return np.zeros(self._seq, dtype=np.int64)
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Empty: answers in free text are not scored."""
+        """Return nothing: answers in free text are not scored."""
         self.splits[split].row(index)
         return ()
 
@@ -278,7 +281,7 @@ class ShardSamples:
     def _array(
         self, found: OpenSplit, row: int, media_input: MediaInput, member: int, span: ImageSpan
     ) -> Array:
-        """Return the `member`-th image or clip of a sample as its encoder takes it."""
+        """Return an image or clip of a sample, by its index, as its encoder takes it."""
         members = found.members(row)
         suffix = [each for each in members if medium_of(each) == media_input.medium][member]
         data = found.read(row, members[suffix])
@@ -286,12 +289,12 @@ class ShardSamples:
         if clips := clip_input(media_input.model):
             from mimo_launch.data.log_mel import HOP, RATE, log_mel
 
-            # One second more than is seen: resampling looks a little ahead.
+            # One second more than needed: resampling looks a little ahead.
             clip = decode_clip(suffix, data, seconds=1 + shape[-1] * HOP / RATE)
             return log_mel(*clip, clips.mels, frames=shape[-1])
         images = image_input(media_input.model)
         if images is None or media_input.recipe is None:
             raise TypeError(f"{media_input.encoder} takes no images")
         pixels = process(decode_image(suffix, data, channels=images.channels), media_input.recipe)
-        # What is left over at the right and below makes no whole row: convolutions drop it, too.
+        # Pixels at the right and below that make no whole row go; convolutions drop them, too.
         return pixels[:, : shape[1], : shape[2]]

@@ -1,11 +1,11 @@
-"""Shards: which tar files a pattern names, which samples they hold, and bytes out of them.
+"""Shards: the tar files that a pattern names, the samples that they hold, and bytes of members.
 
 Decides: braces before globs, order by pattern and then by name; how many files a pattern may name,
-and how many folders and files may be looked at for it. What a sample is: neighbouring members with
-one name up to the first dot of the file name, the rule of the webdataset library
+and how many folders and files a search may look at. A sample is adjacent members with the same name
+up to the first dot of the file name, the rule of the webdataset library
 (https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format").
-Relies on: plain tar files, in which a member stands in one piece at an offset; `braceexpand`, which
-the webdataset library uses for the same.
+Relies on: plain tar files, in which a member is contiguous; `braceexpand`, which the webdataset
+library uses, too.
 Leaves: what members mean to `records` and `decode`.
 """
 
@@ -47,9 +47,10 @@ class PatternError(ValueError):
 
 
 def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
-    """Return the shards that patterns name, whether they are there or not, each once.
+    """Return the shards that patterns name, each once.
 
-    A name without `*`, `?` or `[` stands for itself. Raises: PatternError.
+    A name without `*`, `?` or `[` stands for itself, whether the file exists or not.
+    Raises: PatternError.
     """
     found: dict[str, None] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
@@ -65,7 +66,7 @@ def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
 def _without_braces(pattern: str) -> list[str]:
     from braceexpand import braceexpand
 
-    # At most so many names: ranges and alternatives multiply, also where they only add up.
+    # An upper bound: the numbers of all ranges and alternatives multiplied.
     number, left = 1, pattern
     while (inner := _INNER_BRACES.search(left)) is not None:
         found = _RANGE.fullmatch(inner[1])
@@ -84,13 +85,13 @@ def _without_braces(pattern: str) -> list[str]:
 
 
 class _Search:
-    """What `glob` does, for a bounded number of folder entries: `/**` names all files there are."""
+    """A `glob` that stops after a number of folder entries: `/**` names all files of a host."""
 
     def __init__(self) -> None:
         self._left = MAX_FILES
 
     def names(self, pattern: str) -> Iterator[str]:
-        """Yield the names that a pattern with `*`, `?`, `[` or `**` stands for."""
+        """Yield the names that match a pattern with `*`, `?`, `[` or `**`."""
         root = "/" if pattern.startswith("/") else ""
         yield from self._below(root, [part for part in pattern.split("/") if part])
 
@@ -121,7 +122,7 @@ class _Search:
                 yield folder + name
 
     def _entries(self, folder: str, *, hidden: bool = False) -> list[tuple[str, bool]]:
-        """Return what is in a folder, and whether it is a folder; nothing if it cannot be read."""
+        """Return the names in a folder, and which are folders; nothing if it cannot be read."""
         found: list[tuple[str, bool]] = []
         try:
             with os.scandir(folder or ".") as entries:
@@ -151,9 +152,9 @@ class MemberPlace:
 
 @dataclass(slots=True)
 class Member:
-    """A sample as it stands in a shard: its key, and by suffix where its members are.
+    """A sample in a shard: its key, and the places of its members by suffix.
 
-    `fault` says why it is no sample.
+    `fault` says why it cannot be used.
     """
 
     key: str
@@ -162,29 +163,37 @@ class Member:
 
 
 class BrokenShard(Exception):
-    """A shard cannot be read on from some place; the message says where and why."""
+    """A shard is unreadable from some place on; the message says where and why."""
 
 
 def samples_of(path: Path) -> Iterator[Member]:
     """Yield the samples of a shard in order.
 
-    A damaged end is raised behind the samples before it; the last of these has a `fault` if its
-    bytes are not all there.
+    The error of a damaged end is raised after the samples before it; the last of these has a
+    `fault` if some of its bytes are missing.
 
     Raises: BrokenShard, OSError.
     """
     size, now = path.stat().st_size, None
     try:
-        for key, suffix, place, fault in _members(path):
+        for member in _headers(path):
+            is_link = member.islnk() or member.issym()
+            named = _KEY.match(member.name) if member.isreg() or is_link else None
+            # Names like `__url__` are the library's own. Folders and devices are no samples.
+            if named is None or Path(named[1]).name.startswith("__"):
+                continue
+            key, suffix = named[1], named[2].lower()
             if now is not None and key != now.key:
                 yield now
                 now = None
             now = now or Member(key)
-            now.fault = now.fault or fault
+            if is_link or member.issparse():
+                kind = "link" if is_link else "sparse file"
+                now.fault = now.fault or f"its `.{suffix}` is a {kind}"
             if suffix in now.places:
                 now.fault = f"it has two members `.{suffix}`"
-            now.places[suffix] = place
-            if place.offset + place.size > size:
+            now.places[suffix] = MemberPlace(member.offset_data, member.size)
+            if member.offset_data + member.size > size:
                 now.fault = f"the shard ends inside its `.{suffix}`"
     except tarfile.TarError as error:
         if now is not None:
@@ -196,20 +205,6 @@ def samples_of(path: Path) -> Iterator[Member]:
         yield now
 
 
-def _members(path: Path) -> Iterator[tuple[str, str, MemberPlace, str]]:
-    """Yield key, suffix, place and fault of the files of a tar. Raises: TarError, OSError."""
-    for member in _headers(path):
-        # Names like `__url__` are the library's own. Folders and devices are no samples.
-        is_link = member.islnk() or member.issym()
-        named = _KEY.match(member.name) if member.isreg() or is_link else None
-        if named is None or Path(named[1]).name.startswith("__"):
-            continue
-        suffix, fault = named[2].lower(), ""
-        if is_link or member.issparse():
-            fault = f"its `.{suffix}` is a {'link' if is_link else 'sparse file'}"
-        yield named[1], suffix, MemberPlace(member.offset_data, member.size), fault
-
-
 def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar. Raises: TarError, OSError."""
     end = 0
@@ -217,32 +212,28 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
         with tarfile.open(path, "r:") as tar:
             while (member := tar.next()) is not None:
                 if member.size < 0 or tar.offset <= end:
-                    # A header that sends its reader back would be read for ever.
+                    # A header that points backwards would be read forever.
                     raise tarfile.ReadError(f"a member of {member.size} bytes behind byte {end}")
                 end = tar.offset
-                cast(
-                    Any, tar
-                ).members.clear()  # It keeps all it has seen, for questions nobody asks here.
+                # The file would keep all members; here each is read once.
+                cast(Any, tar).members.clear()
                 yield member
-            _look_at_end(path, tar.offset)
+            stop = tar.offset
+        # A tar ends with a block of zeros, or where the file does. At a damaged header tarfile
+        # stops without an error.
+        with path.open("rb") as file:
+            file.seek(stop)
+            block = file.read(tarfile.BLOCKSIZE)
+        if block.strip(b"\0") or len(block) % tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(
+                f"no header of a member at byte {stop}; what follows is not read"
+            )
     except (ValueError, OverflowError, MemoryError) as error:
         raise tarfile.ReadError(f"a header behind byte {end} makes no sense: {error}") from error
 
 
-def _look_at_end(path: Path, offset: int) -> None:
-    """Raise TarError if what ended a tar is no end: tarfile stops at a damaged header in silence.
-
-    A tar ends with a block of zeros, or where the file does.
-    """
-    with path.open("rb") as file:
-        file.seek(offset)
-        block = file.read(tarfile.BLOCKSIZE)
-    if block.strip(b"\0") or len(block) % tarfile.BLOCKSIZE:
-        raise tarfile.ReadError(f"no header of a member at byte {offset}; what follows is not read")
-
-
 class ShardReader:
-    """Reads members of shards; for any number of threads, which share the shards it keeps open."""
+    """Reads members of shards for any number of threads, which share the open files."""
 
     def __init__(self, shards: Sequence[Path]) -> None:
         self.shards = tuple(shards)
@@ -266,7 +257,7 @@ class ShardReader:
         return found
 
     def _open(self, shard: int) -> "_File":
-        """Return an open shard, which stays open for as long as its caller holds it."""
+        """Return an open shard, which stays open while its caller holds it."""
         with self._lock:
             if shard not in self._files:
                 self._files[shard] = _File(self.shards[shard])
@@ -277,11 +268,11 @@ class ShardReader:
 
 
 class _File:
-    """A file that is closed when nobody holds it any more."""
+    """A file that is closed when the last reference to it goes."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
-        if hasattr(self, "descriptor"):  # It could be opened.
+        if hasattr(self, "descriptor"):  # False if opening failed.
             os.close(self.descriptor)

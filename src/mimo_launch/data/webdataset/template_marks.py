@@ -1,8 +1,8 @@
-"""Marks around what somebody wrote in a conversation, which a chat template carries into its text.
+"""Marks around the contents of messages, which a chat template carries into its text.
 
-Decides: which parts of a message are marked, and by which characters.
+Decides: which parts of a message are marked, and with which characters.
 Relies on: nothing.
-Leaves: what follows from where they are to `answer_spans`.
+Leaves: finding answers by their marks to `answer_spans`.
 """
 
 import re
@@ -14,8 +14,8 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import BLOCK, END_BLOCK
 from mimo_launch.data.webdataset.records import REASONING
 
-# The n-th piece has the n-th character of these planes in front of it and behind it. No text has
-# them: the last two planes of Unicode are for private use.
+# Around piece n are the n-th characters of these two planes. No text has them: the last two planes
+# of Unicode are for private use.
 _OPEN, _CLOSE = 0xF0000, 0x100000
 MOST = 0xFFF0
 PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
@@ -24,7 +24,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text without its marks; by piece, its first and last place; and blocks of answers."""
+    """A text without its marks; by piece, where it starts and ends; and blocks of answers."""
 
     text: str
     places: dict[int, tuple[int, int]]
@@ -32,14 +32,14 @@ class Marked:
 
 
 def start_mark(number: int) -> str:
-    """Return what stands in front of a piece."""
+    """Return the mark in front of a piece."""
     return chr(_OPEN + number)
 
 
 def marked(message: dict[str, Any], number: Callable[[str], int | None]) -> dict[str, Any]:
-    """Return a message with marks around what somebody wrote in it.
+    """Return a message with marks around its pieces.
 
-    `number` is called for each piece, and returns None for those without marks.
+    `number` is called for each piece, and returns None for those that get no marks.
     """
     found = dict(message)
     if _has_text(message.get("content")):
@@ -60,14 +60,14 @@ def marked(message: dict[str, Any], number: Callable[[str], int | None]) -> dict
 
 
 def _marked_call(call: dict[str, Any], number: int | None) -> dict[str, Any]:
-    """Return the call of a tool with marks around its name."""
+    """Return a tool call with marks around its name."""
     if isinstance(function := call.get("function"), dict):
         return {**call, "function": _marked_call(function, number)}
     return {**call, "name": _with_marks(call["name"], number)}
 
 
 def _with_marks(value: Any, number: int | None) -> Any:
-    """Return a value of JSON with marks in its texts, inside space that a template may trim."""
+    """Return a JSON value with marks in its texts, inside of blanks that a template may trim."""
     if number is None:
         return value
     if isinstance(value, dict):
@@ -83,7 +83,7 @@ def _with_marks(value: Any, number: int | None) -> Any:
 
 
 def _has_text(value: Any) -> bool:
-    """Return whether a value of JSON has a text in which marks could stand."""
+    """Return whether a JSON value has a text that can have marks."""
     if isinstance(value, dict):
         return any(_has_text(each) for key, each in value.items() if key != "type")
     if isinstance(value, list):
