@@ -1,11 +1,12 @@
-"""Which model of transformers modules of ours are, alone or together, or what prevents that.
+"""Finds the transformers model that equals our modules, alone or together, or what prevents it.
 
-Decides: that they are one if its configuration, read back, says the same by every key.
+Decides: that they are equal if the configuration that we write, read back, has our value for every
+key.
 Relies on: the families and parts, which read what they write.
 Leaves: tensors and files to `export`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
 from mimo_launch.spec.model import DecoderModel, Model, Moe, Strict, VitModel
 
-# What a key means where it is left out, by the property of the model that says so.
+# Keys that have a default, with the property of the model that applies it.
 _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
 
 
@@ -30,7 +31,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
-    """Modules of ours, by name: their models and, for encoders, the tokens of their rows.
+    """Our modules by name: their models and, for encoders, the tokens of their rows.
 
     `width` is that of the language model. The vocabulary is a number, without padding.
     """
@@ -41,7 +42,7 @@ class Modules:
 
 
 def alone(modules: Modules, name: str) -> Architecture | None:
-    """Return the architecture that a module is by itself, None if it is none."""
+    """Return the architecture of a module by itself; None if there is none."""
     model = modules.models[name]
     for family in _kin(model):
         if not list(_obstacles(family, model)):
@@ -53,16 +54,13 @@ def alone(modules: Modules, name: str) -> Architecture | None:
 
 
 def together(modules: Modules) -> Architecture | None:
-    """Return the architecture that all modules are together, None if it is none."""
+    """Return the architecture of all modules together; None if there is none."""
     if len(modules.models) == 1:
         return alone(modules, "language")
     encoders = [name for name in modules.models if name != "language"]
     if len(encoders) > 1 or modules.models[encoders[0]].kind != "vit":
         return None
-    for name, build in _ASSEMBLIES.items():
-        config = build(modules, encoders[0])
-        if config is None:
-            continue
+    for name, config in _assemblies(modules, encoders[0]):
         parts = {each: part_of(config, model.kind) for each, model in modules.models.items()}
         if all(says(part, modules.models[each]) for each, part in parts.items()):
             return Architecture(name, config, parts)
@@ -70,14 +68,14 @@ def together(modules: Modules) -> Architecture | None:
 
 
 def says(part: Part[Any], model: Model) -> bool:
-    """Return whether a part of a configuration is a model of ours, by every key."""
+    """Return whether a part of a configuration equals our model in every key."""
     if part.not_computed():
         return False
     return all(value_of(model, key) == there for key, there in part.keys().items())
 
 
 def obstacles(model: Model) -> list[str]:
-    """Return, per architecture, what keeps a model from being it: "no llama with `tied: true`"."""
+    """Return, per architecture, what it lacks for a model, such as "no llama with `tied: true`"."""
     return [
         f"no {family.model_type} with {', '.join(_obstacles(family, model))}"
         for family in _kin(model)
@@ -85,9 +83,9 @@ def obstacles(model: Model) -> list[str]:
 
 
 def _kin(model: Model) -> Iterator[Family[Any]]:
-    """Yield the architectures for a kind of model that transformers has by themselves.
+    """Yield the stand-alone architectures for a kind of model.
 
-    Decoders with experts are not those without.
+    Decoders with experts and those without have different ones.
     """
     unlike = {qwen2_vl.TEXT}
     if isinstance(model, DecoderModel):
@@ -98,10 +96,10 @@ def _kin(model: Model) -> Iterator[Family[Any]]:
 
 
 def _obstacles(family: Family[Any], model: Model) -> Iterator[str]:
-    """Yield the settings of a model that an architecture by itself does not have."""
+    """Yield the settings of a model that a stand-alone architecture does not have."""
     yield from _differences(family, model)
     if isinstance(model, VitModel) and model.final_norm == (family.model_type == vit.CLIP):
-        # What a CLIP says of patches is said before its last norm, which is for pooling.
+        # The patches of a CLIP do not pass its last norm, which is for pooling.
         yield f"`final_norm: {text_of(model.final_norm)}`"
 
 
@@ -119,29 +117,20 @@ def _differences(family: Family[Any], model: Model) -> Iterator[str]:
         yield f"`{'positions' if hasattr(model, 'positions') else 'mrope'}: {text_of(unlike)}`"
 
 
-def _llava(modules: Modules, encoder: str) -> Config | None:
+def _assemblies(modules: Modules, encoder: str) -> Iterator[tuple[str, Config]]:
+    """Yield class and configuration of the models that an encoder and a decoder may be together."""
     vision, text = modules.models[encoder], modules.models["language"]
-    tower = _first(vit.FAMILIES, vision)
-    words = _first(decoder.FAMILIES, text)
-    if tower is None or words is None:
-        return None
+    if not isinstance(vision, VitModel) or not isinstance(text, DecoderModel):
+        return
     token = modules.tokens[encoder]
-    return llava.config_of(vision, tower.config(vision), text, words.config(text), token)  # type: ignore[arg-type]
-
-
-def _qwen2_vl(modules: Modules, encoder: str) -> Config | None:
-    vision, text = modules.models[encoder], modules.models["language"]
+    tower, words = _first(vit.FAMILIES, vision), _first(decoder.FAMILIES, text)
+    if tower is not None and words is not None:
+        config = llava.config_of(vision, tower.config(vision), text, words.config(text), token)
+        yield "LlavaForConditionalGeneration", config
     words, tower = qwen2_vl.FAMILIES
-    if _first((words,), text) is None or _first((tower,), vision) is None:
-        return None
-    token = modules.tokens[encoder]
-    return qwen2_vl.config_of(tower.config(vision), text, words.config(text), token)  # type: ignore[arg-type]
-
-
-_ASSEMBLIES: dict[str, Callable[[Modules, str], Config | None]] = {
-    "LlavaForConditionalGeneration": _llava,
-    "Qwen2VLForConditionalGeneration": _qwen2_vl,
-}
+    if _first((words,), text) is not None and _first((tower,), vision) is not None:
+        config = qwen2_vl.config_of(tower.config(vision), text, words.config(text), token)
+        yield "Qwen2VLForConditionalGeneration", config
 
 
 def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | None:
@@ -149,9 +138,9 @@ def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | Non
 
 
 def value_of(model: Model, key: str) -> Any:
-    """Return what a model says by a key of its own, defaults applied.
+    """Return a model's value for one of its keys, with defaults applied.
 
-    Of experts that is what they compute, not how they are trained.
+    For `moe` that is what experts compute, not how they are trained.
     """
     derived = _DERIVED.get(key, key)
     found = getattr(model, derived if hasattr(model, derived) else key)

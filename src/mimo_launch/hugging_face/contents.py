@@ -1,6 +1,6 @@
-"""What a Hugging Face folder holds, by our words: modules, their sizes, tensors and types.
+"""The contents of a Hugging Face folder in our terms: modules, their sizes, tensors and types.
 
-Decides: what is said of a folder, and which keys of a model need not be written.
+Decides: what is reported of a folder, and which keys of a model need not be written.
 Relies on: `config.json` and the headers of the files; no tensor is read.
 Leaves: showing it to `cli.inspect`.
 """
@@ -26,7 +26,7 @@ from mimo_launch.hugging_face.folder import (
 from mimo_launch.hugging_face.registry import parts_not_read, parts_of
 from mimo_launch.spec.load import model_from_data
 
-# What a whole model calls the token that stands for a row of an image.
+# Keys of whole models for the token that stands for a row of an image.
 _TOKENS = ("image_token_index", "image_token_id")
 NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
 
@@ -35,8 +35,8 @@ NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": 
 class Module:
     """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
 
-    `not_computed` are settings, as `key: value`, that our model does not have; there are no keys
-    and no tensors then. `placeholder` is the token that stands for its rows, if the folder says it.
+    `not_computed` are settings, as `key: value`, that our model does not have; if there are any,
+    `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Module:
 class Contents:
     """A folder: its `model_type`, modules, files, and elements by type (`BF16`).
 
-    `unread` is what of it belongs to no module of ours, in words.
+    `unread` describes what belongs to none of our modules.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class Contents:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Look into a folder. Raises: ConfigError; FilesError."""
+    """Return the contents of a folder. Raises: ConfigError; FilesError."""
     config = read_config(folder)
     headers = read_headers(folder) if has_weights(folder) else {}
     dtypes = Counter[str]()
@@ -98,7 +98,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
     mine = {}
     if keys:
         try:
-            # As a spec has them, of which the words of an error speak.
+            # With lists, as in a spec, because error messages show values as a spec has them.
             plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
             model = model_from_data({"kind": family.kind, **plain})
         except ValueError as error:
@@ -108,12 +108,15 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
             for name, header in headers.items()
             if part.inner_name(name) is not None and not part.is_ignored(name, model)
         }
+    needed = _needed(family.kind, keys)
+    if keys and (training := part.training()):
+        needed["moe"] = {**needed["moe"], **training}
     token = next((config[key] for key in _TOKENS if isinstance(config.get(key), int)), None)
     return Module(
         name=NAMES[family.kind],
         model_type=family.model_type,
         kind=family.kind,
-        keys=_with_training(part, _needed(family.kind, keys)) if keys else {},
+        keys=needed,
         not_computed=not_computed,
         tensors=len(mine),
         parameters=sum(header.numel for header in mine.values()),
@@ -121,28 +124,22 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
     )
 
 
-def _with_training(part: Part[Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys with those that say how the folder's model is trained."""
-    training = part.training()
-    return {**keys, "moe": {**keys["moe"], **training}} if training else keys
-
-
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys without those that say what is so by default, in sections as well."""
+    """Return the keys without those that have their default value, in sections as well."""
     kept = dict(keys)
 
-    def is_said(rest: Mapping[str, Any], key: str) -> bool:
+    def is_default(rest: Mapping[str, Any], key: str) -> bool:
         try:
             return bool(value_of(model_from_data({"kind": kind, **rest}), key) == keys[key])
-        except ValueError:  # What was left out has no default.
+        except ValueError:  # The key has no default.
             return False
 
     for key, value in keys.items():
-        if is_said(rest := {name: each for name, each in kept.items() if name != key}, key):
+        if is_default(rest := {name: each for name, each in kept.items() if name != key}, key):
             kept = rest
             continue
         for inner in value if isinstance(value, dict) else ():
             section = {name: each for name, each in kept[key].items() if name != inner}
-            if is_said({**kept, key: section}, key):
+            if is_default({**kept, key: section}, key):
                 kept[key] = section
     return kept

@@ -1,7 +1,7 @@
 """Decoders of Llama, Qwen2 and Qwen3 shape.
 
-Decides: what their configurations mean, which settings this decoder cannot compute, and what its
-tensors are called.
+Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
+its tensors.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config classes.
 Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
 """
@@ -19,9 +19,9 @@ from mimo_launch.spec.model import DecoderModel, RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily:
-    """The optional parts of a block, and what is taken where a key is left out.
+    """The optional parts of a block, and the defaults of its configuration.
 
-    None says that the value follows from other keys.
+    The default None follows from other keys.
     """
 
     qkv_bias: bool
@@ -38,7 +38,7 @@ KINDS = {
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
 # Layers before this one have no window.
 MAX_WINDOW_LAYERS = 28
-# The one way to stretch rotary embeddings that this decoder has.
+# The only scaling of rotary embeddings that our decoder has.
 LLAMA3 = "llama3"
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -55,9 +55,9 @@ _FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
 
 
 def not_computed(config: Config, *, by_layer: bool = True) -> Iterator[str]:
-    """Yield, as `key: value`, what the model asks for and our decoder does not do.
+    """Yield, as `key: value`, the settings that our decoder cannot compute.
 
-    `by_layer`: sliding windows are those of some layers, not of all.
+    `by_layer`: a sliding window is that of some layers, not of all.
     """
     for key, only in (
         ("hidden_act", "silu"),
@@ -83,7 +83,7 @@ def not_computed(config: Config, *, by_layer: bool = True) -> Iterator[str]:
 
 
 def _has_window(config: Config, *, by_layer: bool) -> bool:
-    """Return whether a Qwen attends in a window somewhere, beside what `layer_types` say."""
+    """Return whether a layer of a Qwen attends in a window; `layer_types` are checked elsewhere."""
     asked = config.get("use_sliding_window") and config.get("model_type") != "llama"
     if not asked or config.get("sliding_window", 0) is None:
         return False
@@ -94,11 +94,13 @@ def _has_window(config: Config, *, by_layer: bool) -> bool:
 
 
 def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
-    """Return the keys of `model` that say the same as a configuration.
+    """Return a configuration as keys of `model`.
 
     Raises: ConfigError if a size is missing or is no number.
     """
     heads, hidden = number(config, "num_attention_heads"), number(config, "hidden_size")
+    rope = rope_settings(config)
+    is_scaled = rope.get("rope_type", rope.get("type")) == LLAMA3
     return {
         "layers": number(config, "num_hidden_layers"),
         "hidden": hidden,
@@ -111,15 +113,17 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
         "qkv_bias": kind.qkv_bias,
         "qk_norm": kind.qk_norm,
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
-        "rope_theta": number({**config, **rope_settings(config)}, "rope_theta", ROPE_THETA),
-        "rope_scaling": _scaling(rope_settings(config)),
+        "rope_theta": number({**config, **rope}, "rope_theta", ROPE_THETA),
+        "rope_scaling": (
+            {key: number(rope, key) for key in RopeScaling.model_fields} if is_scaled else None
+        ),
         "mrope": None,
         "moe": None,
     }
 
 
 def place(name: str, model: DecoderModel) -> Place:
-    """Return where the tensor is that we call `name`, less the module.
+    """Return the place of our tensor `name`, which is given without the module.
 
     Raises: KeyError for a name that a decoder does not have.
     """
@@ -132,17 +136,17 @@ def place(name: str, model: DecoderModel) -> Place:
 
 
 def is_ignored(name: str, model: DecoderModel) -> bool:
-    """Return whether a tensor of a file says what others say already."""
+    """Return whether a tensor of a file follows from others."""
     return bool(_FREQUENCIES.search(name)) or (model.tied and name == HEAD)
 
 
 def fits(kind: DecoderFamily, model: DecoderModel) -> bool:
-    """Return whether a block of ours has just the optional parts of this kind."""
+    """Return whether our block has exactly the optional parts of this kind."""
     return (model.qkv_bias, model.qk_norm, model.mrope) == (kind.qkv_bias, kind.qk_norm, None)
 
 
 def config_of(model_type: str, model: DecoderModel) -> Config:
-    """Return the configuration of a decoder of ours, as transformers 5 writes it."""
+    """Return the configuration of our decoder, as transformers 5 writes it."""
     return {
         "model_type": model_type,
         "num_hidden_layers": model.layers,
@@ -163,16 +167,9 @@ def config_of(model_type: str, model: DecoderModel) -> Config:
 
 
 def rope_settings(config: Config) -> dict[str, Any]:
-    """Return what is said of rotary embeddings: `rope_parameters` since transformers 5."""
+    """Return the settings of rotary embeddings: `rope_parameters` since transformers 5."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
-
-
-def _scaling(rope: dict[str, Any]) -> dict[str, float] | None:
-    """Return `rope_scaling` of a decoder. Raises: ConfigError for one that lacks a number."""
-    if rope.get("rope_type", rope.get("type")) != LLAMA3:
-        return None
-    return {key: number(rope, key) for key in RopeScaling.model_fields}
 
 
 FAMILIES = tuple(

@@ -1,9 +1,9 @@
-"""What there is to know of one architecture of transformers, and the part of a folder that has it.
+"""The interface of an architecture of transformers, and of the part of a folder that has one.
 
-Decides: the questions that each family answers; how the names in the files of a part begin, and
-what the whole model says of the part.
-Relies on: `folder` for what a configuration is; `spec.language` for the keys of experts.
-Leaves: the answers to one file per architecture, finding families and parts to `registry`.
+Decides: the functions of each family; the prefixes of names in the files of a part, and the
+settings of the whole model for the part.
+Relies on: `folder` for configurations; `spec.language` for the keys of experts.
+Leaves: the functions to one file per architecture, finding families and parts to `registry`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from mimo_launch.spec.language import Moe
 
 
 def moe_keys(**said: Any) -> dict[str, Any]:
-    """Return `moe` of a model of which `said` is known, as `Moe.architecture` does, unchecked."""
+    """Return `moe` with some keys and the defaults of others, unchecked; see `Moe.architecture`."""
     return {
         key: said.get(key, each.default)
         for key, each in Moe.model_fields.items()
@@ -30,10 +30,10 @@ M = TypeVar("M")
 class Place:
     """A tensor of a file, or consecutive rows of one, that holds a segment of ours.
 
-    `num_rows` from `first_row` on are ours (None: all of the tensor), as of a fused q, k and v.
-    `shape` is that of the whole tensor there, where it is not ours: the same elements in the same
-    order, as of a convolution [D, C, p, p] that is our linear map [D, C * p * p]. What is written
-    `at_least_fp32` is no weight of a product, and transformers keeps it in fp32.
+    `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is that
+    of the whole tensor in the file where it differs from ours, with the same elements in the same
+    order: a convolution [D, C, p, p] is our linear map [D, C * p * p]. A tensor `at_least_fp32` is
+    not multiplied with activations, and transformers keeps it in fp32.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Family(Generic[M]):
     `model_type`: that of the (sub-)configuration that describes the module.
     `kind`: of our model.
     `not_computed(config)`: settings that our model does not have, as `key: value`.
-    `keys(config)`: what a configuration says, in keys of `model`. Raises: ConfigError.
-    `place(name, model)`: where a segment of ours is; `name` is less the module. Raises: KeyError.
+    `keys(config)`: a configuration as keys of `model`. Raises: ConfigError.
+    `place(name, model)`: the place of a segment, named without the module. Raises: KeyError.
     `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
-    `fits(model)`: whether the architecture can say what our model is.
-    `config(model)`: the configuration that says it; `vocab` must be a number.
+    `fits(model)`: whether the architecture can express our model.
+    `config(model)`: the configuration of our model; `vocab` must be a number.
     `architecture`: the class of transformers that loads it.
-    `training(config)`: what a configuration says of how it is trained, in keys of `moe`.
+    `training(config)`: the training settings of a configuration, as keys of `moe`.
     """
 
     model_type: str
@@ -72,7 +72,7 @@ class Family(Generic[M]):
 
 
 def differs(config: Config, key: str, only: object) -> bool:
-    """Return whether a configuration says another value than the one that is computed."""
+    """Return whether a setting differs from the only value that we compute."""
     return bool(config.get(key, only) != only)
 
 
@@ -80,7 +80,7 @@ PROJECTOR = "projector."
 
 
 class NoSuchPart(ConfigError):
-    """A folder holds no module of a kind; `setting` says why, as `model_type: gpt2`."""
+    """A folder holds no module of a kind; `setting` says why, such as `model_type: gpt2`."""
 
     def __init__(self, setting: str) -> None:
         super().__init__(setting)
@@ -91,11 +91,11 @@ class NoSuchPart(ConfigError):
 class Part(Generic[M]):
     """One module of a folder, of one family.
 
-    `prefixes`: how names begin in the files, and what stands for it in the family's names; the
-    first pair is what transformers writes today. `elsewhere`: how names of other parts begin.
-    `projector`: by layer of ours, what the projector is called; a part without one leaves ours as
-    it is. `fixed`: keys of `model` that the whole decides, and `refused` settings of it that are
-    not computed. `may_end_early`: a module may take the first layers alone.
+    `prefixes`: pairs of a prefix in the files and the one in the family's names that it stands for;
+    transformers writes the first pair today. `elsewhere`: prefixes of other parts. `projector`: the
+    names of the projector in the files, by our layer; if empty, ours keeps its initial values.
+    `fixed`: keys of `model` that the whole model decides; `refused`: settings of the whole model
+    that we cannot compute. `may_end_early`: a module may take only the first layers.
     """
 
     family: Family[M]
@@ -116,22 +116,22 @@ class Part(Generic[M]):
             return (*self.refused, *self.family.not_computed(self.config))
 
     def keys(self) -> dict[str, Any]:
-        """Return what the folder says, in keys of `model`. Raises: ConfigError."""
+        """Return the settings of the folder as keys of `model`. Raises: ConfigError."""
         with reading_config():
             return {**self.family.keys(self.config), **self.fixed}
 
     def training(self) -> dict[str, Any]:
-        """Return what the folder says of how it is trained, in keys of `moe`. Raises: ConfigError.
+        """Return the training settings of the folder, as keys of `moe`. Raises: ConfigError.
 
-        It is no part of the model, so a spec may say something else.
+        They are no part of the model, so a spec may have other values.
         """
         with reading_config():
             return self.family.training(self.config)
 
     def place(self, name: str, model: M) -> Place | None:
-        """Return where a segment of ours is, None if it keeps its initial values by rule.
+        """Return the place of our segment, None if it keeps its initial values by rule.
 
-        `name` is less the module. Raises: KeyError for one that the family does not have.
+        `name` is without the module. Raises: KeyError for one that the family does not have.
         """
         layer, _, kind = name.rpartition(".")
         if layer in self.projector:
@@ -144,14 +144,14 @@ class Part(Generic[M]):
             raise
 
     def inner_name(self, name: str) -> str | None:
-        """Return what the family calls a tensor of the files; None if it is of another part."""
+        """Return the family's name of a tensor of the files; None if it is of another part."""
         for prefix, inner in sorted(self.prefixes, key=lambda pair: -len(pair[0])):
             if name.startswith(prefix) and not name.startswith(self.elsewhere):
                 return inner + name.removeprefix(prefix)
         return None
 
     def file_name(self, inner: str) -> str:
-        """Return what transformers writes today for a name of the family, or of the projector."""
+        """Return the name in files of today for a name of the family, or of the projector."""
         found = [pair for pair in self.prefixes if inner.startswith(pair[1])]
         prefix, stands_for = max(found, key=lambda pair: len(pair[1]))
         return prefix + inner.removeprefix(stands_for)

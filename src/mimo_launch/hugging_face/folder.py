@@ -1,7 +1,7 @@
-"""A Hugging Face folder as files: is it one, its `config.json`, and the headers of its safetensors.
+"""The files of a Hugging Face folder: its `config.json` and the headers of its safetensors.
 
-Decides: which files are looked at, how a number is read that may be missing or null, and when a
-file is no safetensors file.
+Decides: which files are read, how to read a number that may be missing or null, and when a file is
+no safetensors file.
 Relies on: the names that transformers gives its files; the format of safetensors: eight bytes with
 the length of a JSON object, the object, then the tensors
 (https://huggingface.co/docs/safetensors/index#format). No package is needed to read that much.
@@ -25,16 +25,16 @@ Config = dict[str, Any]
 
 
 class ConfigError(ValueError):
-    """`config.json` cannot be read, or lacks what it must say; the message is one line."""
+    """`config.json` cannot be read, or lacks a required key; the message is one line."""
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder is that of a Hugging Face model, whatever the model."""
+    """Return whether a folder is that of any Hugging Face model."""
     return (folder / CONFIG).is_file()
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether there are safetensors under the names that transformers gives them."""
+    """Return whether there are safetensors under the names of transformers."""
     return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
 
 
@@ -52,7 +52,7 @@ def read_config(folder: Path) -> Config:
 def number(config: Config, key: str, *defaults: float | None) -> int | float:
     """Return a number, or the first default that is one.
 
-    A key that is there and null follows from other keys: the last default. Raises: ConfigError.
+    A key that is null follows from other keys: the last default. Raises: ConfigError.
     """
     options = [None, *defaults[-1:]] if key in config else list(defaults)
     found = next((x for x in (config.get(key), *options) if x is not None), None)
@@ -73,9 +73,9 @@ def section(config: Config, key: str) -> Config:
 
 @contextmanager
 def reading_config() -> Iterator[None]:
-    """Raise ConfigError where something is of another type than any model has there.
+    """Raise ConfigError where a value has a type that no model has.
 
-    Configurations come from anywhere, and say of a dozen models some hundred things.
+    Configurations come from anywhere and have hundreds of keys, so errors are caught in one place.
     """
     try:
         yield
@@ -112,7 +112,7 @@ class FilesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One tensor: the name of its file, its type as the format calls it (`BF16`), its shape."""
+    """One tensor: the name of its file, its type in the terms of the format (`BF16`), its shape."""
 
     file: str
     dtype: str
@@ -142,7 +142,7 @@ def weight_files(folder: Path) -> list[str]:
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
         raise FilesError(f"{INDEX} has no `weight_map` of file names")
-    # The name alone: a path of a stranger must not lead out of the folder.
+    # Only the name: a path from an untrusted file must not lead out of the folder.
     return sorted({Path(place).name for place in places.values()})
 
 
@@ -173,7 +173,7 @@ def _headers(path: Path) -> Iterator[tuple[str, TensorHeader]]:
 def _check_places(
     file: str, spans: list[tuple[str, TensorHeader, tuple[int, ...]]], size: int
 ) -> None:
-    """Compare where tensors lie with their shapes, and with what there is. Raises: FilesError.
+    """Check the offsets of tensors against their shapes and the file size. Raises: FilesError.
 
     The format leaves no gaps: one tensor begins where another ends.
     """

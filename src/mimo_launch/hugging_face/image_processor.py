@@ -1,6 +1,6 @@
-"""What is done to an image before an encoder sees it: as a Hugging Face folder says, or plainly.
+"""The steps from an image to the input of an encoder, as in a Hugging Face folder or by default.
 
-Decides: the steps there are, the sizes they make, and which image processors are understood.
+Decides: the steps, the sizes that they make, and which image processors are supported.
 Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them;
 defaults are those of its classes.
 Leaves: pixels to `data.webdataset.decode`, which carries out a recipe.
@@ -20,13 +20,13 @@ from mimo_launch.spec.model import Spec, WebdatasetData, image_input
 
 BICUBIC = 3
 MAX_ASPECT = 200
-# No step makes more pixels, whatever the aspect of an image: half a gigabyte in 8-bit RGB.
+# The most pixels that a step may make: half a gigabyte in 8-bit RGB.
 MOST_PIXELS = 178_000_000
 HALF = (0.5, 0.5, 0.5)
 
 
 class ImageTooThin(ValueError):
-    """An image of such an aspect, or so small, that no row can be made of it."""
+    """An image whose aspect or size allows no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Smart:
 class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
-    `resample` is the number of one of Pillow's filters.
+    `resample` is the number of a filter of Pillow.
     """
 
     resize: Exact | ShortEdge | Smart | None
@@ -72,7 +72,7 @@ class ImageRecipe:
     std: tuple[float, ...] = HALF
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width behind the resizing. Raises: ImageTooThin."""
+        """Return height and width after resizing. Raises: ImageTooThin."""
         match self.resize:
             case Exact(new_height, new_width):
                 return new_height, new_width
@@ -87,7 +87,7 @@ class ImageRecipe:
                 return height, width
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width of what becomes of an image. Raises: ImageTooThin."""
+        """Return height and width of an image after all steps. Raises: ImageTooThin."""
         if self.pad_square:
             _limit(height, width, made=max(height, width) ** 2)
             height = width = max(height, width)
@@ -133,7 +133,7 @@ _CLIP = {
     "image_mean": _CLIP_MEAN,
     "image_std": _CLIP_STD,
 }
-# What transformers takes where a key is left out, by image processor without `ImageProcessor`.
+# The defaults of transformers, by the name of the image processor without `ImageProcessor`.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
     "Llava": _CLIP,
@@ -149,11 +149,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class ProcessorError(ValueError):
-    """A folder does not say how to make images, or in a way that is not understood."""
+    """A folder has no image processor, or one that is not supported."""
 
 
 def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
-    """Return what is done to the images of an encoder. Raises: ProcessorError."""
+    """Return the steps for the images of an encoder. Raises: ProcessorError."""
     model, data = spec.encoders[encoder].model, spec.data
     images = image_input(model)
     if images is None or not isinstance(data, WebdatasetData):
@@ -172,9 +172,9 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
 
 
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
-    """Return the folder that says how images of an encoder are made, None if none is given.
+    """Return the folder with the image processor of an encoder, None if none is given.
 
-    A run that starts from another one makes images as that one did.
+    A run that starts from another one has the processor of that one.
     """
     if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
         return Path(spec.data.processors[encoder])
@@ -199,9 +199,24 @@ def read_recipe(folder: Path) -> ImageRecipe:
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)
         raise ProcessorError(f"its image processor is {name}; known are {known}")
-    given = {key: value for key, value in config.items() if value is not None}
+    config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
-        return _recipe(kind, {**_DEFAULTS[kind], **given})
+        pads = bool(config.get("do_pad", False))
+        if pads and kind != "Llava":
+            raise ValueError("do_pad: true")
+        crop = config.get("crop_size") if config.get("do_center_crop", False) else None
+        if isinstance(crop, int):
+            crop = {"height": crop, "width": crop}
+        scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
+        return ImageRecipe(
+            resize=_resize(kind, config) if config.get("do_resize", True) else None,
+            pad_square=pads,
+            crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
+            resample=int(config.get("resample", BICUBIC)),
+            scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
+            mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
+            std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+        )
     except (TypeError, ValueError, KeyError) as error:
         raise ProcessorError(f"a setting of its {name} is not understood: {error}") from error
 
@@ -215,7 +230,7 @@ def read_processor(folder: Path) -> dict[str, Any]:
             continue
         except (OSError, ValueError) as error:
             raise ProcessorError(f"{name} cannot be read: {error}") from error
-        # A processor of several kinds of input holds that of images inside.
+        # A processor of several modalities has that of images inside.
         found = config.get("image_processor", config) if isinstance(config, dict) else None
         if isinstance(found, dict):
             return found
@@ -223,27 +238,10 @@ def read_processor(folder: Path) -> dict[str, Any]:
     raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")
 
 
-def _recipe(kind: str, config: Mapping[str, Any]) -> ImageRecipe:
-    pads = bool(config.get("do_pad", False))
-    if pads and kind != "Llava":
-        raise ValueError("do_pad: true")
-    crop = config.get("crop_size") if config.get("do_center_crop", False) else None
-    normal = config.get("do_normalize", True)
-    return ImageRecipe(
-        resize=_resize(kind, config) if config.get("do_resize", True) else None,
-        pad_square=pads,
-        crop=None if crop is None else _edges(crop),
-        resample=int(config.get("resample", BICUBIC)),
-        scale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1,
-        mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
-        std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
-    )
-
-
 def _resize(kind: str, config: Mapping[str, Any]) -> Exact | ShortEdge | Smart:
     size = config["size"]
     if kind == "Qwen2VL":
-        # Files before transformers 4.49 have the two limits beside `size`, which they overrule.
+        # Files before transformers 4.49 have the two limits beside `size`; they take precedence.
         return Smart(
             int(config["patch_size"]) * int(config["merge_size"]),
             int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
@@ -256,7 +254,3 @@ def _resize(kind: str, config: Mapping[str, Any]) -> Exact | ShortEdge | Smart:
     if set(size) == {"height", "width"}:
         return Exact(int(size["height"]), int(size["width"]))
     raise ValueError(f"size: {json.dumps(size)}")
-
-
-def _edges(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (int(size["height"]), int(size["width"]))

@@ -1,7 +1,7 @@
 """Decoders with experts of Mixtral and Qwen3-MoE shape.
 
-Decides: what their configurations say of experts, and what the tensors of these are called.
-Relies on: `decoder` for all else of a block; `config.json` as transformers 4 and 5 write it.
+Decides: what their configurations mean for experts, and the names of their tensors.
+Relies on: `decoder` for the rest of a block; `config.json` as transformers 4 and 5 write it.
 Leaves: reading tensors to `checkpoint`.
 
 Source: `transformers` 5.23, models/mixtral and models/qwen3_moe; arXiv:2401.04088,
@@ -19,18 +19,18 @@ from mimo_launch.hugging_face.family import Family, Place, differs, moe_keys
 from mimo_launch.hugging_face.folder import Config, number, short
 from mimo_launch.spec.model import DecoderModel
 
-# What transformers balances the load of experts with.
+# The default weight of the auxiliary loss in transformers.
 BALANCE = 0.001
 _MLP = re.compile(r"layers\.(\d+)\.mlp\.(router|experts\.(\d+)\.(gate|up|down))\.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeDecoderFamily:
-    """What a family has besides experts, and how it calls them.
+    """A family of decoders with experts.
 
-    `only_experts`: every layer has them, and their weights are normalised. `width` is the setting
-    that says theirs, `maps` are their tensors by ours. `defaults` are those of its configuration
-    where they are not those of dense decoders; `only` is what is computed.
+    `block` is the rest of a block. `only_experts`: every layer has experts, and their weights are
+    normalised. `width` is the setting of the width of experts, `maps` are their tensors by ours.
+    `defaults` are those that differ from dense decoders; `only` are the values that we compute.
     """
 
     block: decoder.DecoderFamily
@@ -78,7 +78,7 @@ KINDS = {
 
 
 def not_computed(kind: MoeDecoderFamily, config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the model asks for and our decoder does not do."""
+    """Yield, as `key: value`, the settings that our decoder cannot compute."""
     yield from decoder.not_computed(config, by_layer=False)
     for key, only in kind.only.items():
         if differs(config, key, only):
@@ -89,7 +89,7 @@ def not_computed(kind: MoeDecoderFamily, config: Config) -> Iterator[str]:
 
 
 def keys(kind: MoeDecoderFamily, config: Config) -> dict[str, Any]:
-    """Return the keys of `model` that say the same as a configuration. Raises: ConfigError."""
+    """Return a configuration as keys of `model`. Raises: ConfigError."""
     config = {**kind.defaults, **config}
     found = decoder.keys(kind.block, config)
     # transformers 5 writes the former and reads both.
@@ -111,12 +111,12 @@ def keys(kind: MoeDecoderFamily, config: Config) -> dict[str, Any]:
 
 
 def balance(config: Config) -> dict[str, Any]:
-    """Return the keys of `moe` that say how a configuration trains. Raises: ConfigError."""
+    """Return the training settings of a configuration, as keys of `moe`. Raises: ConfigError."""
     return {"aux_loss": number(config, "router_aux_loss_coef", BALANCE)}
 
 
 def place(kind: MoeDecoderFamily, name: str, model: DecoderModel) -> Place:
-    """Return where the tensor is that we call `name`, less the module.
+    """Return the place of our tensor `name`, which is given without the module.
 
     Raises: KeyError for a name that a decoder does not have.
     """
@@ -129,7 +129,7 @@ def place(kind: MoeDecoderFamily, name: str, model: DecoderModel) -> Place:
 
 
 def config_of(model_type: str, model: DecoderModel) -> Config:
-    """Return the configuration of a decoder of ours with experts, as transformers 5 writes it."""
+    """Return the configuration of our decoder with experts, as transformers 5 writes it."""
     kind, moe = KINDS[model_type], model.moe
     if moe is None:
         raise ValueError(f"a {model_type} has experts")

@@ -1,13 +1,13 @@
 """Nemotron-H: hybrid models of Mamba-2, attention, MLP and mixture-of-experts layers.
 
-Decides: what its configuration means, which settings our hybrid model cannot compute, and where our
-segments are in its tensors, of which two are fused.
+Decides: what its configuration means, which settings our hybrid model cannot compute, and the
+places of our segments in its tensors, of which two are fused.
 Relies on: `config.json` as transformers 5 and NVIDIA's folders have it; defaults are those of its
 config class.
 Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
 
-Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624. Names are those of decoders, so
-that a vocabulary may grow as theirs does.
+Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624. The names of embedding and head
+are those of `decoder`, so that a vocabulary can grow in the same way.
 """
 
 import re
@@ -18,10 +18,10 @@ from typing import Any
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs, moe_keys
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
-from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes, Moe
+from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"
-# Letters by the names of layers, those that older versions wrote among them.
+# Letters by the names of layers, including those of older versions.
 _LETTERS = {
     "linear_attention": MAMBA,
     "mamba": MAMBA,
@@ -47,10 +47,10 @@ _ALONE = {
     **{f"mamba.{x}": f"mixer.{x}" for x in ("A_log", "dt_bias", "D")},
     _BIAS: "mixer.gate.e_score_correction_bias",
 }
-# Layers that predict further tokens, which transformers leaves out as well.
+# Layers for multi-token prediction, which transformers leaves out as well.
 _IGNORED = re.compile(r"^mtp\.")
 _MIN_STEP = 0.001
-# What of its settings is computed.
+# The settings with only one value that we compute.
 _ONLY = {
     "mlp_hidden_act": "relu2",
     "mamba_hidden_act": "silu",
@@ -64,7 +64,7 @@ _ONLY_OF_EXPERTS = {"n_group": 1, "topk_group": 1, "moe_latent_size": None}
 
 
 def not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the model asks for and our hybrid model does not do."""
+    """Yield, as `key: value`, the settings that our hybrid model cannot compute."""
     where, layers = _layers(config)
     for key, only in (_ONLY | _ONLY_OF_EXPERTS if _MOE in layers else _ONLY).items():
         if differs(config, key, only):
@@ -73,19 +73,20 @@ def not_computed(config: Config) -> Iterator[str]:
 
 
 def keys(config: Config) -> dict[str, Any]:
-    """Return the keys of `model` that say the same as a configuration.
+    """Return a configuration as keys of `model`.
 
     Raises: ConfigError if a size is missing or is no number.
     """
     _, layers = _layers(config)
     heads = number(config, "num_attention_heads", 32)
+    mlp = number(config, "intermediate_size", 21504)
     return {
         "pattern": "".join(_LETTERS[layer] for layer in layers),
         "hidden": number(config, "hidden_size", 4096),
         "heads": heads,
         "kv_heads": number(config, "num_key_value_heads", 8, heads),
         "head_dim": number(config, "head_dim", 128),
-        "mlp": number(config, "intermediate_size", 21504),
+        "mlp": mlp,
         "mamba": {
             "heads": number(config, "mamba_num_heads", 128),
             "head_dim": number(config, "mamba_head_dim", 64),
@@ -93,35 +94,31 @@ def keys(config: Config) -> dict[str, Any]:
             "groups": number(config, "n_groups", 8),
             "conv": number(config, "conv_kernel", 4),
             "chunk": number(config, "chunk_size", 128),
-            # transformers takes the shortest step that is drawn for the least that is computed.
+            # transformers clamps steps to the smallest initial step.
             "min_step": number(config, "time_step_min", _MIN_STEP),
         },
         "vocab": number(config, "vocab_size", 131072),
         "tied": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": number(config, "layer_norm_epsilon", 1e-5),
         "rope_theta": None,
-        "moe": _experts(config) if _MOE in layers else None,
+        "moe": moe_keys(
+            experts=number(config, "n_routed_experts", 8),
+            top_k=number(config, "num_experts_per_tok", 2),
+            width=number(config, "moe_intermediate_size", 7688),
+            score="sigmoid",
+            normalize=bool(config.get("norm_topk_prob", True)),
+            scale=number(config, "routed_scaling_factor", 1.0),
+            # In transformers 0 means the width of `mlp`, and `n_shared_experts` has no effect.
+            shared=number(config, "moe_shared_expert_intermediate_size", 7688) or mlp,
+            bias_update_rate=0.0,
+        )
+        if _MOE in layers
+        else None,
     }
 
 
-def _experts(config: Config) -> dict[str, Any]:
-    """Return `moe` of a hybrid model. Raises: ConfigError."""
-    dense = number(config, "intermediate_size", 21504)
-    return moe_keys(
-        experts=number(config, "n_routed_experts", 8),
-        top_k=number(config, "num_experts_per_tok", 2),
-        width=number(config, "moe_intermediate_size", 7688),
-        score="sigmoid",
-        normalize=bool(config.get("norm_topk_prob", True)),
-        scale=number(config, "routed_scaling_factor", 1.0),
-        # transformers takes 0 for not said, and makes nothing of `n_shared_experts`.
-        shared=number(config, "moe_shared_expert_intermediate_size", 7688) or dense,
-        bias_update_rate=0.0,
-    )
-
-
 def _layers(config: Config) -> tuple[str, list[str]]:
-    """Return the names of all layers and the key that says them. Raises: ConfigError."""
+    """Return the names of all layers, and the key that has them. Raises: ConfigError."""
     pattern = config.get("hybrid_override_pattern")
     for key in ("layers_block_type", "layer_types"):
         layers = config.get(key)
@@ -133,7 +130,7 @@ def _layers(config: Config) -> tuple[str, list[str]]:
 
 
 def place(name: str, model: HybridModel) -> Place:
-    """Return where the tensor is that we call `name`, less the module.
+    """Return the place of our tensor `name`, which is given without the module.
 
     Raises: KeyError for a name that a hybrid model does not have.
     """
@@ -145,7 +142,7 @@ def place(name: str, model: HybridModel) -> Place:
 
 
 def _in_layer(name: str, model: HybridModel) -> Place:
-    """Return where a tensor of a layer is, names being those inside the layer. Raises: KeyError."""
+    """Return the place of a tensor of a layer, by its name in the layer. Raises: KeyError."""
     layer, _, kind = name.rpartition(".")
     if name in _ALONE:
         return Place(_ALONE[name], at_least_fp32=name == _BIAS)
@@ -178,18 +175,31 @@ def _rows(parts: Mapping[str, int], wanted: str) -> tuple[int, int]:
 
 
 def is_ignored(name: str, model: HybridModel) -> bool:
-    """Return whether a tensor of a file says what others say already, or is left out by rule."""
+    """Return whether a tensor of a file follows from others, or is left out by rule."""
     return bool(_IGNORED.match(name)) or (model.tied and name == HEAD)
 
 
 def fits(model: HybridModel) -> bool:
-    """Return whether a hybrid model of ours is a Nemotron-H: its attention knows no positions."""
+    """Return whether our hybrid model is a Nemotron-H: its attention has no positions."""
     return model.rope_theta is None
 
 
 def config_of(model: HybridModel) -> Config:
-    """Return the configuration of a hybrid model of ours, as transformers 5 writes it."""
+    """Return the configuration of our hybrid model, as transformers 5 writes it."""
     sizes = model.mamba or MambaSizes.model_validate({"heads": 128})
+    experts: Config = {}
+    if (moe := model.moe) is not None:
+        experts = {
+            "n_routed_experts": moe.experts,
+            "num_experts_per_tok": moe.top_k,
+            "moe_intermediate_size": moe.width,
+            "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": moe.shared,
+            "norm_topk_prob": moe.normalize,
+            "routed_scaling_factor": moe.scale,
+            "n_group": 1,
+            "topk_group": 1,
+        }
     return {
         "model_type": NEMOTRON_H,
         "layers_block_type": [_NAMES[letter] for letter in model.pattern],
@@ -208,21 +218,7 @@ def config_of(model: HybridModel) -> Config:
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied,
         "layer_norm_epsilon": model.norm_eps,
-        **({} if model.moe is None else _config_of_experts(model.moe)),
-    }
-
-
-def _config_of_experts(moe: Moe) -> Config:
-    return {
-        "n_routed_experts": moe.experts,
-        "num_experts_per_tok": moe.top_k,
-        "moe_intermediate_size": moe.width,
-        "n_shared_experts": 1,
-        "moe_shared_expert_intermediate_size": moe.shared,
-        "norm_topk_prob": moe.normalize,
-        "routed_scaling_factor": moe.scale,
-        "n_group": 1,
-        "topk_group": 1,
+        **experts,
     }
 
 

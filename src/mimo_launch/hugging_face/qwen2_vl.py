@@ -1,12 +1,12 @@
-"""Qwen2-VL: a vision transformer for images of any size, and a Qwen2 decoder with three axes.
+"""Qwen2-VL: a vision transformer for images of any size, and a Qwen2 decoder with M-RoPE.
 
-Decides: what the two parts of its configuration mean, what their tensors are called, and where they
-are in a folder.
+Decides: what the two parts of its configuration mean, and the names and places of their tensors in
+a folder.
 Relies on: `decoder` for all that the text part shares with Qwen2.
 Leaves: finding the folder's parts to `registry`.
 
-Sources: arXiv:2409.12191; `transformers` 5.23, models/qwen2_vl. Its files begin their names as
-written here first; those of versions from 4.52 to 5 differ.
+Sources: arXiv:2409.12191; `transformers` 5.23, models/qwen2_vl. The first prefixes are those of its
+files; versions from 4.52 to 5 have the others.
 """
 
 import re
@@ -47,32 +47,37 @@ _FREQUENCIES = re.compile(r"rotary_pos_emb\.inv_freq$")
 
 
 def text_keys(config: Config) -> dict[str, Any]:
-    """Return the keys of a decoder that say the same as the text part. Raises: ConfigError."""
-    return decoder.keys(decoder.KINDS["qwen2"], _plain(config)) | {"mrope": _sections(config)}
+    """Return the text part as keys of a decoder. Raises: ConfigError."""
+    keys = decoder.keys(decoder.KINDS["qwen2"], _plain(config))
+    sections = decoder.rope_settings(config).get("mrope_section", SECTIONS)
+    is_list = isinstance(sections, list | tuple)
+    if not is_list or not all(isinstance(each, int) for each in sections):
+        raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
+    return {**keys, "mrope": tuple(sections)}
 
 
 def text_not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the text part asks for and our decoder does not do."""
+    """Yield, as `key: value`, the settings of the text part that our decoder cannot compute."""
     yield from decoder.not_computed(_plain(config))
 
 
 def text_config(model: DecoderModel) -> Config:
     """Return the text part of a configuration, as transformers 5 writes it."""
     config = decoder.config_of(TEXT, model)
-    # Its attention takes hidden / heads for the size of a head, whatever is said here.
+    # Its attention ignores this setting: the size of a head is hidden / heads.
     del config["head_dim"]
     config["rope_parameters"]["mrope_section"] = list(model.mrope or ())
     return config
 
 
 def text_fits(model: DecoderModel) -> bool:
-    """Return whether a decoder of ours is the text part of a Qwen2-VL."""
+    """Return whether our decoder is the text part of a Qwen2-VL."""
     whole_heads = model.head_size * model.heads == model.hidden
     return model.qkv_bias and not model.qk_norm and model.mrope is not None and whole_heads
 
 
 def _plain(config: Config) -> Config:
-    """Return the configuration as that of a Qwen2: its axes are none of the rotary types."""
+    """Return the configuration as that of a Qwen2, whose rotary types do not include M-RoPE."""
     rope = decoder.rope_settings(config)
     if rope.get("rope_type", rope.get("type")) == "mrope":
         rope = rope | {"rope_type": "default"}
@@ -80,16 +85,8 @@ def _plain(config: Config) -> Config:
     return _TEXT_DEFAULTS | plain | {"rope_parameters": rope}
 
 
-def _sections(config: Config) -> tuple[int, ...]:
-    """Return how many pairs turn with each axis. Raises: ConfigError."""
-    found = decoder.rope_settings(config).get("mrope_section", SECTIONS)
-    if not isinstance(found, list | tuple) or not all(isinstance(each, int) for each in found):
-        raise ConfigError(f"`mrope_section` is {short(found)}, not a list of numbers")
-    return tuple(found)
-
-
 def vision_keys(config: Config) -> dict[str, Any]:
-    """Return the keys of a ViT that say the same as the vision part. Raises: ConfigError."""
+    """Return the vision part as keys of a ViT. Raises: ConfigError."""
     width = number(config, "embed_dim", 1280)
     channels = config.get("in_chans", 3)
     return {
@@ -114,7 +111,7 @@ def vision_keys(config: Config) -> dict[str, Any]:
 
 
 def vision_not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the vision part asks for and our ViT does not do."""
+    """Yield, as `key: value`, the settings of the vision part that our ViT cannot compute."""
     if _activation(config) not in ACTIVATIONS:
         yield f"hidden_act: {short(config['hidden_act'])}"
     if differs(config, "quantization_config", None):
@@ -126,7 +123,7 @@ def vision_not_computed(config: Config) -> Iterator[str]:
 
 
 def vision_place(name: str, model: VitModel) -> Place:
-    """Return where the tensor is that we call `name`, less the module.
+    """Return the place of our tensor `name`, which is given without the module.
 
     Raises: KeyError for a name that such a ViT does not have.
     """
@@ -146,13 +143,13 @@ def vision_place(name: str, model: VitModel) -> Place:
 
 
 def vision_is_ignored(name: str, model: VitModel) -> bool:
-    """Return whether a tensor of a file says what others say already."""
+    """Return whether a tensor of a file follows from the settings."""
     del model
     return bool(_FREQUENCIES.search(name))
 
 
 def vision_fits(model: VitModel) -> bool:
-    """Return whether a ViT of ours is the vision part of a Qwen2-VL."""
+    """Return whether our ViT is the vision part of a Qwen2-VL."""
     has = model.positions == "rope2d" and model.final_norm and model.projector == "merger"
     lacks = not (model.patch_bias or model.class_token or model.pre_norm)
     exact = model.norm_eps == NORM_EPS and model.projector_activation == "gelu"
@@ -160,7 +157,7 @@ def vision_fits(model: VitModel) -> bool:
 
 
 def vision_config(model: VitModel) -> Config:
-    """Return the vision part of a configuration; `hidden_size` is the language width, not ours."""
+    """Return the vision part of a configuration, without `hidden_size`: the width of language."""
     ours = {name: theirs for theirs, name in ACTIVATIONS.items()}
     return {
         "model_type": VISION,
@@ -214,7 +211,7 @@ def part(config: Config, kind: str) -> Part[Any]:
         return Part(family=_VISION_FAMILY, config=inner, prefixes=_VISION_NAMES, elsewhere=beside)
     if kind != "decoder":
         raise NoSuchPart(f"model_type: {MODEL_TYPE}")
-    # Before 4.52 what it says of the text stood beside `vision_config`.
+    # Before 4.52 the settings of the text part were beside `vision_config`.
     inner = section(config, "text_config") or config
     tied = bool(config.get("tie_word_embeddings")) or bool(inner.get("tie_word_embeddings"))
     return Part(
@@ -226,7 +223,7 @@ def part(config: Config, kind: str) -> Part[Any]:
 
 
 def config_of(vision_part: Config, text: DecoderModel, text_part: Config, token: int) -> Config:
-    """Return the configuration of a Qwen2-VL of two modules of ours, from those of its parts.
+    """Return the configuration of a Qwen2-VL made of two of our modules, from those of its parts.
 
     `token` is the placeholder of the vision part.
     """

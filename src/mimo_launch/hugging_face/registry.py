@@ -1,8 +1,8 @@
 """Finds the parts of a folder.
 
-Decides: which families there are, and which models hold several modules.
+Decides: the list of families, and which models hold several modules.
 Relies on: one file per architecture.
-Leaves: what they say to them.
+Leaves: the meaning of their configurations to these files.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _ALL: tuple[Family[Any], ...] = (
     nemotron_h.HYBRID,
 )
 FAMILIES = {each.model_type: each for each in _ALL}
-# Models that hold a part of a kind under names of their own, by `model_type`.
+# Models with prefixes of their own for a part, by `model_type`.
 PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     vit.SIGLIP: vit.tower,
     vit.CLIP: vit.tower,
@@ -37,7 +37,7 @@ KINDS = ("vit", "audio", "decoder", "hybrid")
 
 
 def part_of(config: Config, kind: str) -> Part[Any]:
-    """Return what of a folder is a module of a kind. Raises: NoSuchPart; ConfigError."""
+    """Return the part of a folder that is a module of a kind. Raises: NoSuchPart; ConfigError."""
     name = config.get("model_type")
     if isinstance(name, str) and name in PARTS:
         return PARTS[name](config, kind)
@@ -48,7 +48,7 @@ def part_of(config: Config, kind: str) -> Part[Any]:
 
 
 def parts_of(config: Config) -> list[Part[Any]]:
-    """Return every module of ours that a folder holds, encoders first. Raises: ConfigError."""
+    """Return the parts of a folder that are our modules, encoders first. Raises: ConfigError."""
     found = []
     for kind in KINDS:
         try:
@@ -59,9 +59,9 @@ def parts_of(config: Config) -> list[Part[Any]]:
 
 
 def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
-    """Return what of a folder is no module of ours, and what would be. Raises: ConfigError.
+    """Return the parts of a folder that are no module of ours. Raises: ConfigError.
 
-    Each is a setting, such as `text_config.model_type: gemma`, with the model types that are read.
+    Each is a setting, such as `text_config.model_type: gemma`, with the model types that we read.
     """
     name, found = config.get("model_type"), []
     own = f"model_type: {name if isinstance(name, str) else short(name)}"
@@ -80,7 +80,7 @@ def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
 
 
 def family_of(config: Config) -> Family[Any] | None:
-    """Return the family that a configuration names, None if it is not one of ours."""
+    """Return the family that a configuration names, None if it is unknown."""
     name = config.get("model_type")
     return FAMILIES.get(name) if isinstance(name, str) else None
 

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about its tokenizer, short of running it.
+"""The settings of the tokenizer in a Hugging Face folder, without running it.
 
 Decides: which files hold the vocabulary, the special tokens and the chat template.
 Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja as transformers 4 and 5
@@ -17,7 +17,7 @@ TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
 # More templates, by name: a folder of files, each NAME.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
-# The template that is taken, and the one for conversations with tools, if there is one.
+# The usual template, and the one for conversations with tools, if there is one.
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 
 
@@ -42,7 +42,7 @@ def token_id(folder: Path, text: str) -> int | None:
 
 
 def _vocabulary(folder: Path) -> tuple[int, dict[int, str]]:
-    """Return how many ids there are, and the tokens that were added, by id."""
+    """Return the number of ids, and the added tokens by id."""
     file = folder / TOKENIZER
     try:
         changed = file.stat().st_mtime_ns
@@ -52,7 +52,8 @@ def _vocabulary(folder: Path) -> tuple[int, dict[int, str]]:
 
 
 @lru_cache(maxsize=4)
-def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:  # Of the key only.
+def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:
+    del changed  # Only a part of the cache's key.
     found = _read(file)
     try:
         vocab = found["model"]["vocab"]
@@ -68,10 +69,12 @@ def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:  #
 
 
 def special_texts(folder: Path) -> dict[str, str]:
-    """Return the special tokens that are named, such as `eos_token`. Raises: TokenizerError."""
+    """Return the special tokens by name, such as `eos_token`. Raises: TokenizerError."""
     found: dict[str, str] = {}
     settings = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    for key, value in {**settings, **_nested(settings)}.items():
+    # transformers 5 has those of images and the like apart.
+    extra = settings.get("extra_special_tokens", settings.get("model_specific_special_tokens"))
+    for key, value in {**settings, **(extra if isinstance(extra, dict) else {})}.items():
         text = value.get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(text, str):
             found[key] = text
@@ -98,12 +101,6 @@ def chat_sources(folder: Path) -> dict[str, str]:
         named = source if isinstance(source, dict) else {DEFAULT: source}
         found |= {str(name): text for name, text in named.items() if isinstance(text, str)}
     return found
-
-
-def _nested(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the special tokens of images and the like, which transformers 5 keeps apart."""
-    extra = settings.get("extra_special_tokens", settings.get("model_specific_special_tokens"))
-    return extra if isinstance(extra, dict) else {}
 
 
 def _read(file: Path) -> dict[str, Any]:

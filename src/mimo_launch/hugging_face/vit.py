@@ -1,7 +1,7 @@
 """Vision transformers of SigLIP and CLIP, and the models that hold one beside a text encoder.
 
-Decides: what their configurations mean, which settings our ViT cannot compute, and what its tensors
-are called.
+Decides: what their configurations mean, which settings our ViT cannot compute, and the names of its
+tensors.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config classes.
 Leaves: the projector, which these models do not have, to `llava`.
 
@@ -18,13 +18,13 @@ from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, dif
 from mimo_launch.hugging_face.folder import Config, number, section, short
 from mimo_launch.spec.model import VitModel
 
-# What transformers calls our activations.
+# Our activations by their names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 
 
 @dataclass(frozen=True, slots=True)
 class VitFamily:
-    """The optional parts of a tower, and what is taken where a key is left out."""
+    """The optional parts of a tower, and the defaults of its configuration."""
 
     class_token: bool
     patch: int
@@ -56,14 +56,14 @@ _LAYERS = {
     "mlp.down": "mlp.fc2",
 }
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-# Old versions of transformers saved the numbers of the positions.
+# Old versions of transformers saved the indices of the positions.
 _NUMBERS = "embeddings.position_ids"
-# What SigLIP pools the patches of an image with.
+# The layers with which SigLIP pools the patches of an image.
 _POOLING = "head."
 
 
 def not_computed(kind: VitFamily, config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the tower asks for and our ViT does not do."""
+    """Yield, as `key: value`, the settings of a tower that our ViT cannot compute."""
     if (activation := config.get("hidden_act", kind.activation)) not in ACTIVATIONS:
         yield f"hidden_act: {short(activation)}"
     if differs(config, "quantization_config", None):
@@ -71,7 +71,7 @@ def not_computed(kind: VitFamily, config: Config) -> Iterator[str]:
 
 
 def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
-    """Return the keys of `model` that say the same as a configuration. Raises: ConfigError."""
+    """Return a configuration as keys of `model`. Raises: ConfigError."""
     patch = number(config, "patch_size", kind.patch)
     side = int(number(config, "image_size", IMAGE) // max(1, patch))
     return {
@@ -93,7 +93,7 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
 
 
 def place(name: str, model: VitModel) -> Place:
-    """Return where the tensor is that we call `name`, less the module.
+    """Return the place of our tensor `name`, which is given without the module.
 
     Raises: KeyError for a name that a tower does not have.
     """
@@ -110,7 +110,7 @@ def place(name: str, model: VitModel) -> Place:
 
 
 def is_ignored(name: str, model: VitModel) -> bool:
-    """Return whether our ViT ends before a tensor, or it pools patches, which become rows here."""
+    """Return whether a tensor is of a layer after the end of our ViT, or of the pooling."""
     layer = _LAYER.match(name)
     beyond = layer is not None and int(layer[1]) >= model.layers
     unused_norm = name.startswith("post_layernorm.") and not model.final_norm
@@ -118,14 +118,14 @@ def is_ignored(name: str, model: VitModel) -> bool:
 
 
 def fits(kind: VitFamily, model: VitModel) -> bool:
-    """Return whether a ViT of ours is a tower of this kind, on square images."""
+    """Return whether our ViT is a tower of this kind, on square images."""
     has = (model.class_token, model.pre_norm, not model.patch_bias)
     square = model.image is not None and model.image[0] == model.image[1]
     return has == (kind.class_token,) * 3 and model.positions == "learned" and square
 
 
 def config_of(model_type: str, model: VitModel) -> Config:
-    """Return the configuration of a tower of ours, as transformers 5 writes it."""
+    """Return the configuration of our tower, as transformers 5 writes it."""
     theirs = {ours: name for name, ours in ACTIVATIONS.items()}
     return {
         "model_type": model_type,
@@ -138,7 +138,7 @@ def config_of(model_type: str, model: VitModel) -> Config:
         "num_channels": model.channels,
         "layer_norm_eps": model.norm_eps,
         "hidden_act": theirs[model.activation],
-        # Else SigLIP would look for the weights of its pooling.
+        # Otherwise SigLIP would expect the weights of its pooling.
         **({"vision_use_head": False} if model_type == SIGLIP else {}),
     }
 
@@ -158,7 +158,8 @@ FAMILIES = tuple(
     for name, kind in KINDS.items()
 )
 _BY_TYPE = {family.model_type: family for family in FAMILIES}
-# Behind the tower of CLIPVisionModelWithProjection, and beside those of SiglipModel and CLIPModel.
+# Tensors after the tower of CLIPVisionModelWithProjection, and beside the towers of SiglipModel and
+# CLIPModel.
 _BESIDE = ("visual_projection.", "text_projection.", "text_model.", "logit_scale", "logit_bias")
 
 
@@ -177,7 +178,7 @@ def tower(config: Config, kind: str) -> Part[VitModel]:
 
 def tower_of_pair(model_type: str, config: Config, kind: str) -> Part[VitModel]:
     """Return the vision tower of a SiglipModel or CLIPModel. Raises: NoSuchPart."""
-    # Old folders of CLIP say the tower twice, and the second is the whole truth.
+    # Old folders of CLIP describe the tower twice; only the second description is complete.
     said = "vision_config_dict" if config.get("vision_config_dict") else "vision_config"
     inner = {"model_type": model_type, **section(config, said)}
     if kind != "vit" or inner["model_type"] not in _BY_TYPE:

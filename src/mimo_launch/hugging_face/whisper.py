@@ -1,7 +1,7 @@
 """The encoder of Whisper.
 
-Decides: what a configuration of Whisper says of its encoder, what its tensors are called, and where
-it is in a folder.
+Decides: what a configuration of Whisper means for its encoder, and the names and places of its
+tensors in a folder.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config class.
 Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
 
@@ -17,7 +17,7 @@ from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.model import AudioModel
 
 WHISPER = "whisper"
-# The decoder, and what models that classify sounds have behind the encoder.
+# The decoder, and the layers after the encoder in models that classify sounds.
 _BESIDE = (
     *("decoder.", "model.decoder.", "proj_out."),
     *("projector.", "classifier.", "layer_weights"),
@@ -39,9 +39,9 @@ _LAYERS = {
 
 
 def not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, what the model asks for and our encoder does not do.
+    """Yield, as `key: value`, the settings that our encoder cannot compute.
 
-    `scale_embedding` is of the decoder alone.
+    `scale_embedding` is of the decoder only.
     """
     for key, only in (("activation_function", "gelu"), ("quantization_config", None)):
         if differs(config, key, only):
@@ -49,7 +49,7 @@ def not_computed(config: Config) -> Iterator[str]:
 
 
 def keys(config: Config) -> dict[str, Any]:
-    """Return the keys of `model` that say the same as a configuration.
+    """Return a configuration as keys of `model`.
 
     Raises: ConfigError if a size is missing or is no number.
     """
@@ -64,9 +64,9 @@ def keys(config: Config) -> dict[str, Any]:
 
 
 def place(name: str, model: AudioModel) -> Place:
-    """Return where the tensor is that we call `name`, less the module.
+    """Return the place of our tensor `name`, which is given without the module.
 
-    Raises: KeyError for a name that Whisper does not have, as those of the projector.
+    Raises: KeyError for a name that Whisper does not have, such as those of the projector.
     """
     del model
     layer, _, kind = name.rpartition(".")
@@ -86,15 +86,15 @@ def is_ignored(name: str, model: AudioModel) -> bool:
 
 
 def fits(model: AudioModel) -> bool:
-    """Return whether an encoder of ours is one of Whisper: its sizes say it all."""
+    """Return whether our encoder is one of Whisper: all are, because they differ only in sizes."""
     del model
     return True
 
 
 def config_of(model: AudioModel) -> Config:
-    """Return the configuration of an encoder of ours, as transformers 5 writes it.
+    """Return the configuration of our encoder, as transformers 5 writes it.
 
-    What it says of the decoder, which we do not have, is left to its defaults.
+    The settings of the decoder, which we do not have, keep their defaults.
     """
     return {
         "model_type": WHISPER,

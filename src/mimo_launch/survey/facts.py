@@ -1,6 +1,6 @@
-"""What the index says of samples: lengths, rows, padding, and how even encoder replicas are.
+"""Statistics from the index: lengths, rows, padding, and the balance of encoder replicas.
 
-Decides: which samples stand for all: the first of the first epoch, in the order of training.
+Decides: which samples represent all: the first of the first epoch, in the order of training.
 Relies on: the index of the data set; no record is read.
 Leaves: reading records to `reading_speed` and `shown_samples`.
 """
@@ -21,17 +21,17 @@ from mimo_launch.data.sample_order import (
     make_step_data,
 )
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.spec.model import Spec
 
-# Steps whose balance is looked at: enough for a mean, few enough for a second.
+# Steps whose balance is measured: enough for a mean, few enough to take a second at most.
 MOST_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpread:
-    """A few numbers as percentiles, each one of the numbers."""
+    """Percentiles of some numbers, each of which is one of the numbers."""
 
     min: int
     p5: int
@@ -56,9 +56,9 @@ class Modality:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Share of the tokens of sequences that is not padding, one record a sequence and packed.
+    """The share of tokens that are not padding: with one record per sequence, and packed.
 
-    `is_packed` says which of the two training does; `records_per_pack` is of the packed.
+    `is_packed` says which of the two training does.
     """
 
     is_packed: bool
@@ -69,7 +69,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """`imbalance` of an encoder over some steps: of all of them together, and of the worst."""
+    """The `imbalance` of an encoder over some steps: its mean, and that of the worst step."""
 
     steps: int
     mean: Imbalance
@@ -78,7 +78,7 @@ class Evenness:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known before any record is read, of `surveyed` of the `records` of an epoch."""
+    """What the index says of the first `surveyed` of the `records` of an epoch."""
 
     records: int
     surveyed: int
@@ -91,19 +91,33 @@ class Facts:
 
 
 def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts:
-    """Look at at most `most` records of an epoch."""
+    """Survey at most `most` records of an epoch."""
     num_records = dataset.num_samples("train")
     epoch = GlobalOrder(num_records, spec.batch.global_, spec.train.seed).epoch(0)
     samples = [dataset.describe("train", index) for index in epoch[:most].tolist()]
+    modalities = {}
+    for name in spec.encoders:
+        sizes = [span.rows for sample in samples for span in sample.spans.get(name, ())]
+        without = sum(not sample.spans.get(name) for sample in samples)
+        per_item = _spread(sizes) if sizes else None
+        modalities[name] = Modality(len(sizes), sum(sizes), without, per_item)
     lengths = [sample.num_tokens for sample in samples]
+    seq, tokens = spec.batch.seq, sum(lengths)
+    chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
+    num_packs = sum(len(best_fit(chunk, seq)) for chunk in chunks)
     return Facts(
         records=num_records,
         surveyed=len(samples),
-        tokens=sum(lengths),
+        tokens=tokens,
         labels=sum(sample.num_labels for sample in samples),
         lengths=_spread(lengths),
-        modalities={name: _modality(samples, name) for name in spec.encoders},
-        filling=_filling(lengths, spec),
+        modalities=modalities,
+        filling=Filling(
+            is_packed=spec.data.packing,
+            alone=tokens / (len(lengths) * seq),
+            packed=tokens / (num_packs * seq),
+            records_per_pack=len(lengths) / num_packs,
+        ),
         evenness=dict(_evenness(spec, layout, dataset, min(most, num_records))),
     )
 
@@ -111,9 +125,9 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
 def first_steps(
     spec: Spec, dataset: Dataset, num_steps: int, end: int
 ) -> Iterator[tuple[int, tuple[Sample, ...], StepData]]:
-    """Yield number, samples and data of the first steps, at most those before place `end`.
+    """Yield number, samples and data of the first steps: at least one, no other beyond `end`.
 
-    At least one.
+    `end` is a place in the order of samples.
     """
     order: SampleOrder = global_order(spec, dataset)
     place = 0
@@ -128,24 +142,6 @@ def first_steps(
 def _spread(numbers: Sequence[int]) -> SampleSpread:
     found = np.percentile(numbers, (0, 5, 50, 95, 100), method="nearest")
     return SampleSpread(*(int(number) for number in found))
-
-
-def _modality(samples: Sequence[SampleData], encoder: str) -> Modality:
-    sizes = [span.rows for sample in samples for span in sample.spans.get(encoder, ())]
-    without = sum(not sample.spans.get(encoder) for sample in samples)
-    return Modality(len(sizes), sum(sizes), without, _spread(sizes) if sizes else None)
-
-
-def _filling(lengths: Sequence[int], spec: Spec) -> Filling:
-    seq, tokens = spec.batch.seq, sum(lengths)
-    chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
-    num_packs = sum(len(best_fit(chunk, seq)) for chunk in chunks)
-    return Filling(
-        is_packed=spec.data.packing,
-        alone=tokens / (len(lengths) * seq),
-        packed=tokens / (num_packs * seq),
-        records_per_pack=len(lengths) / num_packs,
-    )
 
 
 def _evenness(

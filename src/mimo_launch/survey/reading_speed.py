@@ -1,28 +1,25 @@
-"""Reads steps as training would: what cannot be read, and how fast the rest is.
+"""Reads steps as training would, to find bad records and the speed of reading.
 
-Decides: which ranks stand for all, and that ranks of one host share its processors.
-Relies on: the very functions by which training reads, with as many threads as it has.
-Leaves: whether that is fast enough to whoever knows the speed of the GPUs.
+Decides: which ranks are measured for all, and that the ranks of a host share its processors.
+Relies on: the functions with which training reads, with the same number of threads.
+Leaves: whether that is fast enough to callers who know the speed of the GPUs.
 
-A rank reads one step while it computes the one before. So it keeps up if it reads a step in less
-than a step takes: alone, by the clock, and together with the other ranks of its host, by the time
-of processors that all of them need. Ranks that read the same kinds of things stand for each other;
-of each kind the one with the most rows of a step is measured. The cache of the file system may be
-warm.
+A rank reads one step while it computes the one before. So it keeps up if reading a step takes less
+time than a step: in wall time for each rank by itself, and in CPU time for all ranks of a host
+together. Ranks that read the same modules are of one kind; of each kind the one with the most rows
+of a step is measured. The cache of the file system may be warm.
 """
 
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_readers import Reads, reads_of
-from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.survey.facts import first_steps
@@ -37,10 +34,10 @@ class ReadingSpeed:
 
     Args:
         steps: Steps that were read.
-        tokens: Tokens of them, image rows included and padding left out.
-        alone: What every rank can do that has a host to itself.
-        slowest: What the slowest kind of ranks reads, and its seconds a step.
-        together: What all ranks of a host can do together on `processors`.
+        tokens: Tokens of them, with image rows and without padding.
+        alone: The speed if every rank had a host to itself.
+        slowest: What the slowest kind of rank reads; `slowest_s` are its seconds per step.
+        together: The speed of all ranks of a host together on `processors`.
         host_ranks: Ranks of that host.
     """
 
@@ -55,13 +52,13 @@ class ReadingSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """What the job can do: it needs both."""
+        """The speed of the job, which both of them limit."""
         return min(self.alone, self.together)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Outcome of reading: `bad` records by id with the reason, of `records` that were read."""
+    """The result of reading: `bad` records by id with the reason, of `records` that were read."""
 
     records: int
     bad: dict[int, str]
@@ -69,16 +66,30 @@ class Read:
 
 
 def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> Read:
-    """Read whole steps once for what is bad, and parts of them as ranks do for the speed."""
+    """Read whole steps once to find bad records, and the parts of single ranks for the speed."""
     bad: dict[int, str] = {}
     records = tokens = steps = 0
     wall: dict[Kind, float] = defaultdict(float)
     cpu: dict[Kind, float] = defaultdict(float)
-    kinds = {rank: _kind(spec, layout, rank) for rank in range(layout.world_size)}
-    with _threads(spec) as threads:
+    # The names of what each rank reads in any step.
+    kinds = {
+        rank: tuple(
+            module.name
+            for module in layout.modules_of(rank)
+            if module.is_language or module.grid.index("pp", rank) == 0
+        )
+        for rank in range(layout.world_size)
+    }
+    shards = spec.data if isinstance(spec.data, WebdatasetData) else None
+    pool: AbstractContextManager[ThreadPoolExecutor | None] = (
+        ThreadPoolExecutor(shards.decode_threads) if shards else nullcontext()
+    )
+    with pool as threads:
         for _, _, data in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
             source = DatasetInputs(dataset, "train", data)
-            inputs, reasons = read_step(source, _all(spec, data), spec, _rest, threads=threads)
+            every = tuple(range(len(data.samples)))
+            all_reads = Reads(every, every, (), dict.fromkeys(spec.encoders, every))
+            inputs, reasons = read_step(source, all_reads, spec, _rest, threads=threads)
             bad |= {inputs.record(number).id: why for number, why in reasons.items()}
             views = StepViews(layout, data)
             for kind in set(kinds.values()) - {()}:
@@ -111,17 +122,8 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
     )
 
 
-def _kind(spec: Spec, layout: Layout, rank: int) -> Kind:
-    """Return the names of what a rank reads, whatever the step."""
-    return tuple(
-        module.name
-        for module in layout.modules_of(rank)
-        if module.is_language or module.grid.index("pp", rank) == 0
-    )
-
-
 def _most(views: StepViews, ranks: list[int]) -> Reads:
-    """Return what the rank reads that has the most rows of a step, then the most texts."""
+    """Return the reads of the rank with the most rows of a step, then the most texts."""
 
     def size(reads: Reads) -> tuple[int, int]:
         rows = sum(
@@ -134,20 +136,5 @@ def _most(views: StepViews, ranks: list[int]) -> Reads:
     return max((reads_of(views, rank, decode=False) for rank in ranks), key=size)
 
 
-def _all(spec: Spec, data: StepData) -> Reads:
-    every = tuple(range(len(data.samples)))
-    return Reads(every, every, (), dict.fromkeys(spec.encoders, every))
-
-
-@contextmanager
-def _threads(spec: Spec) -> Iterator[ThreadPoolExecutor | None]:
-    """Open the threads that decode, as each rank has them."""
-    if not isinstance(spec.data, WebdatasetData):
-        yield None
-        return
-    with ThreadPoolExecutor(spec.data.decode_threads) as threads:
-        yield threads
-
-
 def _rest() -> None:
-    """Do nothing: nobody watches for progress."""
+    """Do nothing: no watchdog waits for progress."""

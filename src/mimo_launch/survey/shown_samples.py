@@ -1,6 +1,6 @@
-"""Samples as the model sees them: text in which rows are one sign, with what is learnt marked.
+"""Samples as the model gets them: pieces of text, each learned or not, and rows of images.
 
-Decides: how tokens are written where a data set has no tokenizer.
+Decides: the text of tokens of data sets without a tokenizer.
 Relies on: the data set for texts and images.
 Leaves: drawing to `cli`.
 """
@@ -20,14 +20,22 @@ from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.loader import BAD
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_SIGNS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>", ASK: "<ask>"}
+# The tokens of the digits task, but for placeholders.
+_DIGIT_TOKENS = {
+    PAD: "<pad>",
+    BOS: "<bos>",
+    EOS: "<eos>",
+    ASK: "<ask>",
+    **{FIRST_WORD + number: word for number, word in enumerate(_NUMBERS)},
+    **{FIRST_DIGIT + number: str(number) for number in range(len(_NUMBERS))},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ShownPiece:
-    """A run of tokens: text, or the rows of the `item`-th image or clip of an encoder.
+    """A run of tokens: text, or the rows of an image or clip, the `item` of an encoder.
 
-    Text that is predicted and counted in the loss is of kind `learnt`.
+    Text that counts in the loss is of kind `learnt`.
     """
 
     kind: Literal["text", "learnt", "rows"]
@@ -39,7 +47,7 @@ class ShownPiece:
 
 @dataclass(frozen=True, slots=True)
 class ShownRecord:
-    """One record of a sample, or why it cannot be read. `images` are by encoder."""
+    """One record of a sample, with its images by encoder; `bad` says why it cannot be read."""
 
     id: int
     name: str
@@ -51,7 +59,7 @@ class ShownRecord:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One sample of a step: its records and the padding behind them."""
+    """One sample of a step: its records and the padding after them."""
 
     records: list[ShownRecord]
     padding: int
@@ -60,7 +68,7 @@ class Shown:
 def show_samples(
     spec: Spec, dataset: Dataset, samples: Iterable[SampleData], most: int
 ) -> list[Shown]:
-    """Return the first `most` samples, each record decoded; those of one epoch at most."""
+    """Return the first `most` samples with their records decoded, no record a second time."""
     words = _words(spec)
     found: list[Shown] = []
     seen: set[int] = set()
@@ -83,30 +91,22 @@ def _record(
         images = {name: dataset.images("train", sample.id, name) for name in spec.encoders}
     except BAD as error:
         return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
-    # A label stands before the token that it predicts.
+    # The label of a token is at the position before it.
     loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
-    pieces = list(_pieces(tokens[: sample.num_tokens], loss_mask, sample, words))
-    return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
-
-
-def _pieces(
-    tokens: npt.NDArray[np.int64],
-    loss_mask: npt.NDArray[np.bool_],
-    sample: SampleData,
-    words: Callable[[Sequence[int]], str],
-) -> Iterator[ShownPiece]:
     rows = [
-        (span.position, span, name, item)
-        for name, spans in sample.spans.items()
+        (span, encoder, item)
+        for encoder, spans in sample.spans.items()
         for item, span in enumerate(spans)
     ]
+    pieces: list[ShownPiece] = []
     at = 0
-    for _, span, name, item in sorted(rows, key=lambda row: row[0]):
-        yield from _texts(tokens, loss_mask, range(at, span.position), words)
-        size = f"{span.height} x {span.width}"
-        yield ShownPiece("rows", f"{name} {size}", span.rows, name, item)
+    for span, encoder, item in sorted(rows, key=lambda row: row[0].position):
+        pieces += _texts(tokens, loss_mask, range(at, span.position), words)
+        text = f"{encoder} {span.height} x {span.width}"
+        pieces.append(ShownPiece("rows", text, span.rows, encoder, item))
         at = span.position + span.rows
-    yield from _texts(tokens, loss_mask, range(at, len(tokens)), words)
+    pieces += _texts(tokens, loss_mask, range(at, sample.num_tokens), words)
+    return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
 
 
 def _texts(
@@ -115,7 +115,7 @@ def _texts(
     here: range,
     words: Callable[[Sequence[int]], str],
 ) -> Iterator[ShownPiece]:
-    """Yield runs of tokens that are all learnt or all not."""
+    """Yield runs of tokens that are all learned or all not."""
     cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
     for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
         if first < last:
@@ -124,7 +124,7 @@ def _texts(
 
 
 def _words(spec: Spec) -> Callable[[Sequence[int]], str]:
-    """Return what writes tokens as text."""
+    """Return the function that writes tokens as text."""
     if isinstance(spec.data, WebdatasetData):
         from pathlib import Path
 
@@ -135,14 +135,5 @@ def _words(spec: Spec) -> Callable[[Sequence[int]], str]:
         tokenizer = Tokenizer.from_file(str(Path(spec.data.tokenizer) / TOKENIZER))
         return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
     if isinstance(spec.data, DigitsData):
-        return lambda ids: " ".join(_digit_word(token) for token in ids)
+        return lambda ids: " ".join(_DIGIT_TOKENS.get(token, f"<{token}>") for token in ids)
     return lambda ids: " ".join(str(token) for token in ids)
-
-
-def _digit_word(token: int) -> str:
-    """Return a token of the digits task: a sign, a digit, or the word for one."""
-    if FIRST_DIGIT <= token < FIRST_DIGIT + len(_NUMBERS):
-        return str(token - FIRST_DIGIT)
-    if FIRST_WORD <= token < FIRST_WORD + len(_NUMBERS):
-        return _NUMBERS[token - FIRST_WORD]
-    return _SIGNS.get(token, f"<{token}>")

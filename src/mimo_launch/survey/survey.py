@@ -1,8 +1,7 @@
-"""Everything `mimo-launch data` says of a spec's data.
+"""Everything that `mimo-launch data` reports of a spec's data.
 
-Decides: what belongs to it.
-Relies on: `facts`, `reading_speed` and `shown_samples`; the shards' own record of what is bad in
-them.
+Decides: the contents of the report.
+Relies on: `facts`, `reading_speed` and `shown_samples`; the index of shards for bad records.
 Leaves: drawing to `cli`.
 """
 
@@ -21,9 +20,9 @@ MOST_BAD = 5
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What the index of shards has left out: `bad` records, and those `too_long` for a sequence.
+    """The records that are left out: those that are `bad`, and those `too_long` for a sequence.
 
-    The first bad ones are given by name with the reason; all of them are in `file`.
+    `first_bad` has some bad ones by name with the reason; all of them are in `file`.
     """
 
     bad: int
@@ -35,7 +34,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found; `left_out` is None for data that are made up as they are read."""
+    """The whole report; `left_out` is None for generated data."""
 
     name: str
     kind: str
@@ -48,9 +47,9 @@ class Survey:
 
 
 def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int) -> Survey:
-    """Look at the index of at most `records` records, read `steps` steps, decode `show` samples."""
+    """Survey at most `records` records in the index, read `steps` steps, show `show` samples."""
     layout = build_layout(spec)
-    # Behind the first epoch comes nothing new; its last step reaches into the next one.
+    # After the first epoch there is nothing new; its last step reaches into the next one.
     first = first_steps(spec, dataset, show, 2 * dataset.num_samples("train"))
     return Survey(
         name=spec.name,
