@@ -32,13 +32,13 @@ def test_lists_hold_the_tokens_that_the_index_tensors_name(lengths: list[int], c
 
 
 def test_bounds_begin_at_zero_and_the_limit_is_a_power_of_two() -> None:
-    made = packed([5, 130, 1], CPU)
+    made = packed((5, 130, 1), CPU)
     assert made.bounds.dtype == torch.int32
     assert made.bounds.tolist() == [0, 5, 135, 136]
     assert made.longest == 256
-    assert packed([128], CPU).longest == 128
-    assert packed([3], CPU).longest == 64
-    assert packed([5, 130, 1], CPU) is made
+    assert packed((128,), CPU).longest == 128
+    assert packed((3,), CPU).longest == 64
+    assert packed((5, 130, 1), CPU) is made
 
 
 def test_documents_have_lengths_that_fill_their_sequences() -> None:

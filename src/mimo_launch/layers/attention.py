@@ -1,9 +1,9 @@
 """Attention with heads cut over tp and tokens over cp: causal, or inside each image of a list.
 
-Decides: projections, and how keys and values of other cp ranks are reached.
+Decides: projections, and how keys and values of other cp ranks arrive.
 Relies on: `attention_contexts` for which tokens attend to which; SDPA, whose softmax runs in at
-least fp32; `varlen_attention`, which does without masks where it can.
-Leaves: what surrounds attention to `models`.
+least fp32; `varlen_attention`, which needs no masks.
+Leaves: the rest of a block to `models`.
 
 Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
 """

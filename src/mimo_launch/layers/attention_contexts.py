@@ -1,7 +1,7 @@
-"""What attention must know of its tokens beside their values, made once per microbatch.
+"""The metadata of tokens that attention needs, made once per microbatch.
 
-Decides: which tokens see which, positions of this rank's tokens, places of images in a list and of
-class tokens beside them.
+Decides: which tokens attend to which, positions of this rank's tokens, places of images in a list
+and of class tokens beside them.
 Relies on: the zigzag rule and the contiguous cut of `layout.row_owners`.
 Leaves: the attention itself to `attention`.
 """
@@ -25,9 +25,9 @@ ROPE2D_THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents packed into sequences: `numbers` [sequences, positions] tells them apart.
+    """Documents packed into sequences, by `numbers` [sequences, positions].
 
-    `lengths` are those of all documents, sequence after sequence, as the host knows them.
+    `lengths` are those of all documents, sequence after sequence, on the host.
     """
 
     numbers: Tensor
@@ -36,11 +36,11 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """Tokens are `batch` sequences of equal length; a token sees itself and what precedes it.
+    """Tokens are `batch` sequences of equal length; a token attends to itself and those before it.
 
-    `cos` and `sin` [S, K] turn the S tokens that this rank holds of each sequence; [B, S, K] where
-    the sequences differ in positions; None where attention knows no positions. `documents` are
-    packed into sequences and do not see each other. `routing` is what experts balance by.
+    `cos` and `sin` [S, K] rotate the S tokens that this rank holds of each sequence; [B, S, K]
+    where the sequences differ in positions; None where attention has no positions. `documents` are
+    packed into sequences and do not attend to each other. `routing` is for the balance of experts.
     """
 
     batch: int
@@ -90,7 +90,7 @@ def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:
 
 
 def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
-    """Return sequences in order as zigzag shards, [cp_size * B * S / cp_size, ...]: the reverse."""
+    """Return sequences as zigzag shards, the reverse of `in_order`."""
     if cp_size == 1:
         return x_BSF.flatten(0, 1)
     batch, seq = x_BSF.shape[:2]
@@ -115,11 +115,11 @@ def sequence_context(
 ) -> SequenceContext:
     """Return the context of `batch` sequences of which this rank holds the given positions.
 
-    Without a `theta` nothing is turned.
+    Without a `theta` nothing is rotated.
 
     Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which the first
-    turns the first `sections[0]` pairs of a head, the second the next ones, and so on. They may
-    run on from one document to the next: a rotary embedding sees distances only.
+    rotates the first `sections[0]` pairs of a head, the second the next ones, and so on. They may
+    go on from one document to the next: only distances matter to a rotary embedding.
     """
     if theta is None:
         return SequenceContext(batch, positions.device, None, None, documents, routing)
@@ -139,7 +139,7 @@ def sequence_context(
 
 
 def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
-    """Return the frequencies of a model that has been taught to see further.
+    """Return the frequencies of a model that was trained further on longer sequences.
 
     Source: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it.
     """
@@ -151,15 +151,15 @@ def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ImageContext:
-    """Tokens are images one after another; a token sees its own image.
+    """Tokens are images one after another; a token attends to its own image.
 
-    Where the list is made of whole images of one length and nothing else, `same` says how many and
-    how long. Otherwise, for each image of which this rank holds a token: `queries` [images, most
-    tokens held] names those tokens in this rank's list, `keys` [images, longest] all its tokens in
-    the list of all cp ranks, 0 where `valid` is false. `tokens` names the place, in the flattened
-    queries, of each of this rank's tokens; padding tokens come after them. For kernels that take
+    If the list is whole images of one length and nothing else, `same` is their number and length.
+    Otherwise, for each image of which this rank holds a token: `queries` [images, most tokens held]
+    are the places of those tokens in this rank's list, `keys` [images, longest] those of all its
+    tokens in the list of all cp ranks, 0 where `valid` is false. `tokens` are the places of this
+    rank's tokens in the flattened queries; padding tokens come after them. For kernels that take
     lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`. `cos`
-    and `sin` [N, K] turn this rank's N tokens, where their places are told by rotation.
+    and `sin` [N, K] rotate this rank's N tokens in models with 2-D RoPE.
     """
 
     same: tuple[int, int] | None
@@ -175,7 +175,7 @@ class ImageContext:
     sin: Tensor | None = None
 
 
-# What a layer that mixes tokens is given with them.
+# A layer that mixes tokens gets one of these with them.
 AttentionContext = SequenceContext | ImageContext
 
 
@@ -184,9 +184,9 @@ def image_context(
 ) -> ImageContext:
     """Return the context of images with the given numbers of tokens.
 
-    `held` are the tokens of this rank in the list of all; it may reach into the padding. `alone`:
-    the module has no other cp rank. One that holds all images beside others that hold padding
-    still joins them in their collectives.
+    `held` are the tokens of this rank in the list of all, which may include padding. `alone`: the
+    module has no other cp rank. A rank that holds all images, beside ranks that hold padding only,
+    still joins their collectives.
     """
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     begin, end = ends[:-1], ends[1:]
@@ -218,8 +218,8 @@ def turned_by_place(
 ) -> ImageContext:
     """Return the context with the angles of (y, x) of this rank's tokens (2-D RoPE).
 
-    Of the pairs of a head, half turn with y and half with x, both at the frequencies of a head half
-    as wide. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
+    Half of the pairs of a head rotate with y and half with x, both at the frequencies of a head of
+    half the width. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
     """
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
@@ -229,7 +229,7 @@ def turned_by_place(
 
 
 def _padded(begin: Index, end: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
-    """Return begin .. end of each row, 0 where the row is shorter, and where it is not."""
+    """Return the places begin .. end of each row, padded with 0, and which of them are valid."""
     longest = int((end - begin).max()) if len(begin) else 0
     places = begin[:, None] + np.arange(longest)
     valid = places < end[:, None]
@@ -241,7 +241,7 @@ def class_token_context(
 ) -> ImageContext:
     """Return the context of images with the given numbers of patches and a class token each.
 
-    Every shard holds so many `patches` and `class_tokens`, padding included; this rank `shards`.
+    Every shard holds `patches` and `class_tokens`, padding included; this rank holds `shards`.
     """
     size = patches + class_tokens
     held = range(shards.start * size, shards.stop * size)
@@ -249,11 +249,11 @@ def class_token_context(
     own = valid & (places >= held.start) & (places < held.stop)
     here = own.any(axis=1)
     places, valid, own = places[here], valid[here], own[here]
-    # The tokens of each image that are here, in front of its row.
+    # The tokens of each image that are here, at the front of its row.
     order = np.argsort(~own, axis=1, kind="stable")[:, : own.sum(axis=1).max(initial=0)]
     own = np.take_along_axis(own, order, axis=1)
     queries = np.where(own, np.take_along_axis(places, order, axis=1) - held.start, 0)
-    # Padding, which may stand before other tokens, reads some place: nothing reads padding.
+    # Padding, which may stand before other tokens, reads any place: its output is never read.
     tokens = np.zeros(len(held) if here.any() else 0, dtype=np.int64)
     tokens[queries[own]] = np.flatnonzero(own)
     return ImageContext(
@@ -270,7 +270,7 @@ def class_token_context(
 
 
 def _places(lengths: list[int], patches: int, class_tokens: int) -> tuple[Index, np.ndarray]:
-    """Return where the tokens of each image stand in the list of all shards, and which exist.
+    """Return the places of each image's tokens in the list of all shards, and which exist.
 
     Shapes: [images, 1 + patches of the largest], the class token first.
     """

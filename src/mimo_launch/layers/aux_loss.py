@@ -1,8 +1,8 @@
-"""Losses that arise in the middle of a model and enter the gradient beside the main one.
+"""Auxiliary losses of layers in the middle of a model.
 
-Decides: that such a loss starts its own backward where it arose, on every pipeline stage.
+Decides: that such a loss starts its own backward at its layer, on every pipeline stage.
 Relies on: every reduction of gradients being a sum.
-Leaves: the losses themselves to those who add them.
+Leaves: computing the losses to the layers that add them.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class AuxLoss:
-    """Sum over a step of the losses that enter the gradient beside the main one, on the device."""
+    """The sum of the auxiliary losses of a step, on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.total = torch.zeros((), dtype=torch.float64, device=device)
@@ -29,10 +29,10 @@ class AuxLoss:
 
 @dataclass(frozen=True, slots=True)
 class RoutingContext:
-    """What experts must know of the tokens of a microbatch to balance their load.
+    """What experts need of a microbatch to balance their load.
 
     `shares` [batch, S] are 1/T for each of the T tokens of a sequence, 0 for its padding; `loss`
-    adds up what balancing costs.
+    adds up the balance losses.
     """
 
     shares: Tensor
@@ -49,15 +49,15 @@ class _AddAuxLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (loss,) = ctx.saved_tensors
-        # Here and not in the forward, which runs twice where activations are recomputed.
+        # Not in the forward, which runs twice where activations are recomputed.
         ctx.total.add(loss)
         return grad, torch.ones_like(loss), None
 
 
 def add_aux_loss(x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
-    """Return x; its backward also starts that of a scalar loss, and adds it to `total`.
+    """Return x; its backward also starts that of a scalar loss, and adds the loss to `total`.
 
-    So a loss in the middle of a model needs no way to the last stage: every reduction is a sum.
+    So the loss need not travel to the last stage: every reduction is a sum.
     """
     out: Tensor = _AddAuxLoss.apply(x, loss, total)  # type: ignore[no-untyped-call]
     return out

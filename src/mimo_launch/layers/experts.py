@@ -1,20 +1,18 @@
-"""The experts that a rank holds, and the way of tokens to them and back.
+"""The experts that a rank holds, and the dispatch of tokens to them and back.
 
 Decides: how the experts' weights are fused, which kernel multiplies, the order in which tokens
 travel and in which experts get them.
 Relies on: `comm.autograd_collectives` for moving tokens.
 Leaves: weighting the answers to `models.transformer_block`.
 
-Legend: M tokens, D width, e experts of this rank, f the part of an expert's width that it holds.
-
 Legend: n tokens of this rank, k choices of each, D width, E experts, of which this rank holds e;
-M tokens that have come for them, in the order of the experts.
+M tokens that have arrived for them, in the order of the experts.
 
 Over ep, each rank sends every token to the rank of its expert (dropless: MegaBlocks,
 arXiv:2211.15841). Where tp ranks split the experts, each of them gets the tokens of all and
 computes a part of each answer; the parts are summed on the way back.
 
-Rows only ever change places: each gradient is the way back, so that no kernel adds into rows.
+Rows are only permuted: each gradient is the reverse permutation, so no kernel adds into rows.
 """
 
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
 from mimo_launch.layers.pointwise import squared_relu, swiglu
 from mimo_launch.spec.language import Moe
 
-# Bytes that the rows of the factors of a grouped product must be a multiple of.
+# The rows of the factors of a grouped product must be a multiple of this many bytes.
 ALIGNMENT = 16
 # Major compute capability of Hopper. On Blackwell an expert without tokens may get a gradient that
 # is not zero (pytorch/pytorch#172439, open when this was written).
@@ -46,9 +44,9 @@ GROUPED_ON = 9
 
 
 class Experts(SegmentedModule):
-    """This rank's experts, [M, D] -> [M, D]; a sum over the ranks that split them is still due.
+    """This rank's experts, [M, D] -> [M, D]; the caller sums over the ranks that split them.
 
-    A module of its own, because its weights have other replicas than those around it. An expert is
+    A separate module, because its weights have other replicas than those around it. An expert is
     the canonical tensors `NUMBER.gate.weight` (if it is `gated`: SwiGLU, otherwise squared ReLU),
     `NUMBER.up.weight` and `NUMBER.down.weight`.
     """
@@ -97,11 +95,11 @@ class Experts(SegmentedModule):
 def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...]) -> Tensor:
     """Return x times the weight of its expert, [M, F].
 
-    An expert without tokens is multiplied, too: its gradient is zero, not absent, and its replicas
+    An expert without tokens takes part, too: its gradient is zero, not absent, and its replicas
     wait for it in a reduction.
     """
     if _is_grouped(x_MD, weights_eFD):
-        # Of the same counts as the loop below, so that processors prove where experts end.
+        # From the same counts as the loop below, so that tests without a GPU check them.
         ends = to_device(torch.tensor(counts).cumsum(0, dtype=torch.int32), x_MD.device)
         return grouped_matmul(x_MD, weights_eFD.transpose(1, 2), ends)
     parts = torch.split(x_MD, list(counts))
@@ -119,7 +117,7 @@ def _is_grouped(x_MD: Tensor, weights_eFD: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Rows in a new order: `places` they are taken from, and `back`, its inverse."""
+    """A permutation of rows: the `places` that they come from, and `back`, its inverse."""
 
     places: Tensor
     back: Tensor
@@ -140,10 +138,10 @@ class Order:
 class Dispatch:
     """How the tokens of one layer and microbatch travel.
 
-    `departure` [n * k] puts this rank's copies of tokens, `choices` of each, in the order of their
-    experts; `send` and `receive` say how many go to each ep rank and come from it; `gathered` how
-    many each rank that splits these experts got. `arrival` [M] puts those in the order of the
-    experts, which get `counts` each.
+    `departure` [n * k] sorts this rank's copies of tokens, `choices` of each, by expert; `send` and
+    `receive` are the numbers that go to each ep rank and come from it; `gathered` are those that
+    each rank that splits these experts received. `arrival` [M] sorts the tokens of all these ranks
+    by expert; each expert gets `counts`.
     """
 
     choices: int
@@ -156,10 +154,10 @@ class Dispatch:
 
 
 class PlannedDispatch:
-    """A trip of which the host does not know the sizes yet: they depend on the choices."""
+    """A dispatch whose sizes the host does not know yet, because they depend on the choices."""
 
     def __init__(self, context: ParallelContext, experts_nk: Tensor, num_experts: int) -> None:
-        """Ask all ranks for their numbers of tokens; nobody waits for the answer yet.
+        """Start the exchange of the numbers of tokens between all ranks, without waiting.
 
         Ranks: collective over ep and over the ranks that split the experts.
         """
@@ -174,12 +172,12 @@ class PlannedDispatch:
         self._departure = Order.by(chosen)
 
     def dispatch(self) -> Dispatch:
-        """Return the trip. The one place where the host waits for the device within a step."""
+        """Return the dispatch; only here does the host wait for the device within a step."""
         theirs, tp = self._theirs, self._context.expert_tp
         num_own = theirs.shape[2]
         numbers = [int(number) for number in self._sizes.read()]
         rows = [numbers[i : i + num_own] for i in range(0, len(numbers), num_own)]
-        # First what each ep rank gets from here, then what each rank that splits has from each.
+        # First the tokens from here by ep rank, then those of each rank that splits, by ep rank.
         by_rank = [
             tuple(map(sum, rows[i : i + theirs.shape[1]]))
             for i in range(0, len(rows), theirs.shape[1])
@@ -199,7 +197,7 @@ class PlannedDispatch:
 
 
 class _Reorder(torch.autograd.Function):
-    """Rows in another order; the gradient of an index would sort them and add them up."""
+    """Permuted rows; autograd's gradient of an index would sort and add instead of permute."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
@@ -213,7 +211,7 @@ class _Reorder(torch.autograd.Function):
 
 
 class _Copies(torch.autograd.Function):
-    """So many copies of each row, in an order given for all of them."""
+    """`choices` copies of each row, in a given order of all copies."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, choices: int, places: Tensor, back: Tensor) -> Tensor:
@@ -234,7 +232,7 @@ def _reordered(x: Tensor, order: Order) -> Tensor:
 
 
 def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
-    """Return the tokens that have come for this rank's experts, [M, D]."""
+    """Return the tokens that have arrived for this rank's experts, [M, D]."""
     leaving, clock = dispatch.departure, context.clock
     copies = _Copies.apply(x_nD, dispatch.choices, leaving.places, leaving.back)  # type: ignore[no-untyped-call]
     received = exchange_tokens(copies, dispatch.send, dispatch.receive, context.ep, clock)
@@ -243,7 +241,7 @@ def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Te
 
 
 def from_experts(y_MD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
-    """Return the answers to this rank's tokens, [n * k, D], those to one token side by side."""
+    """Return the answers to this rank's tokens, [n * k, D]; those to one token are adjacent."""
     answers, clock = _reordered(y_MD, dispatch.arrival.reversed()), context.clock
     summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp, clock)
     returned = exchange_tokens(summed, dispatch.receive, dispatch.send, context.ep, clock)

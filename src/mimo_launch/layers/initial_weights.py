@@ -4,13 +4,13 @@ Decides: the random stream behind each element of each canonical tensor.
 Relies on: numpy's Philox, a counter-based generator (Salmon et al. 2011), on the CPU.
 Leaves: scales to the layers' declarations.
 
-A tensor is drawn in tiles, each from a stream of its own, so a rank draws only the tiles it holds a
-part of, whatever the cut, and several threads share the work.
+A tensor is drawn in tiles, each from a separate stream. So a rank draws only the tiles that it
+holds a part of, for any cut, and several threads share the work.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -35,7 +35,7 @@ def init_parameters(
     randomise: bool = False,
     given: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Fill what this rank holds of every parameter below `root` with its initial values.
+    """Fill this rank's part of every parameter below `root` with its initial values.
 
     With `randomise`, constants get noise too, so that no gradient vanishes by symmetry (verify).
     `given` are, by full name, the values of segments that are not drawn.
@@ -60,7 +60,7 @@ def initial_values(
     rows: range | None = None,
     given: Tensor | None = None,
 ) -> Tensor:
-    """Return this rank's part of a segment in float64; of that part only `rows`, if they are said.
+    """Return this rank's part of a segment in float64, or only `rows` of that part.
 
     Raises: ValueError for a segment whose values must be given and are not.
     """
@@ -73,9 +73,15 @@ def initial_values(
         if given is None:
             raise ValueError(f"no values are given for {name}")
         start = given[rows.start : rows.stop].double().numpy()
-    if segment.init in UNIFORM:
+    if segment.init in ("log_decay", "time_step"):
         normal = torch.from_numpy(_normal(name, segment, seed, rows).reshape(shape))
-        return UNIFORM[segment.init](torch.special.ndtr(normal))
+        uniform = torch.special.ndtr(normal)
+        if segment.init == "log_decay":
+            # log(-A) for A uniform between -16 and -1, as in Mamba-2 (its `A_init_range`).
+            return (1 + 15 * uniform).log()
+        # The inverse of softplus at a time step, log-uniform between 0.001 and 0.1 (Mamba, 3.6).
+        step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
+        return step + torch.log(-torch.expm1(-step))
     if segment.init != "normal" and not randomise:
         return torch.from_numpy(np.broadcast_to(start, shape).copy())
     scale = segment.std if segment.init == "normal" else 0.1
@@ -86,45 +92,44 @@ def initial_values(
 
 
 def sinusoids(places: range, width: int) -> np.ndarray:
-    """Return sines, then cosines, of each place, [places, width], as Whisper's encoder has them.
+    """Return sines, then cosines, of each place, [places, width], as in Whisper's encoder.
 
-    Wavelengths from 2 pi to 10000 * 2 pi in a geometric progression (arXiv:1706.03762, 3.5).
+    Wavelengths are a geometric progression from 2 pi to 10000 * 2 pi (arXiv:1706.03762, 3.5).
     """
     steps = np.arange(width // 2) / max(1, width // 2 - 1)
     angles = np.asarray(places)[:, None] * 10000.0**-steps
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
 
 
-def _log_decay(uniform: Tensor) -> Tensor:
-    """Return log(-A) for A evenly between -16 and -1, as Mamba-2 starts (its `A_init_range`)."""
-    return (1 + 15 * uniform).log()
-
-
-def _time_step(uniform: Tensor) -> Tensor:
-    """Return what softplus makes a time step of, log-evenly between 0.001 and 0.1 (Mamba, 3.6)."""
-    step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
-    return step + torch.log(-torch.expm1(-step))
-
-
-# Initial values made of numbers that are even between 0 and 1.
-UNIFORM: dict[str, Callable[[Tensor], Tensor]] = {
-    "log_decay": _log_decay,
-    "time_step": _time_step,
-}
-
-
 class _Part(NamedTuple):
-    """What is wanted of a tensor seen as a matrix of `shape`."""
+    """A part of a tensor, which is seen as a matrix of `shape`."""
 
     shape: tuple[int, int]
     rows: range
     columns: range
 
     def tiles(self) -> Iterator[tuple[int, int]]:
-        """Yield the upper left corners of the tiles that hold some of it."""
+        """Yield the upper left corners of the tiles that overlap the part."""
         for top in range(self.rows.start // TILE * TILE, self.rows.stop, TILE):
             for left in range(self.columns.start // TILE * TILE, self.columns.stop, TILE):
                 yield top, left
+
+    def draw(self, name: str, seed: int, out: np.ndarray, tile: tuple[int, int]) -> None:
+        """Draw one tile and write its overlap with the part to `out`, which is the part."""
+        top, left = tile
+        shape = min(TILE, self.shape[0] - top), min(TILE, self.shape[1] - left)
+        digest = blake2b(f"{seed}/{name}/{top}/{left}".encode(), digest_size=16).digest()
+        stream = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        values = stream.standard_normal(shape)
+        rows = range(max(top, self.rows.start), min(top + TILE, self.rows.stop))
+        columns = range(max(left, self.columns.start), min(left + TILE, self.columns.stop))
+        out[_within(rows, self.rows.start), _within(columns, self.columns.start)] = values[
+            _within(rows, top), _within(columns, left)
+        ]
+
+
+def _within(places: range, origin: int) -> slice:
+    return slice(places.start - origin, places.stop - origin)
 
 
 def _normal(name: str, segment: Segment, seed: int, rows: range) -> np.ndarray:
@@ -137,37 +142,12 @@ def _normal(name: str, segment: Segment, seed: int, rows: range) -> np.ndarray:
     elif segment.axis is not None:
         part = part._replace(columns=range(segment.start, segment.stop))
     out = np.empty((len(part.rows), len(part.columns)))
-    draw, tiles = partial(_draw, name, seed, part, out), list(part.tiles())
+    draw, tiles = partial(part.draw, name, seed, out), list(part.tiles())
     if len(tiles) < MIN_TILES_FOR_THREADS:
         for tile in tiles:
             draw(tile)
     else:
-        with ThreadPoolExecutor(_num_threads()) as pool:
+        workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // workers)) as pool:
             list(pool.map(draw, tiles))
     return out
-
-
-def _draw(name: str, seed: int, part: _Part, out: np.ndarray, tile: tuple[int, int]) -> None:
-    """Draw one tile and keep what is wanted of it."""
-    top, left = tile
-    shape = min(TILE, part.shape[0] - top), min(TILE, part.shape[1] - left)
-    values = _stream(name, seed, top, left).standard_normal(shape)
-    rows = range(max(top, part.rows.start), min(top + TILE, part.rows.stop))
-    columns = range(max(left, part.columns.start), min(left + TILE, part.columns.stop))
-    out[_within(rows, part.rows.start), _within(columns, part.columns.start)] = values[
-        _within(rows, top), _within(columns, left)
-    ]
-
-
-def _within(places: range, origin: int) -> slice:
-    return slice(places.start - origin, places.stop - origin)
-
-
-def _num_threads() -> int:
-    """Return this worker's share of the host's processors."""
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _stream(name: str, seed: int, top: int, left: int) -> np.random.Generator:
-    digest = blake2b(f"{seed}/{name}/{top}/{left}".encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

@@ -1,14 +1,14 @@
-"""Linear layers and norms, cut over tp, and products that add up their weight gradients.
+"""Linear layers and norms, cut over tp, and products that accumulate their weight gradients.
 
-Decides: which dimension of each weight is cut, the kind of each gradient, and where a step's weight
-gradients wait for their reduction.
+Decides: which dimension of each weight is cut, the kind of each gradient, and where the weight
+gradients of a step accumulate before their reduction.
 Relies on: `parallel_context` for the collectives around a region; FSDP2 keeping an unsharded
 gradient per parameter between the backwards of a step (`comm.torch_internals`).
-Leaves: the reduction to FSDP2, attention to `attention`, words to `vocab_parallel`.
+Leaves: the reduction to FSDP2, attention to `attention`, the vocabulary to `vocab_parallel`.
 
 Autograd would write each microbatch's gradient in the type of the activations, and FSDP2 would then
-add it to the sum in another pass: 14 bytes of traffic for each weight and microbatch, where adding
-in the product's last step needs 8. The sum is rounded to bf16 nowhere. Source: Megatron-LM's
+add it to the sum in another pass: 14 bytes of traffic for each weight and microbatch. Adding in the
+epilogue of the product needs 8, and the sum is never rounded to bf16. Source: Megatron-LM's
 gradient accumulation fusion (arXiv:2205.05198 describes its code base).
 
 Legend: N tokens, D width, F features of a region; lower case is this rank's share.
@@ -40,10 +40,10 @@ class GradAccumulator:
         self._parameter = parameter
 
     def add(self, grad_NF: Tensor, x_ND: Tensor) -> Tensor | None:
-        """Add the gradient [F, D] of a weight that made [N, F] of x [N, D].
+        """Add the gradient [F, D] of a weight that mapped x [N, D] to [N, F].
 
-        Where this is the only backward of a step the gradient is returned instead, for autograd:
-        FSDP2 reduces gradients of one type, and those of other layers have not been added up.
+        In the only backward of a step, the gradient is returned for autograd instead: FSDP2 reduces
+        gradients of one type, and those of other layers are not accumulated then.
         """
         parameter, grad_FN = self._parameter, grad_NF.t()
         wide = parameter.reduce_dtype
@@ -84,7 +84,7 @@ def linear(
 ) -> Tensor:
     """Return x times the weight, [N, F]; the weight's gradient goes to `gradients`, if given.
 
-    A weight that is not trained needs no x for the backward, so none is kept.
+    For a weight that is not trained, x is not kept for the backward.
     """
     if gradients is None or not weight_FD.requires_grad:
         return F.linear(x_ND, weight_FD, bias)
@@ -93,7 +93,7 @@ def linear(
 
 
 def accumulate_in_products(unit: FSDPModule) -> None:
-    """Let the matrix products of an FSDP unit add up their weights' gradients themselves.
+    """Let the matrix products of an FSDP unit accumulate their weights' gradients themselves.
 
     For units that reduce in a wider type than they compute in, once per step.
     """
@@ -123,7 +123,7 @@ class ColumnLinear(SegmentedModule):
     ) -> None:
         super().__init__()
         std = width**-0.5
-        # Of each output: its features on this rank, and whether they have a bias.
+        # For each output: its features on this rank, and whether they have a bias.
         self.parts = [(len(context.part(n)), name not in unbiased) for name, n in outputs.items()]
         self.declare(
             "weight",
@@ -167,10 +167,10 @@ class ColumnLinear(SegmentedModule):
 
 
 class SharedLinear(SegmentedModule):
-    """Linear layers of heads of which there are fewer than tp ranks: [N, D] -> one of each name.
+    """Linear layers with fewer heads than tp ranks: [N, D] -> one head of each name.
 
     Several ranks hold the same head (keys and values of a group of query heads, or B and C of a
-    group of Mamba heads) and serve different heads with it, so the gradient of each is a term of a
+    group of Mamba heads) and use it for different heads, so the gradient of each is a term of a
     sum.
     """
 
@@ -293,7 +293,7 @@ class Norm(SegmentedModule):
         return self.context.fused(layer_norm, x, self.weight, self.bias, self.eps)
 
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x plus its change, and that normalised."""
+        """Return x plus its change, and the norm of the sum."""
         if self.bias is None:
             return self.context.fused(add_rms_norm, x, change, self.weight, self.eps)
         return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)

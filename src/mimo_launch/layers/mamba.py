@@ -2,11 +2,11 @@
 
 Decides: which heads and groups a rank computes, and how tokens of other cp ranks reach it.
 Relies on: `ssd_kernels` for the maths over whole sequences.
-Leaves: what surrounds the mixer to `models`.
+Leaves: the rest of a layer to `models`.
 
-Each cp rank trades its tokens of all heads for the tokens of all ranks of its heads (DeepSpeed
-Ulysses, arXiv:2309.14509), so sequences are whole where the convolution and the state run along
-them. Cost per layer and token held: x, B, C and dt go out, y comes back, (cp - 1) / cp of each.
+Each cp rank exchanges its tokens of all heads for all tokens of its heads (DeepSpeed Ulysses,
+arXiv:2309.14509), so the convolution and the recurrence run over whole sequences. Traffic per layer
+and token held: x, B, C and dt go out, y comes back, (cp - 1) / cp of each.
 
 Legend: N tokens of this rank, D width; of this tp rank h heads of P channels, f = h * P, g groups
 of K numbers; B sequences of S tokens; lower-case e, j are of this cp rank: heads, groups.
@@ -32,7 +32,7 @@ from mimo_launch.spec.language import MambaSizes
 class GroupNorm(SegmentedModule):
     """RMSNorm over each group of heads, of x * silu(z): [N, f] -> [N, f], at least fp32.
 
-    Where tp ranks share a group they add up its squares: the group is as large as at tp 1.
+    Where tp ranks share a group they sum its squares, so a group is the same as at tp 1.
     """
 
     def __init__(self, context: ParallelContext, sizes: MambaSizes, eps: float) -> None:
@@ -51,13 +51,13 @@ class GroupNorm(SegmentedModule):
         return self.context.fused(gated_scaled, x_Nf, z_Nf, scale_Ng, self.weight)
 
     def _of_whole_groups(self, squares_Ng: Tensor) -> Tensor:
-        """Return the squares of whole groups; of a group that ranks share each has a part."""
+        """Return the squares of whole groups, summed over the ranks that share a group."""
         tp = self.context.tp
         if self.groups >= tp.size:
             return squares_Ng
         mine = tp.index // (tp.size // self.groups)
         slots = F.pad(squares_Ng, (mine, self.groups - 1 - mine))
-        # Every rank goes on with the sum, so its gradient is a sum over ranks, too.
+        # Every rank uses the sum, so its gradient is a sum over ranks, too.
         return enter_tp(exit_tp(slots, tp), tp)[:, mine : mine + 1]
 
 
@@ -77,7 +77,7 @@ class CausalConvolution(SegmentedModule):
                     (channels, *widths),
                     0,
                     context.part(channels),
-                    # As wide as torch's even distribution of a convolution of one channel.
+                    # The deviation of torch's uniform distribution for a convolution of a channel.
                     std=(3 * sizes.conv) ** -0.5,
                     init="normal" if is_weight else "zeros",
                     decay=is_weight,
@@ -93,7 +93,7 @@ class CausalConvolution(SegmentedModule):
 
 
 class HeadWeights(SegmentedModule):
-    """What a head has besides: the logarithm of its decay, the bias of its time step, its skip."""
+    """The other weights of heads: logarithm of the decay, bias of the time step, skip."""
 
     names_itself = False
     A_log: Tensor
@@ -147,7 +147,7 @@ class Mamba(nn.Module):
         self.output = RowLinear(context, "out", sizes.inner, width, bias=False, scale=out_scale)
 
     def forward(self, x_nD: Tensor, sequences: SequenceContext) -> Tensor:
-        """Return the mixed tokens, [n, D] -> [n, D]; documents do not reach into each other."""
+        """Return the mixed tokens, [n, D] -> [n, D]; documents do not affect each other."""
         x_ND = self.context.enter(x_nD)
         fused = self.inputs(x_ND)
         if self.shared_bc is not None:
@@ -161,7 +161,7 @@ class Mamba(nn.Module):
     def _along_sequences(
         self, xbc: tuple[Tensor, ...], dt_Nh: Tensor, sequences: SequenceContext
     ) -> Tensor:
-        """Return what the recurrence makes of this rank's tokens, [N, f]."""
+        """Return the output of the recurrence for this rank's tokens, [N, f]."""
         cp = self.context.cp
         shares = [self._share(index) for index in range(cp.size)]
         channels = [self._channels(xbc, share, dim=1) for share in shares]
@@ -170,7 +170,7 @@ class Mamba(nn.Module):
             return self._mix(xbc_BS, dt_BSe, shares[0], sequences).flatten(0, 1)
         steps = [_rows(dt_Nh, share.heads, 1, dim=1) for share in shares]
         parts = [torch.cat(part, dim=1) for part in zip(channels, steps, strict=True)]
-        # One part of all features per cp rank; then the tokens of all ranks of this one's.
+        # Out go features of this rank's tokens, a part per cp rank; in come all tokens of its part.
         arrived = exchange(torch.stack(parts), cp).flatten(0, 1)
         sizes = [channels[0].shape[1], steps[0].shape[1]]
         xbc_BS, dt_BSe = torch.split(in_order(arrived, sequences.batch, cp.size), sizes, dim=2)
@@ -185,7 +185,7 @@ class Mamba(nn.Module):
         return _Share(heads, range(first, -(-heads.stop // per_group)))
 
     def _channels(self, xbc: tuple[Tensor, ...], share: _Share, *, dim: int) -> Tensor:
-        """Return of x, B and C, or of weights for them, what a cp rank needs, joined again."""
+        """Return a cp rank's part of x, B and C, or of weights for them, concatenated."""
         x, b, c = xbc
         state = self.sizes.state
         return torch.cat(
@@ -231,5 +231,5 @@ class Mamba(nn.Module):
 
 
 def _rows(t: Tensor, items: range, size: int, *, dim: int) -> Tensor:
-    """Return the part of a tensor that is about some heads or groups, of `size` numbers each."""
+    """Return the part of a tensor for some heads or groups, of `size` numbers each."""
     return t.narrow(dim, items.start * size, len(items) * size)

@@ -1,4 +1,4 @@
-"""What a layer knows about parallelism: its groups, its part, how regions begin and end.
+"""The parallelism of a layer: its groups, its part, how regions begin and end.
 
 Decides: which pair of collectives surrounds a tensor-parallel region.
 Relies on: `comm.autograd_collectives`.
@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 def _compiled(function: Any, owner: str, width: int) -> Any:
     """Return a compiled copy of a function for tensors of one module and width.
 
-    torch.compile keeps what it makes by code object, and makes code for any width once it has seen
-    two, which is slower than code for one; so each gets a code object of its own.
+    torch.compile caches by code object, and compiles for dynamic widths once it has seen two, which
+    is slower than code for one. So each module and width gets a separate code object.
     """
     name = f"{owner}_{function.__name__}_{width}"
     return torch.compile(FunctionType(function.__code__.replace(), function.__globals__, name))
@@ -44,10 +44,9 @@ class ParallelContext:
 
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
-    provides the blocks. A layer's experts are dealt out over `ep`, and each split over `expert_tp`;
-    `clock` notes when tokens travel. `replicas`
-    (dp x cp) are the ranks that hold the same layers and other tokens. `fp8`: blocks multiply in 8
-    bits.
+    provides the blocks. The experts of a layer are distributed over `ep`, and each is split over
+    `expert_tp`; `clock` notes when tokens travel. `replicas` (dp x cp) are the ranks that hold the
+    same layers and other tokens. `fp8`: blocks multiply in 8 bits.
     """
 
     tp: Group = SINGLE
@@ -70,9 +69,9 @@ class ParallelContext:
         return even_cut(total, self.tp.size, self.tp.index)
 
     def one_of(self, heads: int, whole: Segment) -> Segment:
-        """Return this rank's part of a segment of so many heads, fewer than tp ranks: one head.
+        """Return this rank's part of a segment with fewer heads than tp ranks: one head.
 
-        Other ranks hold the same, and the gradient of each is a term of a sum.
+        Other ranks hold the same head, and the gradient of each is a term of a sum.
         """
         head, copy = divmod(self.tp.index, self.tp.size // heads)
         rows = whole.shape[0] // heads
@@ -95,7 +94,7 @@ class ParallelContext:
     def fused(
         self, function: Callable[..., Result], first: Tensor, *more: Tensor | float
     ) -> Result:
-        """Call a function of tensors: in one pass over memory, where modules are compiled."""
+        """Call a function of tensors, in one pass over memory if the module is compiled."""
         if not self.compiled:
             return function(first, *more)
         made: Callable[..., Result] = _compiled(function, self.owner, first.shape[-1])

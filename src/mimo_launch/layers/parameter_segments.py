@@ -1,8 +1,8 @@
 """Parameters as canonical segments: full, unfused tensors and the part of each a rank holds.
 
 Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to
-the full tensors that users, checkpoints and proofs know by name, before FSDP has sharded it over
-dp x cp and after.
+the full tensors that users, checkpoints and proofs know by name, before FSDP shards it over dp x cp
+and after.
 Relies on: layers declaring their parameters through `declare`; FSDP2 cutting dim 0 into equal runs
 of rows, the last ones shorter or empty.
 Leaves: values to `initial_weights`, sums over tp to `optimizer.gradient_reduction`.
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-# sharded: this rank alone has the gradient of its part. complete: every tp rank computes the same
+# sharded: only this rank has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `initial_weights`.
 # given: not drawn, see `PlainParameters`.
 InitKind = Literal["normal", "zeros", "ones", "sinusoids", "log_decay", "time_step", "given"]
-# Where layers that know nothing of segments have theirs (see below).
+# The attribute with the segments of layers that declare none (see `adopt_parameters`).
 ADOPTED = "adopted_segments"
 
 
@@ -33,8 +33,8 @@ class Segment:
 
     `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` the part held.
     Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
-    is true on the one whose gradient enters the norm. `std` is the scale of a normal init. One that
-    does not train keeps its values even where its module trains. Weight decay applies to those with
+    is true on the one whose gradient enters the norm. `std` is the scale of a normal init. One
+    without `trains` keeps its values even if its module trains. Weight decay applies to those with
     `decay`, and to an `embedding` (of tokens, of positions, of a class) if the spec says so.
     """
 
@@ -101,9 +101,9 @@ def replicated(
 class SegmentedModule(nn.Module):
     """A layer that owns parameters; FSDP replaces the tensors, the declaration stays.
 
-    Where fused layers are an implementation detail, `names_itself` drops the layer's own name from
-    the path: `attention.inputs` holds `attention.q.weight`, on every layout. `segments` are by the
-    attribute that holds them; for layers of a library it leads into them, with dots.
+    Where fused layers are an implementation detail, a false `names_itself` drops the layer's name
+    from the path: `attention.inputs` holds `attention.q.weight`, on every layout. The keys of
+    `segments` are attributes, dotted ones for parameters inside the layers of a library.
     """
 
     names_itself = True
@@ -122,9 +122,9 @@ class SegmentedModule(nn.Module):
         self.segments[attribute] = segments
 
     def declare_buffer(self, attribute: str, segment: Segment, *, dtype: torch.dtype) -> None:
-        """Add what is no parameter, and saved and loaded like one, value unset.
+        """Add a buffer that is saved and loaded like a parameter, value unset.
 
-        FSDP2 leaves it alone: every replica holds it whole, and one of them must be `counted`.
+        FSDP2 does not shard it: every replica holds it whole, and one of them must be `counted`.
         """
         values = torch.empty(segment.local_shape, dtype=dtype)
         self.register_buffer(attribute, values, persistent=False)
@@ -182,58 +182,55 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
 def adopt_parameters(root: nn.Module) -> list[str]:
     """Declare every parameter below `root` that no layer declares, and return their names.
 
-    Raises: ValueError for a parameter without a dimension, of which FSDP2 has no shards, and for
-    one at several places, which would be several once they are given memory.
+    Raises: ValueError for a parameter without a dimension, which FSDP2 cannot shard, and for one at
+    several places, which would become several parameters once they get memory.
     """
-    adopted: list[str] = []
-    first: dict[int, str] = {}
-    for path, layer, attribute, parameter in list(_plain(root)):
-        name = f"{path}.{attribute}" if path else attribute
-        if first.setdefault(id(parameter), name) != name:
-            other = first[id(parameter)]
-            raise ValueError(f"`{name}` is tied to `{other}`; keep one parameter and use it twice")
-        if parameter.ndim == 0:
-            raise ValueError(f"parameter `{name}` has no dimension; give it one, of size 1")
-        segment = Segment(
-            attribute,
-            tuple(parameter.shape),
-            None,
-            0,
-            parameter.shape[0],
-            "complete",
-            counted=True,
-            init="given",
-            decay=parameter.ndim > 1,
-            trains=parameter.requires_grad,
-        )
-        if isinstance(layer, SegmentedModule):
-            layer.segments[attribute] = (segment,)
-        else:
-            vars(layer).setdefault(ADOPTED, {})[attribute] = (segment,)
-        adopted.append(name)
-    return adopted
-
-
-def _plain(root: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Yield path, layer, attribute and parameter of what is not declared."""
     declared = {
         f"{path}.{attribute}".strip(".")
         for path, layer in root.named_modules()
         if isinstance(layer, SegmentedModule)
         for attribute in layer.segments
     }
+    adopted: list[str] = []
+    first: dict[int, str] = {}
     for path, layer in root.named_modules():
         for attribute, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
-            if f"{path}.{attribute}".strip(".") not in declared:
-                yield path, layer, attribute, parameter
+            name = f"{path}.{attribute}".strip(".")
+            if name in declared:
+                continue
+            other = first.setdefault(id(parameter), name)
+            if other != name:
+                raise ValueError(
+                    f"`{name}` is tied to `{other}`; keep one parameter and use it twice"
+                )
+            if parameter.ndim == 0:
+                raise ValueError(f"parameter `{name}` has no dimension; give it one, of size 1")
+            segment = Segment(
+                attribute,
+                tuple(parameter.shape),
+                None,
+                0,
+                parameter.shape[0],
+                "complete",
+                counted=True,
+                init="given",
+                decay=parameter.ndim > 1,
+                trains=parameter.requires_grad,
+            )
+            if isinstance(layer, SegmentedModule):
+                layer.segments[attribute] = (segment,)
+            else:
+                vars(layer).setdefault(ADOPTED, {})[attribute] = (segment,)
+            adopted.append(name)
+    return adopted
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSegment:
     """The rows of one segment that this rank holds after sharding over dp x cp.
 
-    `local` is a view into the local tensor; `first_row` is its first row within the part of the
-    segment that this tp rank holds.
+    `local` is a view into the local tensor; `first_row` is its first row in this tp rank's part of
+    the segment.
     """
 
     name: str
@@ -269,7 +266,8 @@ def local_segments(
 ) -> Iterator[LocalSegment]:
     """Yield the segments of this rank's shards with views of a tensor that is sharded like them.
 
-    `tensor_of` returns it for a parameter: its gradient, itself, or a moment; None leaves it out.
+    `tensor_of` returns that tensor for a parameter: its gradient, itself, or a moment. If it
+    returns None, the parameter is left out.
     """
     for item in declared:
         source = tensor_of(item.parameter)

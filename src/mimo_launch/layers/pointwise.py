@@ -2,7 +2,7 @@
 
 Decides: their maths, in at least fp32 between inputs and outputs of the model's type.
 Relies on: `ParallelContext.fused`, which makes one pass over memory of each on GPUs.
-Leaves: where they stand to the layers.
+Leaves: using them to the layers.
 
 Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size K.
 """
@@ -99,9 +99,9 @@ def _gated(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
 
 
 def rotated(x_SHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
-    """Return x turned by the angles of its positions (RoPE, arXiv:2104.09864).
+    """Return x rotated by the angles of its positions (RoPE, arXiv:2104.09864).
 
-    Shapes: more dimensions may stand in front of S, in all of them or in x alone.
+    Shapes: more dimensions may come before S, in all of them or only in x.
     """
     wide = x_SHK.to(cos_SK.dtype)
     first, second = wide.chunk(2, dim=-1)

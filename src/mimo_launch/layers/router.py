@@ -1,23 +1,22 @@
-"""The router of a mixture of experts, and what balances its experts: a loss, or a bias without one.
+"""The router of a mixture of experts, balanced by an auxiliary loss, by a bias, or by both.
 
 Decides: scores, the choice of experts, each rank's part of the balance loss, and how the bias moves
 after a step.
-Relies on: tokens that no other rank of the module has (`models.transformer_block` sees to it).
-Leaves: moving tokens to `experts`, when a step ends to `optimizer.module_optimizers`.
+Relies on: `models.transformer_block`, which routes each token on one rank only.
+Leaves: moving tokens to `experts`, the end of a step to `optimizer.module_optimizers`.
 
-Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch.
+Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch,
+L layers of this rank with experts.
 
 The balance loss is that of Switch Transformers (arXiv:2101.03961, section 2.2), per sample as in
 DeepSeek-V3 (arXiv:2412.19437, section 2.1.2). With f_e the share of a sample's T tokens that chose
 expert e, and P_e the mean of its scores, divided by their sum: E / k * sum over e of f_e * P_e, 1
-when all is balanced. Padding is no token. Only P has a gradient, and is a sum over tokens: so each
-rank adds the terms of its own tokens, the f of the whole sample being summed over ranks first, and
-the loss is the sum over all ranks.
+when all is balanced. Padding does not count. Only P has a gradient, and it is a sum over tokens. So
+f is summed over ranks first, each rank adds the terms of its own tokens, and the loss is the sum
+over all ranks.
 
-Legend: n tokens of this rank, k choices of a token, E experts, L layers of this rank with experts.
-
-Source: arXiv:2408.15664, algorithm 1; arXiv:2412.19437, section 2.1.2. Megatron-LM calls it
-`expert_bias`, transformers `e_score_correction_bias`.
+The bias is that of arXiv:2408.15664, algorithm 1, and arXiv:2412.19437, section 2.1.2. Megatron-LM
+calls it `expert_bias`, transformers `e_score_correction_bias`.
 """
 
 from collections.abc import Sequence
@@ -38,9 +37,9 @@ from mimo_launch.spec.language import Moe
 
 @dataclass(frozen=True, slots=True)
 class TokenShares:
-    """What each of this rank's tokens is of its sample, [n]: which one, and 1/T, 0 for padding.
+    """The sample of each of this rank's tokens, [n], and its share of it: 1/T, 0 for padding.
 
-    There are `num_samples` B; the numbers count from 0.
+    Samples are counted from 0 to `num_samples` B.
     """
 
     num_samples: int
@@ -65,7 +64,7 @@ class Router(SegmentedModule):
         """`coefficient` is that of the balance loss over the samples of a step."""
         super().__init__()
         self.context, self.model, self.coefficient = context, model, coefficient
-        # Each tp rank routes tokens of its own, with sequence parallelism and without.
+        # Each tp rank routes different tokens, with sequence parallelism and without.
         self.declare(
             "weight",
             replicated(
@@ -123,17 +122,16 @@ class _CountLoad(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # Here and not in the forward, which runs twice where activations are recomputed, and in
-        # evaluations, too.
+        # Not in the forward, which runs twice where activations are recomputed, and in evaluations.
         ctx.load += ctx.saved_tensors[0]
         return grad, None, None
 
 
 class ExpertBias(SegmentedModule):
-    """What is added to the scores of E experts while a token chooses, and to nothing else.
+    """A bias on the scores of E experts, for the choice only and not for the weights of answers.
 
-    No gradient reaches it: after each step it moves by `rate` towards an even load. Of all ranks
-    of a layer each holds all of it, in the type of stored weights, whatever FSDP2 computes in.
+    It has no gradient: after each step it moves by `rate` towards an even load. Every rank of a
+    layer holds all of it, in the type of stored weights even if FSDP2 computes in another one.
     """
 
     names_itself = False
@@ -154,12 +152,12 @@ class ExpertBias(SegmentedModule):
             trains=False,
         )
         self.declare_buffer("values", segment, dtype=context.dtype)
-        # Whole numbers, so that every rank finds the same sign. Zero at the start of a step.
+        # Integers, so that every rank finds the same sign. Zero at the start of a step.
         load = torch.zeros(experts, dtype=torch.int64)
         self.register_buffer("load", load, persistent=False)
 
     def forward(self, scores_nE: Tensor) -> Tensor:
-        """Return by what experts are chosen."""
+        """Return the scores by which experts are chosen."""
         return scores_nE.detach() + self.values
 
     def count(self, x: Tensor, experts_nk: Tensor, is_token_n: Tensor) -> Tensor:
@@ -177,10 +175,10 @@ class ExpertBias(SegmentedModule):
 def move_biases(
     biases: Sequence[ExpertBias], context: ParallelContext, skip: Tensor | None
 ) -> None:
-    """Move the biases of a module's layers on this rank by what all ranks have counted in a step.
+    """Move the biases of a module's layers on this rank by the load that all ranks have counted.
 
-    An expert with less than the mean load gains `rate`, one with more loses it. With `skip`, a
-    scalar of the device, 1 they stay.
+    An expert with less than the mean load gains `rate`, one with more loses it. If `skip`, a scalar
+    on the device, is 1, they stay.
 
     Ranks: collective over tp and over dp x cp, the same layers on each.
     Traffic: two all-reduces of L * E int64.

@@ -1,11 +1,11 @@
 """The state space model of Mamba-2 over sequences, chunk by chunk, and its short convolution.
 
-Decides: how a recurrence over tokens becomes matrix products, and where it starts anew.
-Relies on: nothing but torch; on GPUs `ssd_kernels` computes the same.
+Decides: how a recurrence over tokens becomes matrix products, and where its state is reset.
+Relies on: torch only; on GPUs `ssd_kernels` computes the same.
 Leaves: projections, groups of ranks and norms to `mamba`.
 
-A head remembers h [P, K] and, token by token, h = exp(dt A) h + dt x B^T and y = h C + D x. Inside
-a chunk that is a masked matrix product like attention; from chunk to chunk h alone is handed on.
+A head has a state h [P, K]; token by token, h = exp(dt A) h + dt x B^T and y = h C + D x. Inside a
+chunk that is a masked matrix product like attention; only h passes from chunk to chunk.
 Source: T. Dao and A. Gu, Transformers are SSMs (arXiv:2405.21060), section 6.
 
 Legend: B sequences of S tokens, H heads of P channels, G groups of R heads that share B and C, K
@@ -31,11 +31,11 @@ def ssd(
     documents_BS: Tensor | None = None,
     initial_BHPK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return y like x, and the state behind the last token [B, H, P, K], in at least fp32.
+    """Return y like x, and the state after the last token [B, H, P, K], in at least fp32.
 
-    `dt` are positive time steps, `a` is negative. Tokens of another number in `documents` than the
-    one before start from nothing; the initial state is that before the first token, of the same
-    document. `chunk` changes no result. Any S, 0 included.
+    `dt` are positive time steps, `a` is negative. A token whose number in `documents` differs from
+    the one before starts from a zero state; the initial state belongs to the document of the first
+    token. `chunk` changes no result. S may be 0.
     """
     shape, heads, groups = x_BSHP.shape, x_BSHP.shape[2], b_BSGK.shape[2]
     wide = widened(x_BSHP)
@@ -44,10 +44,19 @@ def ssd(
     numbers = None if documents_BS is None else _chunked(documents_BS, chunk, repeat_last=True)
     x, dt = (t.reshape(*t.shape[:3], groups, heads // groups, *t.shape[4:]) for t in (x, dt))
     a = a_H.to(wide.dtype).view(groups, -1)
-    # Logarithms of decays from a chunk's start to behind each token.
+    # Logarithms of decays from the start of a chunk to after each token.
     decay_BciGR = (dt * a).cumsum(dim=2)
     inputs = x * dt.unsqueeze(-1)
-    within = _within_chunks(inputs, decay_BciGR, b, c, numbers)
+    # What tokens get from those before them in their chunk, and from themselves; [B, c, i, j, G, R]
+    # are decays from after token j to after token i.
+    between = decay_BciGR.unsqueeze(3) - decay_BciGR.unsqueeze(2)
+    size = decay_BciGR.shape[2]
+    hidden = torch.ones(size, size, dtype=torch.bool, device=wide.device).triu(1)
+    if numbers is not None:
+        hidden = hidden | (numbers.unsqueeze(3) != numbers.unsqueeze(2))
+    weight = between.masked_fill(hidden[..., None, None], float("-inf")).exp()
+    scores = torch.einsum("zcign,zcjgn->zcijg", c, b).unsqueeze(-1) * weight
+    within = torch.einsum("zcijgr,zcjgrp->zcigrp", scores, inputs)
     if initial_BHPK is None:
         state = wide.new_zeros((shape[0], heads, shape[3], b.shape[-1]))
     else:
@@ -63,25 +72,10 @@ def ssd(
     return y.to(x_BSHP.dtype), state.flatten(1, 2)
 
 
-def _within_chunks(
-    inputs: Tensor, decay: Tensor, b: Tensor, c: Tensor, numbers: Tensor | None
-) -> Tensor:
-    """Return what tokens get from those before them in their chunk, and from themselves."""
-    size = decay.shape[2]
-    # [B, c, i, j, G, R]: from behind token j to behind token i.
-    between = decay.unsqueeze(3) - decay.unsqueeze(2)
-    hidden = torch.ones(size, size, dtype=torch.bool, device=decay.device).triu(1)
-    if numbers is not None:
-        hidden = hidden | (numbers.unsqueeze(3) != numbers.unsqueeze(2))
-    weight = between.masked_fill(hidden[..., None, None], float("-inf")).exp()
-    scores = torch.einsum("zcign,zcjgn->zcijg", c, b).unsqueeze(-1) * weight
-    return torch.einsum("zcijgr,zcjgrp->zcigrp", scores, inputs)
-
-
 def _states(
     inputs: Tensor, decay: Tensor, b: Tensor, numbers: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk, [B, c, G, R, P, K], and the one behind the last."""
+    """Return the states before each chunk, [B, c, G, R, P, K], and the one after the last."""
     to_end = (decay[:, :, -1:] - decay).exp()
     through = decay[:, :, -1].exp()
     if numbers is not None:
@@ -102,9 +96,9 @@ def _last_before(numbers_Bci: Tensor) -> Tensor:
 
 
 def _chunked(t_BS: Tensor, chunk: int, *, repeat_last: bool = False) -> Tensor:
-    """Return tokens in chunks, [B, c, chunk, ...]; what is missing is 0, or like the last token.
+    """Return tokens in chunks, [B, c, chunk, ...], padded with 0 or with the last token.
 
-    A token of which all is 0 leaves the state as it is.
+    A token of zeros leaves the state as it is.
     """
     missing = -t_BS.shape[1] % chunk
     if missing:

@@ -2,8 +2,8 @@
 
 Decides: when their kernels are used: on a GPU, where both packages are installed, below fp64.
 Relies on: mamba-ssm 2.2 or later and causal-conv1d 1.4 or later, imported at the first use.
-Leaves: what is computed to `ssd`, which computes it everywhere else and is what they are tested
-against.
+Leaves: the definition of the results to `ssd`, which runs everywhere else and which tests compare
+the kernels with.
 
 Legend: as in `ssd`.
 """
@@ -49,9 +49,9 @@ def ssd(
             documents_BS=documents_BS, initial_BHPK=initial_BHPK,
         )  # fmt: skip
     if x_BSHP.dtype == torch.float32:
-        # Triton would round factors to TF32, which torch does only if it is told to. Three such
-        # products for one are as good as fp32; without tensor cores ("ieee") the kernels take
-        # minutes to compile.
+        # Triton would round factors to TF32, which torch does only on request. Three TF32 products
+        # for one are as good as fp32; without tensor cores ("ieee") the kernels take minutes to
+        # compile.
         os.environ.setdefault("TRITON_F32_DEFAULT", "tf32x3")
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
@@ -79,7 +79,7 @@ def causal_conv(
         return plain.causal_conv(x_BSF, weight_FW, bias_F, documents_BS=documents_BS)
     from causal_conv1d import causal_conv1d_fn
 
-    # Channels last, which its kernel for documents asks for.
+    # Channels last, which its kernel for documents needs.
     x_BFS = x_BSF.contiguous().transpose(1, 2)
     out: Tensor = causal_conv1d_fn(
         x_BFS, weight_FW, bias_F, seq_idx=_numbers(documents_BS), activation="silu"

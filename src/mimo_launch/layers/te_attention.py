@@ -1,6 +1,6 @@
 """Attention with Transformer Engine: its norm and projections, its kernels, its ring over cp.
 
-Decides: which of its attention formats carries each mask, and what goes around it unpadded.
+Decides: its attention format for each mask, and which tokens go in without padding.
 Relies on: `te_layers` for the layers, `attention_contexts` for lengths that the host knows.
 Leaves: the residual stream to `models.te_block`.
 
@@ -82,7 +82,7 @@ class TeAttention(nn.Module):
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
             out = self._packed(q, k, v, documents, documents, causal=True)
         else:
-            # Its ring cuts every document in chunks, ours every sequence; `checks` says so.
+            # Its ring cuts every document into chunks, ours every sequence; `checks` refuses it.
             raise ValueError("transformer_engine has no ring over packed documents")
         return out.reshape(q_NhK.shape[0], -1)
 

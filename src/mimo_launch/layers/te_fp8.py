@@ -1,13 +1,13 @@
-"""Products in FP8 by Transformer Engine, with scales that change once a step and by module.
+"""Products in FP8 by Transformer Engine, with scales that change once per step and by module.
 
-Decides: when the scales of a module follow its magnitudes, and over which ranks these are compared.
+Decides: when the scales of a module are updated, and over which ranks magnitudes are compared.
 Relies on: transformer-engine 2.20: with delayed scaling a layer's `amax_history[0]` gathers the
 largest magnitudes of its tensors until the next update.
-Leaves: which layers there are to `models.te_block`, saving their state to `checkpoint`.
+Leaves: the list of layers to `models.te_block`, saving their state to `checkpoint`.
 
-The package would update scales by itself, at the end of each outermost `autocast` and in the
-first backward after it: those of all modules of the process, each with a collective. But ranks of
-a pipeline come there at different times, and one with two modules would update both whenever either
+The package would update scales by itself, at the end of each outermost `autocast` and in the first
+backward after it: those of all modules of the process, each with a collective. But the ranks of a
+pipeline get there at different times, and a rank with two modules would update both whenever either
 has run. So an empty `autocast` stays around everything, no other one is outermost, and `Fp8.update`
 does the same once per step, on all ranks of a stage at the same place.
 
@@ -29,7 +29,7 @@ from mimo_launch.comm.collectives import all_reduce_max
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.spec.model import Fp8Spec
 
-# As the package calls the two ways.
+# The package's names for the two directions.
 _STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
 
 
@@ -40,7 +40,7 @@ class Fp8:
     """
 
     def __init__(self, settings: Fp8Spec, tp: Group, replicas: Group, *, grad_scale: float) -> None:
-        """Make nothing yet. `replicas` (dp x cp) hold the same layers and other tokens."""
+        """Store the settings. `replicas` (dp x cp) hold the same layers and other tokens."""
         self.settings, self._groups = settings, (tp, replicas)
         self._grad_scale = grad_scale
         self._layers: dict[str, Any] = {}
@@ -48,12 +48,12 @@ class Fp8:
         self._recipe: Any = None
 
     def alone(self) -> "Fp8":
-        """Return the same for other layers, which no other rank has a part in."""
+        """Return the same for other layers, which only this rank holds."""
         single = Group((0,), 0, None)
         return Fp8(self.settings, single, single, grad_scale=self._grad_scale)
 
     def open(self, te: ModuleType) -> None:
-        """Take the package into use. Raises: RuntimeError with its words if the GPU cannot."""
+        """Start to use the package. Raises: RuntimeError with its reason if the GPU cannot."""
         can, reason = te.is_fp8_available(return_reason=True)
         if not can:
             raise RuntimeError(reason)
@@ -70,7 +70,7 @@ class Fp8:
         _hold_back_updates()
 
     def add(self, name: str, layer: nn.Module) -> None:
-        """Take a layer in, which has a weight or two; the same ones on all ranks of a stage."""
+        """Add a layer with one or two weights; all ranks of a stage add the same ones."""
         self._layers[name] = layer
 
     def allocate(self) -> None:
@@ -79,23 +79,23 @@ class Fp8:
             for layer in self._layers.values():
                 layer.init_fp8_metadata(num_gemms=2 if hasattr(layer, "fc2_weight") else 1)
         if self.settings.scaling == "delayed":
-            # The package starts with 1, which makes zeros of what a mean over the tokens of a step
-            # leaves, and layer by layer no maximum is seen until those behind it have one.
+            # The package starts with 1. The gradients of a mean over the tokens of a step would
+            # become zeros, and each layer would see no maximum until those behind it have one.
             for state in self._states(_STATES["backward"]):
                 state.scale.fill_(self._grad_scale)
 
     def running(self) -> AbstractContextManager[object]:
-        """Return what layers run in.
+        """Return the context in which layers run.
 
-        Without gradients that is nothing: an evaluation, whose magnitudes are no part of training,
-        computes in 16 bits.
+        Without gradients it does nothing: evaluations compute in 16 bits, because their magnitudes
+        are no part of training.
         """
         return self._autocast() if torch.is_grad_enabled() else nullcontext()
 
     def update(self, skip: Tensor | None) -> None:
-        """End a step: delayed scales follow what was seen.
+        """End a step: update delayed scales from the magnitudes of the step.
 
-        Where `skip`, a scalar of the device, is 1, what was seen is forgotten.
+        If `skip`, a scalar on the device, is 1, the magnitudes are discarded.
 
         Ranks: collective over the ranks of a stage.
         """
@@ -106,13 +106,13 @@ class Fp8:
 
         states = {way: self._states(key) for way, key in _STATES.items()}
         latest = [state.amax_history[0] for way in states.values() for state in way]
-        # One that is no number would hold its scale where it is, for as long as histories are.
+        # A NaN would keep its scale unchanged for the whole length of the history.
         seen = torch.cat(latest).nan_to_num(nan=0.0, posinf=0.0)
         if skip is not None:
             seen = torch.where(skip > 0, 0.0, seen)
         for group in self._groups:
             seen = all_reduce_max(seen, group)
-        # The kernel takes a 0 for nothing said, and what this rank alone has seen in its place.
+        # Where the kernel gets a 0, it uses the value that only this rank has seen.
         torch_internals.copy_(latest, list(torch.split(seen, [each.numel() for each in latest])))
         sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
         parts = torch.split(seen, sizes)
@@ -156,11 +156,11 @@ class Fp8:
 
 @cache
 def _hold_back_updates() -> AbstractContextManager[object]:
-    """Enter the empty context that no other one is outside of, for as long as the process lives."""
+    """Enter the empty outermost context, for as long as the process lives."""
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager, autocast
 
     outermost: AbstractContextManager[object] = autocast(enabled=False)
     outermost.__enter__()
-    # The first layer that asks updates in its backward: nobody is to be that one.
+    # The first layer that asks would update in its backward; after this no layer is the first.
     FP8GlobalStateManager.is_first_fp8_module()
     return outermost

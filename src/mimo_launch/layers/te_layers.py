@@ -1,6 +1,6 @@
 """Transformer Engine's layers, built for the tp and cp groups of one module.
 
-Decides: which of its layers stand for ours, and with which arguments.
+Decides: which of its layers replace ours, and with which arguments.
 Relies on: transformer-engine 2.20, imported by the first module that asks for it and nowhere else.
 Leaves: names and initial values of the parameters to `models.te_block`.
 
@@ -25,7 +25,7 @@ NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
 
 
 class BackendError(RuntimeError):
-    """The layers of a backend cannot be had in this process."""
+    """The layers of a backend are not available in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class TeLayers:
     def norm_column(
         self, width: int, features: int, *, norm: Literal["rms", "layer"], eps: float, bias: bool
     ) -> nn.Module:
-        """Return a norm and a linear layer of which this rank has `features` outputs.
+        """Return a norm and a linear layer with `features` outputs on this rank.
 
         [n, D] -> [N, f].
         """
         return self._make(
             "LayerNormLinear",
             width,
-            # Divided by tp again: ranks that share a key/value head hold more than their part.
+            # The package divides by tp; ranks that share a key/value head hold more than a part.
             features * self.context.tp.size,
             normalization=NORMS[norm],
             eps=eps,
@@ -99,7 +99,7 @@ class TeLayers:
         return norm
 
     def attention(self, heads: int, kv_heads: int, head_size: int, *, ring: bool) -> nn.Module:
-        """Return softmax attention of this rank's heads; the mask comes with each call.
+        """Return softmax attention of this rank's heads; each call has its mask.
 
         A ring passes keys and values around the cp group. Its load balancing is ours: rank r holds
         chunks r and 2 * cp - 1 - r of each sequence.
@@ -122,22 +122,22 @@ class TeLayers:
         return core
 
     def _mode(self, mode: str) -> str | None:
-        """Return the parallel mode; without tp none, which adds biases inside the matmul."""
+        """Return the parallel mode; without tp, None, which adds biases inside the matmul."""
         return mode if self.context.tp.size > 1 else None
 
     def _make(self, layer: str, *sizes: int, **options: Any) -> nn.Module:
         with warnings.catch_warnings():
-            # It would have CUDA_DEVICE_MAX_CONNECTIONS=1, with which pipelines hang.
+            # It asks for CUDA_DEVICE_MAX_CONNECTIONS=1, with which pipelines hang.
             warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS.*")
             made: nn.Module = getattr(self.te, layer)(
                 *sizes,
                 tp_group=self.context.tp.handle,
                 tp_size=self.context.tp.size,
                 params_dtype=self.context.dtype,
-                # Where torch's layers would be: whoever builds a module moves it afterwards.
+                # Like torch's layers; the caller moves a module afterwards.
                 device=_default_device(),
-                # It adds gradients to buffers of its own, behind the back of FSDP2, which takes
-                # them from autograd.
+                # It would add gradients to buffers that FSDP2, which takes them from autograd, does
+                # not know.
                 fuse_wgrad_accumulation=False,
                 **options,
             )
@@ -172,11 +172,17 @@ def te_layers(context: ParallelContext) -> TeLayers:
 
 def load_transformer_engine() -> ModuleType:
     """Import the package. Raises: BackendError with its own words."""
-    _name_cudnn()
-    # Without its fast kernels it would go on with all scores in memory, and say nothing.
+    # It looks for a cuDNN of the system first, and the parts of two versions in one process cannot
+    # load each other. So it gets torch's own, unless the user names one.
+    if not os.environ.keys() & {"CUDNN_HOME", "CUDNN_PATH"}:
+        found = importlib.util.find_spec("nvidia")
+        for folder in (found and found.submodule_search_locations) or ():
+            if any(Path(folder, "cudnn", "lib").glob("libcudnn.so*")):
+                os.environ["CUDNN_HOME"] = str(Path(folder, "cudnn"))
+    # Without its fast kernels it would silently keep all scores in memory.
     os.environ.setdefault("NVTE_UNFUSED_ATTN", "0")
     try:
-        # Tensors that the package makes as it is imported are no part of what is being built.
+        # Tensors that the package makes during import are no part of the model under construction.
         with torch.device("cpu"):
             return importlib.import_module("transformer_engine.pytorch")
     # Not only ImportError: an incomplete installation or a missing library is a RuntimeError, an
@@ -185,20 +191,6 @@ def load_transformer_engine() -> ModuleType:
         raise BackendError(
             f"transformer_engine cannot be imported: {type(error).__name__}: {error}"
         ) from error
-
-
-def _name_cudnn() -> None:
-    """Lead the package to torch's own cuDNN, unless the user has named one.
-
-    It looks for a cuDNN of the system first, and the parts of two versions in one process cannot
-    load each other.
-    """
-    if os.environ.keys() & {"CUDNN_HOME", "CUDNN_PATH"}:
-        return
-    found = importlib.util.find_spec("nvidia")
-    for folder in (found and found.submodule_search_locations) or ():
-        if any(Path(folder, "cudnn", "lib").glob("libcudnn.so*")):
-            os.environ["CUDNN_HOME"] = str(Path(folder, "cudnn"))
 
 
 def _default_device() -> str:

@@ -1,17 +1,16 @@
 """Attention inside each sequence of a list, without padding and without a mask, on GPUs.
 
-Decides: how sequences stand one after another, with bounds from lengths that the host knows, so
-that nobody waits for a GPU; which tensors go this way, and which keys a cp rank's parts of packed
-documents need.
+Decides: how sequences are packed, with bounds from lengths on the host, so that the host does not
+wait for a GPU; which tensors go this way, and which keys a cp rank's parts of packed documents
+need.
 Relies on: torch's flash attention over lists. Where a sequence has more keys than queries, its
-causal mask lets the last query see the last key ("lower right").
-Leaves: everything else, every processor and fp32 and fp64 among them, to the masks of `attention`.
+causal mask aligns the last query with the last key ("lower right").
+Leaves: everything else, CPUs, fp32 and fp64 among it, to the masks of `attention`.
 
 Legend: N queries, M keys, h heads and g key/value heads of this rank, K head size; B sequences of
 S tokens, of which this rank holds s.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
@@ -27,31 +26,35 @@ from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.attention_contexts import ImageContext
 
-# How far a query sees, in tokens behind and ahead of it; -1 is without limit.
+# The window of a query, in tokens before and after it; -1 is without limit.
 CAUSAL, WHOLE = (-1, 0), (-1, -1)
 SMALLEST_BOUND = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sequences one after another: int32 [sequences + 1] bounds, and a limit of their lengths."""
+    """Sequences one after another: int32 [sequences + 1] bounds, and a bound of their lengths."""
 
     bounds: Tensor
     longest: int
 
 
-def packed(lengths: Sequence[int], device: torch.device) -> Packed:
+@lru_cache(maxsize=256)
+def packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
     """Return sequences of the given lengths.
 
-    The limit is a power of two, so that batches of different images share compiled kernels.
+    The bound is a power of two, so that batches of different images share compiled kernels. Cached,
+    because every layer of a stage asks, and because data often repeat their lengths.
     """
-    return _packed(tuple(lengths), device)
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    longest = max(SMALLEST_BOUND, 1 << (max(lengths) - 1).bit_length())
+    return Packed(to_device(bounds.numpy(), device), longest)
 
 
 def packed_images(
     q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext
 ) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
-    """Return what attends inside images, without padding: queries, keys, values, and both lists.
+    """Return queries, keys and values inside images, without padding, and both lists.
 
     Queries are this rank's, keys and values those of all cp ranks; there is an image here.
     """
@@ -61,24 +64,16 @@ def packed_images(
     return q_NhK[:own], k, v, queries, keys
 
 
-@lru_cache(maxsize=256)
-def _packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
-    # Kept because every layer of a stage asks, and because data often repeats its lengths.
-    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    longest = max(SMALLEST_BOUND, 1 << (max(lengths) - 1).bit_length())
-    return Packed(to_device(bounds.numpy(), device), longest)
-
-
-# torch 2.11 does not know the word: it gives the kernel, which shares heads itself, what comes.
+# torch 2.11 does not have the argument: it passes heads on to the kernel, which shares them itself.
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 )
 
 
 def takes_lists(q_NhK: Tensor) -> bool:
-    """Return whether attention over packed documents and ragged images goes without masks.
+    """Return whether attention over packed documents and ragged images needs no masks.
 
-    That is on GPUs, for 16-bit numbers and all sizes of heads that flash attention has kernels for;
+    It needs none on GPUs, for 16-bit numbers and head sizes for which flash attention has kernels;
     `torch.backends.cuda.enable_flash_sdp(False)` turns it off.
     """
     if not q_NhK.is_cuda or q_NhK.shape[-1] % 8:
@@ -100,7 +95,11 @@ def inside_documents(
         k, v = (x.flatten(0, 1) for x in (k_BSgK, v_BSgK))
         return _attend(q, k, v, documents, documents, CAUSAL)
     parts = parts_of_documents(lengths, q_BshK.shape[0], cp.size, cp.index)
-    k, v = (_spans(x, parts) for x in (k_BSgK, v_BSgK))
+    # Unbound, because the backward of a slice is as large as the tensor that it is cut from.
+    k, v = (
+        torch.cat([rows[row][first:last] for row, first, last in parts.spans])
+        for rows in (k_BSgK.unbind(), v_BSgK.unbind())
+    )
     queries, keys = (packed(each, device) for each in (parts.queries, parts.keys))
     return _attend(q, k, v, queries, keys, CAUSAL)
 
@@ -117,8 +116,8 @@ def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageCont
 class Parts:
     """The part of each document in each chunk of a cp rank: numbers of its queries and keys.
 
-    Keys run from the document's start to the end of the part. `spans` are those of the parts of a
-    chunk together: the sequence, the first position and the one after the last.
+    Keys run from the document's start to the end of the part. `spans` has one entry per chunk, for
+    all its keys: the sequence, the first position and the one after the last.
     """
 
     queries: tuple[int, ...]
@@ -128,7 +127,7 @@ class Parts:
 
 @lru_cache(maxsize=256)
 def parts_of_documents(lengths: tuple[int, ...], batch: int, cp_size: int, cp_index: int) -> Parts:
-    """Return what a cp rank holds of documents that fill `batch` sequences, in zigzag chunks."""
+    """Return the parts of a cp rank, in zigzag chunks, of documents that fill `batch` sequences."""
     documents = list(pairwise(accumulate(lengths, initial=0)))
     seq = sum(lengths) // batch
     size = seq // (2 * cp_size)
@@ -142,12 +141,6 @@ def parts_of_documents(lengths: tuple[int, ...], batch: int, cp_size: int, cp_in
             keys += [min(end, last) - start for start, end in inside]
             spans.append((row, inside[0][0] - row * seq, last - row * seq))
     return Parts(tuple(queries), tuple(keys), tuple(spans))
-
-
-def _spans(x_BSgK: Tensor, parts: Parts) -> Tensor:
-    """Return the keys of all parts, one part after another, [M, g, K]."""
-    rows = x_BSgK.unbind()  # The backward of a slice is as large as what it is cut from.
-    return torch.cat([rows[row][first:last] for row, first, last in parts.spans])
 
 
 def _attend(

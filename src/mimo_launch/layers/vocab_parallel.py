@@ -1,14 +1,13 @@
 """The vocabulary, cut over tp: token embedding, output layer, cross-entropy and greedy choice.
 
-Decides: that its rows are cut as evenly as can be, that each rank looks up its own words, and how
+Decides: that its rows are cut as evenly as possible, that each rank looks up its own ids, and how
 ranks combine their parts of the logits.
-Relies on: `parallel_context` for the sum at the end of a look-up; logits come in the type of the
-model, sums over them are taken in at least fp32.
-Leaves: dividing the loss by the number of labels to the caller, who knows it.
+Relies on: `parallel_context` for the sum at the end of a look-up; logits in the type of the model,
+over which sums are taken in at least fp32.
+Leaves: dividing the loss by the number of labels to the caller.
 
-Legend: N tokens, D width; lower case is this rank's share.
-
-Legend: N tokens, V vocabulary, v this rank's part of it. Source: arXiv:1909.08053, section 3.
+Legend: N tokens, D width, V vocabulary; lower case is this rank's share. Source: arXiv:1909.08053,
+section 3.
 """
 
 from dataclasses import replace
@@ -87,7 +86,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         valid = labels != IGNORE_LABEL
         losses = (total.log() + peak - target).masked_fill(~valid, 0)
         if ctx.needs_input_grad[0]:
-            # The gradient takes the place of the logits: one tensor of that size is kept, not two.
+            # The gradient replaces the logits: one tensor of that size is kept, not two.
             ctx.save_for_backward(fused(_gradient, logits, peak, total, local, valid))
         ctx.context = context
         return losses
@@ -98,7 +97,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         return ctx.context.fused(_scaled, gradient, grad), None, None, None
 
 
-# Passes over all logits [N, v], in the type of the logits at both ends and at least fp32 between.
+# Passes over all logits [N, v]: the type of the logits at both ends, at least fp32 in between.
 
 
 def _peak(logits: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ def _scaled(gradient: Tensor, grad: Tensor) -> Tensor:
 
 
 def mask_padding(logits_Nv: Tensor, part: range, vocab: int) -> Tensor:
-    """Return logits in which padding words (id >= vocab) can never be chosen."""
+    """Return logits in which padding ids (>= vocab) can never be chosen."""
     real = max(0, min(vocab - part.start, len(part)))
     if real == len(part):
         return logits_Nv
@@ -132,7 +131,7 @@ def mask_padding(logits_Nv: Tensor, part: range, vocab: int) -> Tensor:
 def vocab_cross_entropy(
     logits_Nv: Tensor, labels_N: Tensor, part: range, context: ParallelContext
 ) -> Tensor:
-    """Return the loss of each token in at least fp32, 0 where the label is to be ignored.
+    """Return the loss of each token in at least fp32, 0 where the label is ignored.
 
     Shapes: logits [N, v], labels [N], result [N], equal on every tp rank. Gradient: softmax minus
     one-hot on this rank's part. Traffic: three all-reduces of N numbers forward, none backward.
@@ -144,7 +143,7 @@ def vocab_cross_entropy(
 
 
 def greedy_choice(logits_Nv: Tensor, part: range, group: Group) -> Tensor:
-    """Return the most probable word of each token, [N], the lowest id among equals."""
+    """Return the most probable next id of each token, [N], the lowest among equals."""
     value, index = widened(logits_Nv).max(dim=1)
     best = all_reduce_max(value, group)
     candidate = torch.where(value == best, index + part.start, torch.iinfo(torch.long).max)

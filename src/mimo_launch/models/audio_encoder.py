@@ -1,9 +1,9 @@
 """The encoder of Whisper as a stage: packed log-mel frames of clips of any length in, rows out.
 
-Decides: the two convolutions, positions and frame stacking. A clip ends in zeros for both
-convolutions, as if it stood alone; attention stays inside it.
-Relies on: `audio_frames` for the frames that each token sees, `projector` for the projector and the
-rows of this rank.
+Decides: the two convolutions, positions and frame stacking. Both convolutions pad each clip with
+zeros, and attention stays inside it.
+Relies on: `encoder_inputs` for the frames of each token, `projector` for the projector and the rows
+of this rank.
 Leaves: moving rows to the bridge.
 Source: arXiv:2212.04356, section 2.2, and github.com/openai/whisper.
 
@@ -33,7 +33,7 @@ KERNEL = 3
 
 
 class Convolution(SegmentedModule):
-    """A convolution over time, held whole on every tp rank, of windows that are cut already.
+    """A convolution over time, held whole on every tp rank, of windows that are already cut.
 
     Shapes: [..., C, 3] -> [..., D].
     """
@@ -65,7 +65,7 @@ class Convolution(SegmentedModule):
 
 
 class Positions(SegmentedModule):
-    """A table of sines and cosines, stored with the weights as Whisper does and never trained."""
+    """A table of sines and cosines, stored with the weights as in Whisper and never trained."""
 
     def __init__(self, context: ParallelContext, size: int, width: int) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class AudioStage(nn.Module):
         mine = own_share(given, self.context)
         places = mine.positions.squeeze(1)
         frames_nM5 = mine.values.view(len(places), self.mels, VALUES_PER_BAND)
-        # The first convolution at the three places that the second one joins: [n, 3, M, 3].
+        # The first convolution at the three places that the second one reads: [n, 3, M, 3].
         windows = frames_nM5.unfold(2, KERNEL, 1).transpose(1, 2)
         joined_n3D = self.context.fused(gelu, self.conv1(windows))
-        # In front of a clip the second convolution sees zeros, not what the first makes of zeros.
+        # Before a clip the second convolution reads zeros, not the first convolution of zeros.
         outside = (places == 0)[:, None] & (torch.arange(KERNEL, device=places.device) == 0)
         joined_n3D = joined_n3D.masked_fill(outside[:, :, None], 0)
         x_nD: Tensor = self.context.fused(gelu, self.conv2(joined_n3D.transpose(1, 2)))

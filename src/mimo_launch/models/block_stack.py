@@ -1,6 +1,6 @@
 """The transformer blocks of a stage, by the library that provides their layers.
 
-Decides: which library's blocks a stage is made of.
+Decides: which library's blocks a stage has.
 Relies on: `transformer_block` and `te_block`.
 Leaves: single blocks to them.
 """
@@ -24,14 +24,10 @@ def blocks(
     """
     if context.backend == "transformer_engine":
         return te_blocks(context, shape, stage, recompute=recompute)
-    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-    return nn.ModuleDict(
-        {str(i): Block(context, _of_layer(shape, i), recompute=recompute) for i in numbers}
-    )
-
-
-def _of_layer(shape: BlockShape, number: int) -> BlockShape:
-    """Return the shape of one block of a model, not all of which may have experts."""
-    if shape.moe is None or shape.moe.model.is_in(number):
-        return shape
-    return replace(shape, moe=None)
+    made = nn.ModuleDict()
+    for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
+        # Some layers of a model with experts may have none.
+        has_experts = shape.moe is not None and shape.moe.model.is_in(number)
+        own = shape if has_experts else replace(shape, moe=None)
+        made[str(number)] = Block(context, own, recompute=recompute)
+    return made

@@ -9,19 +9,18 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import nn
 
 from mimo_launch.comm.non_finite import FiniteFlag
-from mimo_launch.comm.process_groups import GridSet, Group
+from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
 from mimo_launch.layers.aux_loss import AuxLoss
 from mimo_launch.layers.initial_weights import init_parameters
-from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import DeclaredParameter, declared_parameters
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -35,7 +34,6 @@ from mimo_launch.spec.model import (
     TransformerEncoder,
 )
 
-# What builds a stage of an encoder of ours, by `kind`.
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -43,9 +41,9 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat
 class RankModule:
     """One module on this rank: its layout, its context and its wrapped stages by index.
 
-    `flags` see this rank's gradients of each stage before they are summed over dp x cp, and
-    `own_gradients` sees what is then summed over tp or between tied stages. `aux_loss` adds up what
-    balances experts.
+    `flags` watch this rank's gradients of each stage before they are summed over dp x cp, and
+    `own_gradients` those that are then summed over tp or between tied stages. `aux_loss` adds up
+    the balance losses of experts.
     """
 
     layout: ModuleLayout
@@ -73,12 +71,12 @@ class RankModule:
 
 
 def storage_dtype(precision: str) -> torch.dtype:
-    """Type of weights, moments and reductions: at least fp32."""
+    """Return the type of weights, moments and reductions: at least fp32."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """Type of activations and of rows on a bridge."""
+    """Return the type of activations and of rows on a bridge."""
     return PRECISIONS[precision]
 
 
@@ -87,33 +85,18 @@ def build_modules(
 ) -> dict[str, RankModule]:
     """Return this rank's modules by name, initialised by (seed, name) and sharded.
 
-    `clock` will note when tokens travel to experts.
+    `clock` notes when tokens travel to experts.
 
     Ranks: collective over the dp x cp group of each module, in the order of the layout.
     """
     modules = {}
     for module in layout.modules_of(grids.rank):
-        tp, replicas = grids.group(module.name, "tp"), grids.group(module.name, "dp", "cp")
-        context = ParallelContext(
-            tp=tp,
-            cp=grids.group(module.name, "cp"),
-            sequence_parallel=module.sequence_parallel,
-            dtype=storage_dtype(spec.train.precision),
-            compute_dtype=compute_dtype(spec.train.precision),
-            device=grids.device,
-            compiled=_compiles(spec, module.name, grids.device),
-            owner=module.name,
-            backend=spec.modules[module.name].backend,
-            fp8=_fp8(spec, module.name, tp, replicas),
-            replicas=replicas,
-            clock=clock,
-            **_expert_groups(module, grids),
-        )
+        context = _context(spec, module, grids, clock)
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
         flags: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
-            # Weights get memory only once they are sharded: no rank ever holds a whole model.
+            # Weights get memory only after they are sharded: no rank ever holds a whole model.
             is_custom = kind_of(spec.modules[module.name].model).is_custom
             with nullcontext() if is_custom else torch.device("meta"):
                 network = build_network(spec, stage, context)
@@ -137,21 +120,44 @@ def build_modules(
     return modules
 
 
-def _compiles(spec: Spec, name: str, device: torch.device) -> bool:
-    """Return whether passes over a module's activations go through torch.compile.
-
-    By default where it pays: on GPUs, for the types that one trains in.
-    """
-    wanted = spec.modules[name].compile
-    if wanted == "auto":
-        return device.type == "cuda" and spec.train.precision != "fp64"
-    return wanted
+def _context(spec: Spec, module: ModuleLayout, grids: GridSet, clock: StepClock) -> ParallelContext:
+    """Return the parallelism of one module on this rank."""
+    name, written, precision = module.name, spec.modules[module.name], spec.train.precision
+    tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
+    compiled = written.compile
+    if compiled == "auto":
+        # Where it pays: on GPUs, but not for the type of proofs.
+        compiled = grids.device.type == "cuda" and precision != "fp64"
+    fp8 = None
+    if written.fp8 is not None:
+        # Gradients of a mean over all tokens become about 1, far from both ends of the range.
+        tokens = spec.batch.global_ * spec.batch.seq
+        fp8 = Fp8(written.fp8, tp, replicas, grad_scale=2.0 ** tokens.bit_length())
+    ep = expert_tp = SINGLE
+    if module.experts is not None:
+        ep, expert_tp = (grids.group(name, axis) for axis in ("ep", "expert_tp"))
+    return ParallelContext(
+        tp=tp,
+        cp=grids.group(name, "cp"),
+        sequence_parallel=module.sequence_parallel,
+        dtype=storage_dtype(precision),
+        compute_dtype=compute_dtype(precision),
+        device=grids.device,
+        compiled=compiled,
+        owner=name,
+        backend=written.backend,
+        fp8=fp8,
+        ep=ep,
+        expert_tp=expert_tp,
+        replicas=replicas,
+        clock=clock,
+    )
 
 
 def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Return the layers of one stage with unset weights.
 
-    Raises: CustomClassError for a class of a user's own that cannot be used.
+    Raises: CustomClassError for a user's class that cannot be used.
     """
     module = spec.modules[stage.module]
     recompute = module.recompute == "full"
@@ -190,7 +196,7 @@ def encoder_stage(
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:
-    """Leave only those weights trainable that the spec does not freeze."""
+    """Freeze the weights that the spec freezes, or whose declaration does."""
     network.requires_grad_(frozen is False)
     projector = getattr(network, "projector", None)
     if frozen == "except_projector" and isinstance(projector, nn.Module):
@@ -198,21 +204,3 @@ def _freeze(network: nn.Module, frozen: bool | str) -> None:
     for declared in declared_parameters("", network):
         if not declared.trains:
             declared.parameter.requires_grad_(False)
-
-
-def _expert_groups(module: ModuleLayout, grids: GridSet) -> dict[str, Any]:
-    """Return what a context says of the experts of a module."""
-    if module.experts is None:
-        return {}
-    ep, tp = (grids.group(module.name, axis) for axis in ("ep", "expert_tp"))
-    return {"ep": ep, "expert_tp": tp}
-
-
-def _fp8(spec: Spec, name: str, tp: Group, replicas: Group) -> Fp8 | None:
-    """Return what keeps the scales of a module that multiplies in 8 bits."""
-    settings = spec.modules[name].fp8
-    if settings is None:
-        return None
-    # Gradients of a mean over so many tokens come out near 1, far from both ends of the range.
-    tokens = spec.batch.global_ * spec.batch.seq
-    return Fp8(settings, tp, replicas, grad_scale=2.0 ** tokens.bit_length())

@@ -1,6 +1,6 @@
-"""What a class of a user's own package must be to be an encoder, and a base that is most of it.
+"""The protocol of an encoder in a user's own package, and a base class for it.
 
-Decides: the stage protocol (`EncoderFactory`), and all that a stage does around its layers.
+Decides: the stage protocol (`EncoderFactory`), and what a stage does around its layers.
 Relies on: `encoder_inputs` for packed patches, `projector` for the rows that a rank owns.
 Leaves: layers to the user; importing and checking the class to `custom_stages`.
 
@@ -25,24 +25,24 @@ from mimo_launch.spec.model import CustomModel
 
 
 class CustomClassError(ValueError):
-    """A class of a user's own cannot be imported, or does not build or return what it should."""
+    """A user's class cannot be imported, or does not build or return what it should."""
 
     restartable = False
 
 
 class EncoderFactory(Protocol):
-    """What `kind: package.module:Name` names: a class, or a function, that builds one stage.
+    """The class or function that `kind: package.module:Name` names: it builds one stage.
 
     The network that it returns
     * has `layers`, a ModuleDict whose keys are the numbers of the stage's layers in the whole model
       (`stage.first_layer` and following): they are sharded, and with full sharding gathered, one by
       one;
-    * has on the last stage, if `frozen: except_projector` is to work, a `projector`;
+    * has a `projector` on the last stage, for `frozen: except_projector`;
     * is called as `network(hidden, packed)`. `hidden` [N, D] is what the stage before returned,
       None on the first, which embeds `packed.patches`. It returns the hidden state, or on the last
       stage the rows [r, L] that this rank owns (`models.projector.owned`);
-    * must also run where there is no image at all (N = 0), through every layer, and return a tensor
-      of its own either way: with full sharding, ranks gather weights in the order of gradients;
+    * must also run without any image (N = 0), through every layer, and return a new tensor in both
+      cases: with full sharding, ranks gather weights in the order of gradients;
     * keeps images apart: a row depends on its own image only. `verify` encodes each by itself;
     * holds parameters that are declared as segments (`layers.parameter_segments`), as the layers of
       `parallel` do, or with tp 1 plain ones; and no buffer that is saved.
@@ -62,12 +62,12 @@ class EncoderFactory(Protocol):
 
 
 class EncoderStage(nn.Module):
-    """Base of encoders: a subclass says what its embedding, its layers and its projector are.
+    """Base of encoders: a subclass makes the embedding, the layers and the projector.
 
     `cuts` are the axes over which it may be cut besides dp; a spec that asks for another one is
     refused. Layers of plain torch can be cut over pp. For tp they must be made of the layers of
     `parallel`, which leave the same tokens on every tp rank (or a share of them, under sequence
-    parallelism), and for cp those that mix tokens must look at all cp ranks.
+    parallelism), and for cp layers that mix tokens must exchange them with all cp ranks.
     """
 
     cuts: ClassVar[frozenset[str]] = frozenset({"pp"})
@@ -110,7 +110,7 @@ class EncoderStage(nn.Module):
         return self.model.hidden * self.model.patches_per_row
 
     def make_embedding(self) -> nn.Module:
-        """Return what turns patches into tokens, [N, P] -> [N, D]; here nothing."""
+        """Return the map from patches to tokens, [N, P] -> [N, D]; here the identity."""
         return nn.Identity()
 
     def make_layer(self, number: int) -> nn.Module:
@@ -118,7 +118,7 @@ class EncoderStage(nn.Module):
         raise NotImplementedError
 
     def make_projector(self) -> nn.Module:
-        """Return what turns patches into rows, [R, W] -> [R, L]; here nothing."""
+        """Return the map from patches to rows, [R, W] -> [R, L]; here the identity."""
         return nn.Identity()
 
     def embed(self, patches: Patches) -> Tensor:
@@ -163,9 +163,9 @@ class EncoderStage(nn.Module):
         out = self._run(hidden, packed) if packed.images else self._run_empty(hidden, packed)
         if self.stage.is_last:
             out = owned(out, packed.sizes, self.context)
-        # A tensor of its own, whether there are images or not. FSDP gathers weights in the order in
-        # which gradients reach the outputs that it hooks: of the stage, and of its last layer. Were
-        # they one tensor where there are images and two where there are none, ranks would differ.
+        # A new tensor, with images and without. FSDP gathers weights in the order in which
+        # gradients reach the outputs that it hooks: of the stage, and of its last layer. If these
+        # were one tensor with images and two without, ranks would differ in that order.
         return out.clone()
 
     def _run(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
@@ -184,9 +184,9 @@ class EncoderStage(nn.Module):
         return self._checked("rows", self.finish(x_ND), held, (rows, self.language_width))
 
     def _checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, int]) -> Tensor:
-        """Return what others count on the shape of. Raises: CustomClassError if it has another.
+        """Return a tensor of the wanted shape. Raises: CustomClassError if it has another.
 
-        One row too many would move all rows behind it to wrong places, and nobody would know.
+        One row too many would silently move all rows after it to wrong places.
         """
         if made.shape != wanted:
             raise CustomClassError(
@@ -196,9 +196,9 @@ class EncoderStage(nn.Module):
         return made
 
     def _run_empty(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return no token, or row, that depends on every weight: one blank image, and none of it.
+        """Return an empty tensor that depends on every weight: one blank image, cut to nothing.
 
-        No stage is skipped for lack of rows, and many a layer cannot take an empty list.
+        A stage without rows must run, too, and many layers cannot take an empty list.
         """
         context, how = self.context, reader(self.model)
         shares = context.tp.size if context.sequence_parallel else 1
@@ -219,9 +219,9 @@ class EncoderStage(nn.Module):
 
 
 def _recompute(layer: nn.Module) -> None:
-    """Have a layer keep nothing but its inputs for its backward.
+    """Make a layer keep only its inputs for its backward.
 
-    Inside the layer's own call, so that FSDP's hooks stand outside and run once.
+    Inside the layer's own call, so that FSDP's hooks are outside and run once.
     """
     compute = layer.forward
 

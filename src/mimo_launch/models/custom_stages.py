@@ -1,7 +1,7 @@
-"""Classes of a user's own package: importing them, building stages, and what is wrong with them.
+"""Encoders in a user's own package: importing them, building stages, and checking these.
 
-Decides: that a class is imported as `python -m` would, the current folder first; which networks are
-refused; where plain parameters start.
+Decides: that a class is imported as with `python -m`, from the current folder first; which networks
+are refused; the initial values of plain parameters.
 Relies on: `custom_encoder` for the protocol, `layers.parameter_segments` for plain parameters.
 Leaves: telling users before workers start to `launcher.forking`.
 """
@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -40,12 +39,23 @@ MAX_NAMES = 5
 
 
 def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
-    """Return a stage of a user's own encoder: parameters on the meta device, buffers as they are.
+    """Return a stage of a user's encoder: parameters on the meta device, buffers as they are.
 
     Raises: CustomClassError
     """
-    with _parameters_on_meta():
+
+    def without_memory(
+        module: nn.Module, name: str, parameter: nn.Parameter | None
+    ) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(cast(Any, without_memory))
+    try:
         network = _build(spec, stage, context)
+    finally:
+        handle.remove()
     for complaint in _complaints(spec, stage, network, context):
         raise CustomClassError(f"{_where(spec, stage.module)} {complaint}")
     network.to(context.dtype)
@@ -57,10 +67,10 @@ def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn
 
 
 def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]:
-    """Return where the plain parameters of a module start, by full name: as it makes them itself.
+    """Return the initial values of a module's plain parameters by full name, as built.
 
-    If `network`, a stage of it, has any. The whole module is built once, under torch's generator of
-    processors with a seed made of (train.seed, name), so that every layout starts alike.
+    Empty if `network`, a stage of the module, has none. The whole module is built once, under
+    torch's CPU generator with a seed made of (train.seed, name), so that all layouts start alike.
 
     Raises: CustomClassError
     """
@@ -87,7 +97,7 @@ def whole_stage(spec: Spec, name: str) -> Stage:
 
 
 def check_custom_classes(spec: Spec) -> None:
-    """Build every stage of every class of a user's own, without memory and without other ranks.
+    """Build every stage of every user's class, without memory and without other ranks.
 
     Raises: CustomClassError
     """
@@ -99,29 +109,20 @@ def check_custom_classes(spec: Spec) -> None:
                 build_custom_stage(spec, stage, context)
 
 
-def _load(spec: Spec, name: str) -> EncoderFactory:
-    """Import what `kind` names."""
-    path, _, attribute = spec.modules[name].model.kind.partition(":")
+def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+    """Import the class of a module, and call it."""
+    module, where = spec.modules[stage.module], _where(spec, stage.module)
+    path, _, attribute = module.model.kind.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(path), attribute, None)
     except Exception as error:
-        raise CustomClassError(
-            f"{_where(spec, name)} importing `{path}` {_failed(error)}"
-        ) from error
+        raise CustomClassError(f"{where} importing `{path}` {_failed(error)}") from error
     if not callable(found):
-        raise CustomClassError(
-            f"{_where(spec, name)} `{path}` has no class or function `{attribute}`"
-        )
-    return cast(EncoderFactory, found)
-
-
-def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
-    """Call the class of a module."""
-    module, factory = spec.modules[stage.module], _load(spec, stage.module)
+        raise CustomClassError(f"{where} `{path}` has no class or function `{attribute}`")
+    factory, model = cast(EncoderFactory, found), cast(CustomModel, module.model)
     width, recompute = spec.language.model.hidden, module.recompute == "full"
-    model, where = cast(CustomModel, module.model), _where(spec, stage.module)
     call = partial(factory, context, model, stage, language_width=width, recompute=recompute)
     try:
         inspect.signature(factory).bind(*call.args, **call.keywords)
@@ -129,7 +130,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         wanted = "(context, model, stage, *, language_width, recompute)"
         raise CustomClassError(f"{where} it is called with {wanted}: {error}") from None
     except ValueError:
-        pass  # Some callables of C have no signature to look at.
+        pass  # Some callables of C have no signature.
     try:
         network = call()
     except Exception as error:
@@ -142,7 +143,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
 def _complaints(
     spec: Spec, stage: Stage, network: nn.Module, context: ParallelContext
 ) -> Iterator[str]:
-    """Yield what is wrong with a stage; adopts its plain parameters, and what it freezes."""
+    """Yield what is wrong with a stage; declare its plain and its frozen parameters."""
     module = spec.modules[stage.module]
     expected = [str(stage.first_layer + i) for i in range(stage.num_layers)]
     layers = getattr(network, "layers", None)
@@ -176,7 +177,7 @@ def _complaints(
         )
     _keep_frozen(network)
     if module.frozen is False and stage.is_first and not _trains(network):
-        # Later stages have the gradients of what they receive to pass on, whatever they train.
+        # Later stages pass on the gradients of their inputs even if they train nothing.
         yield "nothing of its first stage trains; write `frozen: true`, or a smaller `pp`"
     if only_projector and projector is not None and not _trains(projector):
         yield "nothing of its `projector` trains, which is all that `except_projector` would train"
@@ -201,7 +202,7 @@ def _where(spec: Spec, name: str) -> str:
 
 
 def _failed(error: Exception) -> str:
-    """Return what happened and where, the user's own line rather than one of a library."""
+    """Return what happened and where, preferring a line of the user's to one of a library."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(("<", sys.prefix, sys.base_prefix))]
     here = os.path.dirname(os.path.dirname(__file__))
@@ -216,19 +217,3 @@ def _listed(names: Collection[str]) -> str:
     shown = sorted(names)[:MAX_NAMES]
     rest = len(names) - len(shown)
     return ", ".join(f"`{name}`" for name in shown) + (f" and {rest} more" if rest else "")
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Within it parameters lose their memory as they are registered; buffers keep it."""
-
-    def lose(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:
-            return None
-        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(cast(Any, lose))
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -1,10 +1,10 @@
-"""How each kind of encoder reads: what is cut of an array on the host, and packed on the device.
+"""The inputs of each kind of encoder: arrays cut into patches on the host, packed on the device.
 
-Decides: the seam between data and encoders. A data set gives arrays of the shape that the model's
-`input_shape` names; a `Reader` cuts one into the patches that become tokens, in the order of rows.
-Cutting and casting happen where samples are read, which may be another thread, so that packing is
-nothing but copies.
-Relies on: pinned memory on CUDA, from which copies are made while the host goes on.
+Decides: the interface between data and encoders. A data set returns arrays of the model's
+`input_shape`; a `Reader` cuts one into the patches that become tokens, in the order of rows.
+Cutting and casting happen where samples are read, which may be another thread, so that packing only
+copies.
+Relies on: pinned memory on CUDA, for asynchronous copies.
 Leaves: reading arrays to `train`, embedding patches to the encoders, which patches a rank holds to
 its callers.
 
@@ -29,10 +29,10 @@ from mimo_launch.spec.model import ImageInput, Model, VitModel, clip_input, imag
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """What becomes the tokens of an encoder: values [N, P] and places [N, axes].
+    """The patches that become tokens of an encoder: values [N, P] and positions [N, axes].
 
-    Of an image: its pixels and (y, x), for learned positions also its height and width in patches.
-    Patches that only pad the list to what cp and tp need give no rows.
+    For images: pixels and (y, x), for learned positions also height and width of the image in
+    patches. Patches that pad the list to what cp and tp need give no rows.
     """
 
     values: Tensor
@@ -44,18 +44,18 @@ def cut_image(
 ) -> Patches:
     """Cut an image, `array` [channels, height, width], into patches of `dtype` on the host.
 
-    The patches of a square that becomes one row stand together, in row-major order, and so do the
-    squares of an image: a row is a view of its patches, and positions alone say where a patch is.
+    The patches of a square that becomes one row are adjacent, in row-major order, and so are the
+    squares of an image: a row is a view of its patches, and only positions say where a patch is.
     """
     side, s = model.patch, model.shuffle
     channels, height, width = array.shape
     rows, columns = height // (s * side), width // (s * side)
-    # What is left of a row of patches is cut off, as a convolution without padding does.
+    # Pixels that make no whole row are cut off, as by a convolution without padding.
     array = array[:, : rows * s * side, : columns * s * side]
-    # torch does not take an array that must not be written to.
+    # torch does not take a read-only array.
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
-    # One pass: put in order, cast and, for a GPU, pinned.
+    # One pass reorders, casts and, for a GPU, pins.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
     measured = _has_grid(model)
     places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
@@ -79,7 +79,7 @@ def patch_places(
 
 
 def own_share(given: Patches, context: ParallelContext) -> Patches:
-    """Return the patches that this tp rank embeds: under sequence parallelism its own tokens only.
+    """Return the patches that this tp rank embeds: under sequence parallelism only its own tokens.
 
     Attention and MLP regions gather them.
     """
@@ -115,16 +115,16 @@ def _places(tokens: int, pinned: bool) -> Tensor:
 
 
 class Cut(Protocol):
-    """Cuts one array into patches of `dtype`, in pinned memory where a GPU will copy them."""
+    """Cuts one array into patches of `dtype`, in pinned memory if a GPU will copy them."""
 
     def __call__(self, array: np.ndarray, *, dtype: torch.dtype, pinned: bool) -> Patches:
-        """Return the patches, those of a row together, on the host."""
+        """Return the patches, those of a row adjacent, on the host."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How one encoder reads: `width` values and `axes` coordinates for each patch."""
+    """The input of one encoder: `width` values and `axes` coordinates for each patch."""
 
     width: int
     axes: int
@@ -132,7 +132,7 @@ class Reader:
 
 
 def reader(model: Model) -> Reader:
-    """Return how an encoder reads. Raises: TypeError for a model that is no encoder."""
+    """Return the reader of an encoder. Raises: TypeError for a model that is no encoder."""
     if (images := image_input(model)) is not None:
         # With a grid of learned positions, also the height and width of the image.
         axes = 4 if _has_grid(images) else 2
@@ -148,12 +148,14 @@ def _has_grid(model: VitModel | ImageInput) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """The patches of one group that this rank holds: which attend to which, how many rows each tp
-    rank owns in the end and, on the first stage, the patches themselves. `places` are (y, x) of
-    each in its image, [N, 2], on every stage of a model that turns queries and keys by them. Behind
-    its patches this rank, or tp rank under sequence parallelism, holds so many `class_tokens`.
-    `images` are height and width, in rows, of each image of the group.
-    """  # noqa: D205
+    """The patches of one group that this rank holds.
+
+    `mask` says which attend to which, `sizes` how many rows each tp rank owns at the end, and
+    `patches` are given on the first stage. `places` are (y, x) of each patch in its image, [N, 2],
+    on every stage of a model with 2-D RoPE. After its patches this rank (or tp rank, under sequence
+    parallelism) holds `class_tokens`. `images` are height and width, in rows, of each image of the
+    group.
+    """
 
     mask: ImageContext
     sizes: tuple[int, ...]
@@ -168,8 +170,8 @@ def pack(
 ) -> Patches:
     """Bring the patches of arrays, one after another, to the device, in the compute type.
 
-    An array that is not cut yet is cut here. Of the list, padded at the end with zeros, this rank
-    keeps `held`.
+    An array that is not cut yet is cut here. The list is padded at the end with zeros; this rank
+    keeps the part `held` of it.
     """
     device, dtype = context.device, context.compute_dtype
     values = torch.zeros((len(held), how.width), dtype=dtype, device=device)

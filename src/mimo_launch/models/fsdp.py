@@ -1,7 +1,7 @@
 """Wraps a stage in FSDP2, with sums where it would take means.
 
 Decides: which layers are gathered together, over which ranks, and in which types.
-Relies on: FSDP2, over dp x cp, for experts over replicas of their own.
+Relies on: FSDP2, over dp x cp, and for experts over their own replicas.
 Leaves: when to reduce to `runtime`.
 """
 
@@ -29,7 +29,7 @@ def shard(
 ) -> None:
     """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere.
 
-    Experts are wrapped first, over replicas of their own. `flag` is shown what is summed.
+    Experts are wrapped first, over their own replicas. `flag` watches the summed gradients.
     """
     low = precision == "bf16"
     policy = MixedPrecisionPolicy(
@@ -59,24 +59,19 @@ def shard(
 
 
 def _units(blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return runs of blocks that are large enough to be units; what is left belongs to the root."""
+    """Return runs of blocks that are large enough for a unit; without any, the root has them."""
     units: list[list[nn.Module]] = []
     run: list[nn.Module] = []
     for block in blocks:
         run.append(block)
-        if _num_parameters(run) >= MIN_PARAMETERS_PER_UNIT:
+        # Those that are sharded already belong to units inside of the blocks.
+        left = (p for each in run for p in each.parameters() if not isinstance(p, DTensor))
+        if sum(p.numel() for p in left) >= MIN_PARAMETERS_PER_UNIT:
             units.append(run)
             run = []
     if run and units:
         units[-1] += run
     return units
-
-
-def _num_parameters(modules: list[nn.Module]) -> int:
-    """Return the parameters of blocks that no unit inside of them has."""
-    return sum(
-        p.numel() for module in modules for p in module.parameters() if not isinstance(p, DTensor)
-    )
 
 
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:

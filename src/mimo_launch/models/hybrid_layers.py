@@ -2,7 +2,7 @@
 
 Decides: which mixer a letter of the pattern stands for.
 Relies on: `layers.mamba`, and on the same attention and MLP as the transformer block.
-Leaves: what surrounds the layers to `language_model`.
+Leaves: the rest of the model to `language_model`.
 """
 
 from torch import Tensor, nn

@@ -35,10 +35,10 @@ from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the rows of one encoder go in one microbatch, as this rank sees it.
+    """The places of one encoder's rows in one microbatch, on this rank.
 
-    `sizes` are the rows each tp rank received; `places` are the indices of all rows (or, under
-    sequence parallelism, of this rank's own) in this rank's token list, in row order.
+    `sizes` are the numbers of rows that each tp rank received; `places` are the indices of all rows
+    (or, under sequence parallelism, of this rank's own) in this rank's token list, in row order.
     """
 
     sizes: tuple[int, ...]
@@ -47,13 +47,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LanguageInput:
-    """One microbatch of `num_sequences` B as this rank sees it.
+    """One microbatch of `num_sequences` B on this rank.
 
     tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
-    holds of each sequence; without labels the last stage gives greedy answers. positions [S], or
-    [3, B, S] where they have three axes. documents: what the samples pack, None where every sample
-    is one. rows[encoder] [r, D] are the rows this rank received, on the first stage only. routing:
-    what experts balance their load by, where there are any.
+    holds of each sequence; without labels the last stage returns greedy answers. positions [S], or
+    [3, B, S] with three axes. documents: those that samples pack, None if every sample is one.
+    rows[encoder] [r, D] are the rows that this rank received, on the first stage only. routing: for
+    the balance of experts, if there are any.
     """
 
     num_sequences: int
@@ -82,9 +82,9 @@ class LanguageStage(nn.Module):
     ) -> None:
         super().__init__()
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
-        # A tied embedding stands on the first and on the last stage, under the same name.
+        # The first and the last stage both hold a tied embedding, under the same name.
         if stage.is_first or (stage.is_last and model.tied):
-            # Small where it is also the output layer, or the first loss would be far above ln V.
+            # Small if it is also the output layer, or the first loss would be far above ln V.
             std = model.hidden**-0.5 if model.tied else 0.5
             self.embedding = VocabEmbedding(
                 context, padded_vocab, model.hidden, std=std, counted=stage.is_first
@@ -125,7 +125,7 @@ class LanguageStage(nn.Module):
         return vocab_cross_entropy(logits, labels, part, self.context).sum()
 
     def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
-        """Return this rank's logits [N, v] and the words they are for."""
+        """Return this rank's logits [N, v] and their range of ids."""
         if self.model.tied:
             part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
         else:
@@ -133,7 +133,7 @@ class LanguageStage(nn.Module):
         return mask_padding(logits, part, self.vocab), part
 
     def _embed(self, batch: LanguageInput) -> Tensor:
-        """Return token embeddings in which rows stand at their placeholders."""
+        """Return token embeddings in which rows replace their placeholders."""
         if batch.tokens is None:
             raise ValueError("the first stage of language needs tokens")
         x_nD: Tensor = self.embedding(batch.tokens.flatten())
@@ -157,7 +157,7 @@ def _layers(
 
     Raises: TypeError for a language model of another kind; BackendError as `blocks` does.
     """
-    # The loss that balances experts is the mean over the samples of a step.
+    # The balance loss is the mean over the samples of a step.
     moe = None if model.moe is None else MoeShape(model.moe, model.moe.aux_loss / global_samples)
     if isinstance(model, HybridModel):
         return hybrid_layers(context, model, stage, moe, recompute=recompute)

@@ -1,4 +1,4 @@
-"""The end of every encoder: the projector, and which of its rows this rank owns.
+"""The end of every encoder: the projector, and the selection of the rows that this rank owns.
 
 Decides: the three projectors.
 Relies on: `layout.row_owners.row_cut` for ownership of rows.

@@ -1,8 +1,8 @@
 """The transformer block with Transformer Engine's layers, under the names of the torch block.
 
 Decides: which fused parameter holds which canonical tensors.
-Relies on: the torch block, whose declarations say everything else about them: shapes, parts,
-initial values, kinds of gradient. A checkpoint of one backend is a checkpoint of the other.
+Relies on: the torch block, which declares everything else about them: shapes, parts, initial
+values, kinds of gradient. A checkpoint of one backend is a checkpoint of the other.
 Leaves: attention to `layers.te_attention`.
 """
 
@@ -110,18 +110,16 @@ class TeBlock(SegmentedModule):
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the block's output for every token."""
         if x_nD.shape[0] == 0:
-            # The kernels take no empty list: tokens of zeros go through, and nobody sees them.
-            # Their gradients are zeros, which the other ranks of a reduction wait for.
+            # The kernels take no empty list: tokens of zeros, without positions, go through and are
+            # cut off. Their gradients are zeros, which the other ranks of a reduction wait for.
             tokens = 1 if self.fp8 is None else FP8_STEP
-            unturned = replace(
-                attention_context, cos=None, sin=None
-            )  # Nothing says where these tokens are.
+            unturned = replace(attention_context, cos=None, sin=None)
             return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()
         return self._run(x_nD, attention_context)
 
     def _run(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
-            # Inside the block, so that FSDP's hooks stand outside and run once.
+            # Inside the block, so that FSDP's hooks are outside and run once.
             out: Tensor = checkpoint(self._compute, x_nD, attention_context, use_reentrant=False)
             return out
         return self._compute(x_nD, attention_context)
@@ -148,7 +146,7 @@ def canonical_segments(context: ParallelContext, shape: BlockShape) -> dict[str,
 def adopted_segments(
     block: nn.Module, canonical: dict[str, Segment]
 ) -> dict[str, tuple[Segment, ...]]:
-    """Return which segments each parameter of a block holds, under their names inside the block.
+    """Return the segments in each parameter of a block, under their names inside the block.
 
     Raises: ValueError unless every parameter and every segment is in exactly one place and fits.
     """

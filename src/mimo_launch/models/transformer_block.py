@@ -1,15 +1,15 @@
 """The transformer block of encoders and decoders: attention, then an MLP or experts.
 
 Decides: pre-norm order and the two MLP shapes (plain, SwiGLU); which tokens of a replica each tp
-rank sends to the experts, and how their answers are put together.
+rank sends to the experts, and how their answers are combined.
 Relies on: `layers` for layers that know their tp group, `layers.router` and `layers.experts`.
-Leaves: what surrounds the blocks to `vision_encoder` and `language_model`, sharding the experts
-over their replicas to `build`.
+Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
+their replicas to `build`.
 
 Legend: N tokens of a replica's cp rank, n those of this tp rank, D width, k choices of a token.
 
-tp ranks that hold the same tokens (without sequence parallelism) each route a part of them, or
-every token would travel once per tp rank.
+tp ranks that hold the same tokens (without sequence parallelism) each route a part of them;
+otherwise every token would travel once per tp rank.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from mimo_launch.spec.language import Moe
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """A mixture of experts of a model; `coefficient` is that of its loss, over a step's samples."""
+    """A mixture of experts; `coefficient` is that of its balance loss over a step's samples."""
 
     model: Moe
     coefficient: float
@@ -71,7 +71,7 @@ class MoeMlp(nn.Module):
         own_nD, sizes = self._own(x_nD)
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
         planned = PlannedDispatch(self.context, choice.experts, self.num_experts)
-        # While the host waits for the sizes of the trip, the device has this to compute.
+        # While the host waits for the sizes of the dispatch, the device computes this.
         shared = None if self.shared is None else self.shared(x_nD)
         routed = self._answers(own_nD, choice, planned.dispatch())
         if sizes is not None:
@@ -79,7 +79,7 @@ class MoeMlp(nn.Module):
         return routed if shared is None else routed + shared
 
     def _own(self, x_nD: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
-        """Return the tokens that this tp rank routes, and how many each does if they are parts."""
+        """Return the tokens that this tp rank routes; if they are a part, also the sizes of all."""
         tp = self.context.tp
         if tp.size == 1 or self.context.sequence_parallel:
             return x_nD, None
@@ -87,7 +87,7 @@ class MoeMlp(nn.Module):
         return split_rows(x_nD, sizes, tp), sizes
 
     def _tokens(self, shares_BS: Tensor) -> TokenShares:
-        """Return what this tp rank's tokens are of their samples."""
+        """Return the samples of this tp rank's tokens and their shares of them."""
         tp, (samples, positions) = self.context.tp, shares_BS.shape
         part = even_cut(samples * positions, tp.size, tp.index)
         places = torch.arange(part.start, part.stop, device=shares_BS.device)
@@ -107,8 +107,8 @@ class MoeMlp(nn.Module):
 class BlockShape:
     """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
 
-    Where queries, keys and values have biases, `key_bias` may take that of the keys away (Whisper).
-    Experts, `moe`, stand in place of the MLP.
+    Where queries, keys and values have biases, `key_bias` false leaves out that of keys (Whisper).
+    Experts, `moe`, replace the MLP.
     """
 
     width: int
@@ -129,12 +129,12 @@ class BlockShape:
 
     @property
     def biased_qkv(self) -> bool:
-        """Whether queries, keys and values have biases: they alone, or all linear layers."""
+        """Whether queries, keys and values have biases: only they, or all linear layers."""
         return self.qkv_bias or self.bias
 
 
 def encoder_shape(model: TransformerEncoder) -> BlockShape:
-    """Return the blocks of every encoder of ours: LayerNorm, plain MLP, biases, whole heads."""
+    """Return the shape of our encoders' blocks: LayerNorm, plain MLP, biases, whole heads."""
     return BlockShape(
         width=model.hidden,
         heads=model.heads,
@@ -173,7 +173,7 @@ class Mlp(nn.Module):
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the MLP of every token."""
         hidden = self.inputs(self.context.enter(x_nD))
-        # Under the same name: without a backward, the input is freed before the next product.
+        # The same name: without a backward, the input is freed before the next product.
         hidden = self.context.fused(self.between, hidden)
         out: Tensor = self.output(hidden)
         return out
@@ -189,7 +189,7 @@ class Layer(nn.Module):
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the layer's output for every token."""
         if self.recompute and torch.is_grad_enabled():
-            # Inside the layer, so that FSDP's hooks stand outside and run once.
+            # Inside the layer, so that FSDP's hooks are outside and run once.
             out: Tensor = checkpoint(self._compute, x_nD, attention_context, use_reentrant=False)
             return out
         return self._compute(x_nD, attention_context)
@@ -219,7 +219,32 @@ class Block(Layer):
             out_scale=out_scale,
         )
         self.mlp_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
-        self.mlp = _mlp(context, shape, out_scale)
+
+        def dense(inner: int) -> Mlp:
+            return Mlp(
+                context,
+                shape.width,
+                inner,
+                shape.width,
+                gated=shape.gated,
+                bias=shape.bias,
+                activation=shape.activation,
+                out_scale=out_scale,
+            )
+
+        self.mlp: Mlp | MoeMlp
+        if shape.moe is None:
+            self.mlp = dense(shape.mlp)
+        else:
+            shared = dense(shape.moe.model.shared) if shape.moe.model.shared else None
+            self.mlp = MoeMlp(
+                context,
+                shape.moe,
+                shape.width,
+                gated=shape.gated,
+                out_scale=out_scale,
+                shared=shared,
+            )
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         attended = self.attention(self.attention_norm(x_nD), attention_context)
@@ -231,24 +256,3 @@ class Block(Layer):
         )
         out: Tensor = x_nD + change
         return out
-
-
-def _mlp(context: ParallelContext, shape: BlockShape, out_scale: float) -> Mlp | MoeMlp:
-    def dense(inner: int) -> Mlp:
-        return Mlp(
-            context,
-            shape.width,
-            inner,
-            shape.width,
-            gated=shape.gated,
-            bias=shape.bias,
-            activation=shape.activation,
-            out_scale=out_scale,
-        )
-
-    if shape.moe is None:
-        return dense(shape.mlp)
-    shared = dense(shape.moe.model.shared) if shape.moe.model.shared else None
-    return MoeMlp(
-        context, shape.moe, shape.width, gated=shape.gated, out_scale=out_scale, shared=shared
-    )

@@ -1,16 +1,14 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
-Decides: how images enter (patches, fixed and learned positions, of which a class token has row 0),
-what surrounds the layers, and pixel shuffle; that class tokens stand behind the patches.
+Decides: the embedding of images (patches, fixed and learned positions, of which a class token has
+row 0), the layers around the blocks, pixel shuffle; that class tokens come after the patches.
 Relies on: `encoder_inputs` for the place of a patch and the size of its image, `projector` for the
 projector and the rows of this rank.
 Leaves: moving rows to the bridge.
 
-Legend: P numbers of a patch, N patches, D width, [H, W] the grid of learned positions.
-
-Legend: P pixels of a patch, N patches of a replica's group (padded to a multiple of tp under
+Legend: P numbers of a patch, N patches of a replica's group (padded to a multiple of tp under
 sequence parallelism), s side of the square of patches that becomes one row, R = N / s^2 rows, D
-width, L width of the language model.
+width, L width of the language model, [H, W] the grid of learned positions.
 """
 
 from dataclasses import replace
@@ -31,7 +29,7 @@ from mimo_launch.models.projector import owned, projector
 from mimo_launch.models.transformer_block import encoder_shape
 from mimo_launch.spec.model import Model, VitModel
 
-# Of the cubic convolution: its common value (Keys 1981 has -0.5), which torch and OpenCV take.
+# The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
 CUBIC = -0.75
 
 
@@ -49,7 +47,7 @@ def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Te
 
 
 def _table(context: ParallelContext, *shape: int) -> Segment:
-    """Return an embedding added to tokens between regions, so every tp rank holds it whole."""
+    """Return an embedding that every tp rank holds whole: it is added to tokens between regions."""
     table = replicated(
         "weight",
         shape,
@@ -91,8 +89,8 @@ class PatchEmbedding(SegmentedModule):
 class LearnedPositions(SegmentedModule):
     """A table over a grid of places, interpolated for images of another size: [n, 4] -> [n, D].
 
-    An image of the size of the grid reads its places as they are. With a class token the table
-    begins with the row of that.
+    An image of the size of the grid reads its places unchanged. With a class token, the first row
+    of the table is that of the token.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class LearnedPositions(SegmentedModule):
 
 
 def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the four places of a table [n, 4] that a place of an image lies between, and shares.
+    """Return the four places of a table [n, 4] around each place of an image, and their weights.
 
     Places beyond an end of the table are that end. Source: R. G. Keys, Cubic Convolution
     Interpolation for Digital Image Processing, 1981.
@@ -146,20 +144,20 @@ def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor
 
 
 class ClassToken(SegmentedModule):
-    """A learned token that stands beside the patches of every image."""
+    """A learned token that every image has besides its patches."""
 
     def __init__(self, context: ParallelContext, width: int) -> None:
         super().__init__()
         self.declare("weight", _table(context, width), dtype=context.dtype)
 
     def forward(self, number: int, position_D: Tensor | None) -> Tensor:
-        """Return the class tokens of so many images, [number, D], on the graph even if none."""
+        """Return the class tokens of `number` images, [number, D], on the graph even if none."""
         token = self.weight if position_D is None else self.weight + position_D
         return token.expand(number, -1)
 
 
 def turns_by_place(model: Model) -> bool:
-    """Return whether blocks turn queries and keys by the places of patches."""
+    """Return whether blocks rotate queries and keys by the places of patches (2-D RoPE)."""
     return kind_of(model).turns_patches
 
 
@@ -214,7 +212,7 @@ class VisionStage(nn.Module):
         x_nD = x_nD[: len(x_nD) - packed.class_tokens]
         if self.norm is not None:
             x_nD = self.norm(x_nD)
-        # Pixel shuffle (arXiv:2404.16821): the patches of a row stand together, so it is a view.
+        # Pixel shuffle (arXiv:2404.16821): the patches of a row are adjacent, so it is a view.
         rows: Tensor = self.projector(x_nD.view(-1, self.model.row_width))
         return owned(rows, packed.sizes, self.context)
 
@@ -222,7 +220,7 @@ class VisionStage(nn.Module):
         return Norm(self.context, self.model.hidden, "layer", eps=self.model.norm_eps)
 
     def _turned(self, packed: EncoderInput, dtype: torch.dtype) -> ImageContext:
-        """Return the mask of the blocks, which turns queries and keys where that tells places."""
+        """Return the mask of the blocks, with the angles of 2-D RoPE if the model has it."""
         if not turns_by_place(self.model):
             return packed.mask
         if packed.places is None:
@@ -237,7 +235,7 @@ class VisionStage(nn.Module):
         mine = own_share(packed.patches, self.context)
         model, values = self.model, mine.values
         if model.temporal_patch > 1:
-            # An image as a film that stands still.
+            # An image is a video of equal frames.
             frames = values.view(len(values), model.channels, 1, model.patch**2)
             values = frames.expand(-1, -1, model.temporal_patch, -1).flatten(1)
         x_nD: Tensor = self.patch(values)
