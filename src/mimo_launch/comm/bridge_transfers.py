@@ -97,8 +97,14 @@ def exchange(
     copy_local(source, sender, out, receiver, rank)
     if group.handle is None:
         return out
-    send = [_pack(source, sender, peer, rank, like) for peer in group.ranks]
-    counts = [_num_rows(receiver, peer, rank) for peer in group.ranks]
+    send, counts = [], []
+    for peer in group.ranks:
+        # Rows that stay on this rank are in place already.
+        leaving = None if sender is None or peer == rank else sender.of(peer)
+        coming = None if receiver is None or peer == rank else receiver.of(peer)
+        rows = None if source is None or leaving is None else source.index_select(0, leaving)
+        send.append(like if rows is None else rows)
+        counts.append(0 if coming is None else len(coming))
     sizes = [part.shape[0] for part in send]
     received = all_to_all_uneven(torch.cat(send), sizes, counts, group)
     for peer, part in zip(group.ranks, torch.split(received, counts), strict=True):
@@ -109,7 +115,7 @@ def exchange(
 
 @dataclass(slots=True)
 class PostedTransfers:
-    """Transfers under way: sends keep their buffers alive, receives know where rows go."""
+    """Transfers in progress, with their buffers, in the order of peers."""
 
     works: list[Work]
     buffers: list[Tensor]
@@ -189,15 +195,3 @@ def copy_local(
     mine, theirs = sender.of(rank), receiver.of(rank)
     if mine is not None and theirs is not None:
         out[theirs] = source.index_select(0, mine)
-
-
-def _pack(
-    source: Tensor | None, sender: BridgeEnd | None, peer: int, rank: int, like: Tensor
-) -> Tensor:
-    index = None if sender is None or peer == rank else sender.of(peer)
-    return like if source is None or index is None else source.index_select(0, index)
-
-
-def _num_rows(receiver: BridgeEnd | None, peer: int, rank: int) -> int:
-    index = None if receiver is None or peer == rank else receiver.of(peer)
-    return 0 if index is None else len(index)

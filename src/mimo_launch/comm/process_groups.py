@@ -5,8 +5,8 @@ Relies on: `layout.groups` and the bridges' components, the same list on every r
 Leaves: choosing collectives to `comm`.
 
 # Invariant: every rank calls new_group for every group, member or not, in the same order; anything
-# else desynchronises the group counter and hangs. New groups would wait 30 minutes unless told
-# otherwise, so each gets the job's timeout.
+# else desynchronises the group counter and hangs. The default timeout is 30 minutes, so each group
+# gets the job's timeout.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ from mimo_launch.schedule.channels import (
     p2p_groups_of,
 )
 
-# Of 132 on a Hopper GPU; each moves some 20 GB/s over NVLink.
+# A Hopper GPU runs 132 at once; each moves about 20 GB/s over NVLink.
 P2P_THREAD_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group as this rank sees it; `handle` is None when it holds this rank alone."""
+    """A process group with this rank's `index` in it; `handle` is None if it has no other rank."""
 
     ranks: tuple[int, ...]
     index: int
@@ -68,9 +68,8 @@ class GridSet:
         for encoder in layout.encoders:
             for ranks in components_of(layout, encoder.name):
                 self._create(f"{encoder.name}.bridge", ranks, keep_single=False)
-        # Job-wide, since groups of pairs would be too many. On a GPU each pair of ranks gets a
-        # queue of its own inside a group, so that channels never wait for each other, as the
-        # simulator has it.
+        # Job-wide, because groups of pairs would be too many. On a GPU each pair of ranks has a
+        # separate queue in a group, so that channels never wait for each other, as simulated.
         self._p2p = {each: self._new_p2p(each) for each in p2p_groups_of(layout)}
 
     def _new_p2p(self, which: P2PGroup) -> ProcessGroup:
@@ -131,7 +130,7 @@ class GridSet:
         )
 
     def replicas(self, module: str, parameter: Tensor) -> Group:
-        """Return the ranks that share out one of a module's weights, once FSDP2 has sharded it."""
+        """Return the ranks over which FSDP2 has sharded one of a module's weights."""
         axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
         return self._named[f"{module}.{axes[0] if axes else 'dp_cp'}"]
 
@@ -144,8 +143,8 @@ class GridSet:
 def _p2p_options(timeout: timedelta) -> Any:
     """Return NCCL's options of a point-to-point group.
 
-    A transfer that waits for its peer occupies its thread blocks all the while: few of them leave
-    the GPU to the layers, at a bandwidth that still hides behind a microbatch.
+    A transfer that waits for its peer occupies its thread blocks all the time. With a few, the
+    layers have the rest of the GPU, and transfers still take less time than a microbatch.
     """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout

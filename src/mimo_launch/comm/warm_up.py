@@ -4,10 +4,10 @@ Decides: what is called once at start, in which order.
 Relies on: `comm` for the groups, `schedule.channels` for the pairs of ranks that meet.
 Leaves: everything after to the program.
 
-NCCL makes a communicator, and connects what an algorithm needs, at the first call that uses it; so
+NCCL makes a communicator, and the connections of an algorithm, at the first call that uses it. So
 does gloo, which connects two ranks when both first need it (TORCH_GLOO_LAZY_INIT). That waits on
-the host for the other ranks, which in the middle of a step would be a wait that no schedule knows
-of. Here every rank goes through its own in one global order, so none can wait in a circle.
+the host for the other ranks, and in the middle of a step no schedule accounts for such a wait. Here
+every rank goes through its own in one global order, so ranks cannot wait in a circle.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,26 @@ from mimo_launch.comm.collectives import all_gather, all_reduce, reduce_scatter
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.schedule.channels import Channel
 
-# Numbers in a large collective, 16 MB of them: it takes other algorithms than a small one.
+# Elements of a large collective (16 MB), which uses other algorithms than a small one.
 LARGE = 1 << 22
 
 
 def warm(grids: GridSet, channels: Sequence[Channel]) -> None:
     """Use every communicator that this rank will use; `channels` are those of its program.
 
-    Collectives of gloo need nothing: in them a rank waits for the others anyway.
+    Collectives of gloo need no warm-up: in them a rank waits for the others anyway.
 
     Ranks: collective over the world.
     """
     if grids.device.type == "cuda":
-        _use_groups(grids)
+        for group in grids.own_groups():
+            for per_rank in (1, LARGE // group.size):
+                probe = torch.ones(per_rank * group.size, device=grids.device)
+                all_reduce(probe, group)
+                all_gather(probe, group)
+                reduce_scatter(probe, group)
+                dist.all_to_all_single(torch.empty_like(probe), probe, group=group.handle)
+        dist.all_reduce(torch.ones(1, device=grids.device))
     token = torch.ones(1, device=grids.device)
     for channel in channels:
         group_of_pair = grids.p2p(channel)
@@ -43,15 +50,3 @@ def warm(grids: GridSet, channels: Sequence[Channel]) -> None:
         require_work(work).wait()
     if grids.device.type == "cuda":
         torch.cuda.synchronize(grids.device)
-
-
-def _use_groups(grids: GridSet) -> None:
-    """Run every collective in every group, small and large, and one over the world."""
-    for group in grids.own_groups():
-        for per_rank in (1, LARGE // group.size):
-            probe = torch.ones(per_rank * group.size, device=grids.device)
-            all_reduce(probe, group)
-            all_gather(probe, group)
-            reduce_scatter(probe, group)
-            dist.all_to_all_single(torch.empty_like(probe), probe, group=group.handle)
-    dist.all_reduce(torch.ones(1, device=grids.device))

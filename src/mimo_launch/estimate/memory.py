@@ -130,8 +130,13 @@ class _Activations:
         self.differentiates = needs_backward(layout, module, stage.index)
         self.through_blocks = self.differentiates and own.frozen != "except_projector"
         self.recomputes = own.recompute == "full"
+        # By default passes between products are compiled, as on GPUs (`models.build`). The kernels
+        # of Transformer Engine are assumed to keep as little.
+        compiled = own.compile
+        if compiled == "auto":
+            compiled = spec.train.precision != "fp64" or own.backend != "torch"
         self.passes = Passes(
-            are_compiled=_is_compiled(spec, module.name),
+            are_compiled=compiled,
             are_bf16=spec.train.precision == "bf16",
             cp=own.grid.cp,
             weights_train=own.frozen is False,
@@ -216,17 +221,6 @@ class _Activations:
             weights_train=self.passes.weights_train,
         )
         return self.kind.saved_at_ends(self.ends, held) * self.bytes
-
-
-def _is_compiled(spec: Spec, name: str) -> bool:
-    """Return whether the passes between products are compiled, as on GPUs (`models.build`).
-
-    The kernels of Transformer Engine are taken to keep as little.
-    """
-    module = spec.modules[name]
-    if module.compile == "auto":
-        return spec.train.precision != "fp64" or module.backend != "torch"
-    return module.compile
 
 
 def checkpoint_bytes(spec: Spec) -> int:

@@ -1,13 +1,13 @@
 """Writes the folders of an export, all of them or none.
 
-Decides: the order of the work, and what is kept of where an export comes from; that a folder is
-written beside its place under another name and renamed at the end, and that only a folder of an
-earlier export is ever replaced; how tensors are shared out to safetensors files, what these are
-called, and how much is in memory: values are converted as they are read, a few tensors at a time.
+Decides: the order of the work, and the note on the origin of an export; that a folder is written
+beside its place under another name and renamed at the end, and that only a folder of an earlier
+export is ever replaced; how tensors are distributed over safetensors files, their names, and how
+much is in memory: values are converted as they are read, a few tensors at a time.
 Relies on: `export_plan` for what to write; `checkpoint.storage`, which needs no process groups;
-renaming a folder being one step on the file systems that we know; the format
-(https://huggingface.co/docs/safetensors/index#format): the package itself writes a file from
-tensors that are all in memory, and copies them once more.
+renaming a folder being atomic on the file systems that we know; the format
+(https://huggingface.co/docs/safetensors/index#format): the package would need all tensors of a file
+in memory, and copy them once more.
 Leaves: showing progress to the command line.
 """
 
@@ -32,7 +32,7 @@ from mimo_launch.export.export_plan import FolderPlan
 from mimo_launch.export.tensors import FileTensor
 from mimo_launch.hugging_face.folder import CONFIG, INDEX, WEIGHTS
 
-# What is read and written at once; a single tensor may be larger.
+# Bytes that are read and written at once; a single tensor may be larger.
 BATCH = 1 << 28
 DTYPES = {
     torch.float64: "F64",
@@ -54,8 +54,8 @@ def write_tensors(
 ) -> None:
     """Write tensors into files of at most `max_bytes` each, and an index if they are several.
 
-    A single file is called `name`. `read` returns values, `wrote` is told of bytes as they are
-    written. Raises: OSError.
+    A single file is called `name`. `read` returns values; `wrote` is called with the number of
+    bytes after each write. Raises: OSError.
     """
     files = list(_cut(tensors, max_bytes))
     names = [name]
@@ -82,7 +82,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def _cut(tensors: Sequence[FileTensor], max_bytes: int) -> Iterator[list[FileTensor]]:
-    """Yield consecutive tensors of at most so many bytes; one alone may have more."""
+    """Yield runs of consecutive tensors of at most `max_bytes`; a single one may have more."""
     taken: list[FileTensor] = []
     size = 0
     for each in tensors:
@@ -116,13 +116,13 @@ def _write_file(
         os.fsync(file.fileno())
 
 
-# Says where an export comes from; with it, a folder is known to be one.
+# A file with the origin of an export, by which a folder is known to be one.
 NOTE = "export.json"
 PROJECTOR_WEIGHTS, PROJECTOR_CONFIG = "projector.safetensors", "projector.json"
 
 
 class InTheWay(Exception):
-    """There is something at the place of the folder; the message says what."""
+    """There is something else at the place of the folder; the message says what."""
 
 
 def check_place(target: Path, *, force: bool) -> None:
@@ -168,29 +168,26 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
 
 def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[Tensor]:
     """Return tensors of the files to be written. Raises: CheckpointError; OSError."""
-    made = [_begun(each) for each in tensors]
+    made: list[Tensor] = []
+    for each in tensors:
+        if each.copied is None:
+            made.append(torch.full(each.shape, each.filled, dtype=each.dtype))
+            continue
+        file, name = each.copied
+        try:
+            with safe_open(file, framework="pt") as opened:
+                made.append(opened.get_tensor(name).to(each.dtype))
+        except SafetensorError as error:
+            raise OSError(f"{file}: {error}") from error
     pairs = zip(tensors, made, strict=True)
     chunks = [chunk for each, tensor in pairs for chunk in each.chunks(tensor)]
     read_chunks(checkpoint.path, chunks, None, lambda: None)
     return made
 
 
-def _begun(tensor: FileTensor) -> Tensor:
-    """Return a tensor that its parts, if it has any, are yet to fill. Raises: OSError."""
-    if tensor.copied is None:
-        return torch.full(tensor.shape, tensor.filled, dtype=tensor.dtype)
-    file, name = tensor.copied
-    try:
-        with safe_open(file, framework="pt") as opened:
-            found: Tensor = opened.get_tensor(name)
-    except SafetensorError as error:
-        raise OSError(f"{file}: {error}") from error
-    return found.to(tensor.dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """Who is told of bytes: of the checkpoint as they are checked, of files as they are written."""
+    """Called with numbers of bytes: of the checkpoint when checked, of files when written."""
 
     checked: Callable[[int], None]
     wrote: Callable[[int], None]

@@ -1,7 +1,7 @@
-"""What an export writes: its folders, their configurations and tensors, decided before any byte.
+"""The plan of an export: its folders, their configurations and tensors, before any byte is written.
 
-Decides: which folders there are, types of tensors, and every reason why a module cannot be written.
-Relies on: `hugging_face` for architectures and names, `sources` for where weights came from.
+Decides: the folders, the types of tensors, and every reason why a module cannot be written.
+Relies on: `hugging_face` for architectures and names, `sources` for the origin of weights.
 Leaves: reading, writing and renaming to `export`.
 """
 
@@ -50,7 +50,7 @@ class CannotExport(Exception):
 class FolderPlan:
     """A folder to be written: `where` below the target, `""` for the target itself.
 
-    `projector` are tensors of a file of their own, `projector_config` says what they compute.
+    `projector` are the tensors of a separate file, `projector_config` says what they compute.
     """
 
     where: str
@@ -81,12 +81,12 @@ class Exporter:
 
     @cached_property
     def sources(self) -> dict[str, WeightSource | None]:
-        """Where the weights of each module came from, as far as it is known and still there."""
+        """The origin of each module's weights, if it is known and still there."""
         return {name: source_of(self.spec, name) for name in self.spec.modules}
 
     @cached_property
     def modules(self) -> Modules:
-        """The modules, with a vocabulary of which padding is left out."""
+        """The modules, with a vocabulary without padding."""
         spec = self.spec
         models = {name: module.model for name, module in spec.modules.items()}
         if isinstance(text := models["language"], LanguageModel):
@@ -95,10 +95,10 @@ class Exporter:
         return Modules(models=models, tokens=tokens, width=models["language"].hidden)
 
     def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
-        """Return the folders to be written: one per module of `wanted`; without any, of all.
+        """Return the folders to be written: one per module of `wanted`, or of all if it is empty.
 
-        That is one folder where transformers has a model of these modules together. Raises:
-        CannotExport with every reason.
+        Without `wanted` it is one folder if transformers has a model of all modules together.
+        Raises: CannotExport with every reason.
         """
         unknown = [name for name in wanted if name not in self.spec.modules]
         names = [name for name in wanted or self.spec.modules if name not in unknown]
@@ -134,7 +134,15 @@ class Exporter:
             tensors += mine
             if ends:
                 projector += ends
-                settings = _projector_config(model, ends)
+                matrices = [each.shape for each in ends if len(each.shape) > 1]
+                encoder: Any = model  # Only encoders have a projector.
+                settings = {
+                    "projector": encoder.projector,
+                    "activation": getattr(encoder, "projector_activation", "gelu"),
+                    "patches_per_row": encoder.patches_per_row,
+                    "in_features": matrices[0][1],
+                    "out_features": matrices[-1][0],
+                }
         num_bytes = Counter[torch.dtype]()
         for each in tensors:
             num_bytes[each.dtype] += each.num_bytes
@@ -151,7 +159,7 @@ class Exporter:
         )
 
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
-        """Return the tensors of a module, and those of a projector that has no place among them."""
+        """Return the tensors of a module, and those of a projector without a place among them."""
         model, part = self.modules.models[name], found.parts[name]
         segments = self.checkpoint.segments(name)
         places = {key: part.place(key, model) for key in segments}
@@ -177,13 +185,13 @@ class Exporter:
     def _dtypes(
         self, name: str, places: Mapping[str, Place | None]
     ) -> Callable[[str], torch.dtype]:
-        """Return what gives the type of a segment, by its place in the files to be written."""
+        """Return a function from segments to types; `places` are those in the files to write."""
         model, source = self.modules.models[name], self.sources[name]
 
         def of_segment(key: str) -> torch.dtype:
             try:
                 at = None if source is None else source.part.place(key, model)
-            except KeyError:  # A segment that `init_partial` let the model have besides.
+            except KeyError:  # A segment that the source lacks, which `init_partial` allows.
                 at = None
             found = self._dtype(name, None if at is None else at.name)
             there = places[key]
@@ -193,7 +201,7 @@ class Exporter:
         return of_segment
 
     def _dtype(self, name: str, inner: str | None) -> torch.dtype:
-        """Return the type of a tensor of a module, by what the family of its source calls it."""
+        """Return the type of a tensor of a module, by its name in the family of its source."""
         if self.dtype in TORCH:
             return TORCH[self.dtype]
         source = self.sources[name]
@@ -201,15 +209,3 @@ class Exporter:
 
 
 _UNKNOWN = "of a kind that transformers does not have"
-
-
-def _projector_config(model: Any, tensors: Sequence[FileTensor]) -> dict[str, Any]:
-    """Return what `projector.json` says."""
-    matrices = [each.shape for each in tensors if len(each.shape) > 1]
-    return {
-        "projector": model.projector,
-        "activation": getattr(model, "projector_activation", "gelu"),
-        "patches_per_row": model.patches_per_row,
-        "in_features": matrices[0][1],
-        "out_features": matrices[-1][0],
-    }

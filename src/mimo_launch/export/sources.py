@@ -1,17 +1,17 @@
-"""Where the weights of a run came from, and what an export takes over from there beside weights.
+"""The Hugging Face folders that weights of a run came from, and what an export keeps of them.
 
 Decides: that the source of a module is what `init_from` names, through runs that started from runs;
-what `config.json` keeps of a source, such as ids of tokens, and what would contradict the weights;
-which files beside weights are taken over: tokenizer, image processor, settings of generation.
-Relies on: paths as the specs say them, from where the command is started;
-`hugging_face.architectures` for what the models say; names and keys of files as transformers 4 and
-5 write them.
+which settings of a source's `config.json` an export keeps, such as ids of tokens, and which would
+contradict the weights; which other files it copies: tokenizer, image processor, generation config.
+Relies on: paths in specs, relative to the current folder; `hugging_face.architectures` for the
+configurations of models; names and keys of files as transformers 4 and 5 write them.
 Leaves: what is exported to `export_plan`, copying and writing to `export`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,18 @@ TORCH = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
-# What is left out by rule because it follows from the rest, whatever the model.
+# Tensors of any model that are left out by rule because they follow from others.
 _DERIVED = re.compile(r"(inv_freq|position_ids|^lm_head\.weight)$")
-# Names by which older versions of transformers say the same, and what is said layer by layer.
+# Keys of older versions of transformers with a newer equivalent, and settings per layer.
 _OUTDATED = {
     "architectures", "torch_dtype", "rope_theta", "rope_scaling", "layer_types",
     "transformers_version",
 }  # fmt: skip
-# Without a source no token is known to begin or end a text; transformers would take ids of Llama.
+# Without a source the special tokens are unknown; transformers would use the ids of Llama.
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-# Where a whole model says what its parts are.
+# The keys of a whole model for the configurations of its parts.
 PARTS = {"decoder": "text_config", "vit": "vision_config"}
-# Read as it is by whoever uses a model; which of them there are depends on the model.
+# Files that users of a model read unchanged; a model has some of them.
 _OF_TEXT = (
     TOKENIZER,
     "tokenizer_config.json",
@@ -76,8 +76,8 @@ _LLAVA = "LlavaProcessor"
 class WeightSource:
     """The part of a Hugging Face folder that a module started from.
 
-    `config` is that of the whole folder; `tensors` are by the names of the part's family, with the
-    names in the files.
+    `config` is that of the whole folder; `tensors` maps the names of the part's family to the names
+    in the files and the headers.
     """
 
     folder: Path
@@ -86,16 +86,16 @@ class WeightSource:
     tensors: Mapping[str, tuple[str, TensorHeader]]
 
     def dtype(self, inner: str | None) -> torch.dtype:
-        """Return the type of a tensor there; of one that is not there, the most usual."""
+        """Return the type of a tensor of the source; the most frequent type for any other."""
         if inner is not None and inner in self.tensors:
             return TORCH[self.tensors[inner][1].dtype]
         usual = Counter(header.dtype for _, header in self.tensors.values()).most_common(1)
         return TORCH[usual[0][0]]
 
     def unused(self, model: Model) -> Iterator[tuple[str, str, TensorHeader]]:
-        """Yield what a model of ours does not compute with: name in the family, in the files.
+        """Yield the tensors that our model does not use: name in the family, in the files, header.
 
-        The tower of a LLaVA has layers behind those whose states become rows.
+        The tower of a LLaVA has layers after those whose states become rows.
         """
         for inner, (name, header) in self.tensors.items():
             if self.part.is_ignored(name, model) and not _DERIVED.search(inner):
@@ -140,7 +140,7 @@ def _opened(folder: Path, kind: str) -> WeightSource | None:
 def whole_config(
     found: Architecture, sources: Mapping[str, WeightSource | None], dtype: str, seq: int
 ) -> Config:
-    """Return what is written for an architecture whose tensors have mainly one type."""
+    """Return the configuration to write for an architecture whose tensors have mainly one type."""
     config = dict(found.config)
     inner = {name: PARTS.get(part.family.kind, "") for name, part in found.parts.items()}
     nested = {name: key for name, key in inner.items() if key in config}
@@ -153,26 +153,23 @@ def whole_config(
         made = defaults | merged(ours, None if source is None else source.part.config)
         config = made if key is None else {**config, key: {**made, "dtype": dtype}}
     if nested and (source := sources["language"]) is not None:
-        said = {key: value for key, value in source.config.items() if key not in _all(config)}
-        config = merged(config, said)
+        # Old versions repeat keys of the parts beside them.
+        of_parts = {key for part in PARTS.values() for key in config.get(part, {})} - {"model_type"}
+        rest = {key: value for key, value in source.config.items() if key not in of_parts}
+        config = merged(config, rest)
     return {"architectures": [found.name], **config, "dtype": dtype}
 
 
 def merged(config: Config, base: Config | None) -> Config:
-    """Return a configuration with what else one of the same type says."""
+    """Return a configuration with the other keys of `base`, if that is of the same type."""
     if base is None or base.get("model_type") != config["model_type"]:
         return config
     return {key: value for key, value in base.items() if key not in _OUTDATED} | config
 
 
-def _all(config: Config) -> set[str]:
-    """Return the keys of the parts: beside them, old versions said the same."""
-    return {key for part in PARTS.values() for key in config.get(part, {})} - {"model_type"}
-
-
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """Files to copy and files to write, by name; `notes` are what a user should know of them."""
+    """Files to copy and files to write, by name; `notes` are for the user."""
 
     copied: Mapping[str, Path]
     written: Mapping[str, Config] = field(default_factory=dict)
@@ -182,9 +179,9 @@ class Companions:
 def companions_of(
     spec: Spec, names: Iterable[str], sources: Mapping[str, WeightSource | None], config: Config
 ) -> Companions:
-    """Return what stands beside the weights of modules, whose `config.json` is `config`.
+    """Return the files beside the weights of modules, whose `config.json` is `config`.
 
-    The folders that the data name come before those that the weights came from.
+    The folders that the spec's data name come before those that the weights came from.
     """
     found: dict[str, Path] = {}
     for name in names:
@@ -207,9 +204,14 @@ def companions_of(
 def _of_llava(found: dict[str, Path], config: Config) -> Companions:
     """Return the files of a LLaVA, whose processor must know the rows of an image.
 
-    A folder of a tower by itself does not say them: it has no text, or that of SigLIP or CLIP.
+    The folder of a single tower does not: it has no text part, or that of SigLIP or CLIP.
     """
-    theirs = _read(found[PROCESSOR]) if PROCESSOR in found else {}
+    theirs: Any = {}
+    if PROCESSOR in found:
+        with suppress(OSError, ValueError):
+            theirs = read_json(found[PROCESSOR])
+    if not isinstance(theirs, dict):
+        theirs = {}
     if theirs.get("processor_class") == _LLAVA:
         return Companions(found)
     token, folder = config["image_token_index"], found[TOKENIZER].parent
@@ -228,7 +230,7 @@ def _of_llava(found: dict[str, Path], config: Config) -> Companions:
         "processor_class": _LLAVA,
         "image_token": text,
         "patch_size": config["vision_config"]["patch_size"],
-        # `default` takes the class token away again.
+        # `default` removes the class token again.
         "num_additional_image_tokens": int(strategy == "default"),
         "vision_feature_select_strategy": strategy,
     }
@@ -236,11 +238,3 @@ def _of_llava(found: dict[str, Path], config: Config) -> Companions:
         ours["image_processor"] = images
     copied = {name: path for name, path in found.items() if name != PROCESSOR}
     return Companions(copied, {PROCESSOR: ours})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,11 +1,11 @@
-"""Tensors of a file to be written, and the segments of a checkpoint that they are made of.
+"""The tensors of a file to be written, and the segments of a checkpoint that they are made of.
 
-Decides: shapes in the files, that rows which pad the vocabulary stay behind, and that every segment
-of a module has its place and every row of a file its segment. Layers and norms behind those whose
-states become rows come from the source, so that what was read comes back whole; without a source a
-norm is there which changes nothing.
-Relies on: a family's `place`; shapes as saved; `architectures.says` to tell that the whole still is
-our model.
+Decides: shapes in the files, that padding rows of the vocabulary are left out, and that every
+segment of a module has its place and every row of a file its segment. Layers and norms after those
+whose states become rows are copied from the source, so that an import and an export return the same
+folder; without a source, an identity norm is written.
+Relies on: a family's `place`; shapes as saved; `architectures.says` to check that the whole is
+still our model.
 Leaves: reading to `export`, writing to `export`.
 """
 
@@ -24,9 +24,9 @@ from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.model import Model, VitModel
 
-# Segments of a decoder whose rows are words.
+# Segments of a decoder with a row per token.
 VOCABULARY = ("embedding.weight", "head.weight")
-# What a configuration says of those layers: of the tower, and of the model around it.
+# The settings of those layers: in the configuration of the tower, and of the model around it.
 _IN_TOWER = ("vision_use_head", "num_hidden_layers")
 _AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
 
@@ -35,7 +35,7 @@ _AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
 class TensorPart:
     """Rows of a file's tensor from `first_row` on: the first rows of a saved tensor of `saved`.
 
-    `shape` is that of the part as saved, without rows that stay behind.
+    `shape` is that of the part as saved, without rows that are left out.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TensorPart:
 class FileTensor:
     """One tensor of a file: made of parts, or `copied` from another file, by its name there.
 
-    Without either it is one number everywhere, `filled`.
+    Without either, all elements are `filled`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class FileTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def chunks(self, tensor: Tensor) -> list[Chunk]:
-        """Return what fills `tensor`, which has this shape and type, as views of it."""
+        """Return the chunks that fill `tensor`, which has this shape and type, as views of it."""
         found = []
         for part in self.parts:
             num_rows = math.prod(part.shape) * self.shape[0] // math.prod(self.shape)
@@ -84,9 +84,9 @@ def file_tensors(
 ) -> list[FileTensor]:
     """Return the tensors that hold all segments of a module, in the order of the segments.
 
-    `segments` maps names less `prefix`, which is that of the module in the checkpoint, to shapes;
-    `vocab` is the number of words without padding. Raises: KeyError for a segment without a place;
-    ValueError if the segments of a tensor do not fill it.
+    `segments` maps names without `prefix`, which is that of the module in the checkpoint, to
+    shapes; `vocab` is the number of tokens without padding. Raises: KeyError for a segment without
+    a place; ValueError if the segments of a tensor do not fill it.
     """
     made: dict[str, FileTensor] = {}
     for name, saved in segments.items():
@@ -113,9 +113,9 @@ def with_unused(
     source: WeightSource | None,
     dtype_of: Callable[[str | None], torch.dtype],
 ) -> tuple[Architecture, list[FileTensor]]:
-    """Return an architecture and the tensors that it has besides those of an encoder of ours.
+    """Return an architecture and the tensors that it has besides those of our encoder.
 
-    `dtype_of` gives their types by what the family of the source calls them, None: the usual one.
+    `dtype_of` maps their names in the family of the source to types, None to the usual type.
     """
     part = found.parts[name]
     if not isinstance(model, VitModel):

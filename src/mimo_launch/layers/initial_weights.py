@@ -78,7 +78,8 @@ def initial_values(
         uniform = torch.special.ndtr(normal)
         if segment.init == "log_decay":
             # log(-A) for A uniform between -16 and -1, as in Mamba-2 (its `A_init_range`).
-            return (1 + 15 * uniform).log()
+            log_decay: Tensor = (1 + 15 * uniform).log()
+            return log_decay
         # The inverse of softplus at a time step, log-uniform between 0.001 and 0.1 (Mamba, 3.6).
         step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
         return step + torch.log(-torch.expm1(-step))

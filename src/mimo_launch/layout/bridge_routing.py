@@ -4,8 +4,8 @@ Decides: the transfers of one encoder group, forward and (read backwards) backwa
 Relies on: `step_views` for the rows of a replica and their owners.
 Leaves: buffers and the actual sends to `comm.bridge_transfers`.
 
-Each row leaves exactly one rank and arrives at exactly one rank; what several ranks need (a
-language input replicated over tp) is completed by a gather inside that tp group, at the end.
+Each row leaves exactly one rank and arrives at exactly one rank. Rows that several ranks need (a
+language input replicated over tp) are gathered inside that tp group at the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,15 +41,19 @@ def route(
     rank: int | None = None,
     senders: Sequence[int] | None = None,
 ) -> tuple[Transfer, ...]:
-    """Return the transfers of one encoder group in the order both sides pack them.
+    """Return the transfers of one encoder group in the order in which both sides pack them.
 
-    With `rank`, only the transfers that this rank takes part in, with `senders` those from these
-    replicas of the encoder: the same as filtering the whole.
+    With `rank`, only the transfers of this rank; with `senders`, only those from these replicas of
+    the encoder. Both give the same as filtering the whole.
     """
-    layout, receivers = views.layout, None
-    module = layout[encoder]
+    layout = views.layout
+    module, language = layout[encoder], layout.language.grid
+    receivers: tuple[int, ...] | None = None
     if senders is None:
-        senders, receivers = _replicas_of(layout, module, rank)
+        senders = range(module.grid.size("dp"))
+        if rank is not None:
+            senders = (module.grid.index("dp", rank),) if rank in module.grid else ()
+            receivers = (language.index("dp", rank),) if rank in language else ()
     transfers = list(_between(views, module, group, senders, None))
     if receivers is not None and rank is not None:
         # Replicas already covered as senders contribute their transfers once.
@@ -59,18 +63,6 @@ def route(
     if rank is not None:
         transfers = [t for t in transfers if rank in (t.src, t.dst)]
     return tuple(sorted(transfers, key=lambda t: (t.src, t.dst, t.microbatch, t.dst_start)))
-
-
-def _replicas_of(
-    layout: Layout, module: ModuleLayout, rank: int | None
-) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Return the encoder replicas to walk as senders and the language replicas that receive."""
-    if rank is None:
-        return tuple(range(module.grid.size("dp"))), None
-    senders = (module.grid.index("dp", rank),) if rank in module.grid else ()
-    language = layout.language.grid
-    receivers = (language.index("dp", rank),) if rank in language else ()
-    return senders, receivers
 
 
 def _between(

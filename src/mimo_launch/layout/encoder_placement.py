@@ -1,6 +1,6 @@
 """Which encoders run between the phases of language, and on how many microbatches at once.
 
-Decides: both, from the ranks alone.
+Decides: both, from the ranks only.
 Relies on: the spec's types only.
 Leaves: the order of work to `schedule`.
 """
@@ -14,8 +14,8 @@ def runs_in_phases(spec: Spec, encoder: str) -> bool:
     """Return whether an encoder runs between language phases rather than in front of its pipeline.
 
     It does if it has a rank in common with language. So do encoders that share ranks with each
-    other when one of them has several stages: in a pipeline their stages would come in another
-    order on every rank, and their collectives would wait for each other.
+    other if one of them has several stages: in a pipeline the order of their stages would differ
+    between ranks, and their collectives would wait for each other.
     """
     modules = spec.modules
     upstream = [n for n in spec.encoders if not _overlap(modules[n], spec.language)]

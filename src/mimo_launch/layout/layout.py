@@ -17,7 +17,6 @@ from mimo_launch.layout.stages import Stage, cut_into_stages
 from mimo_launch.spec.model import (
     Balance,
     ExpertGrid,
-    ModuleSpec,
     ScheduleKind,
     Spec,
     rank_range,
@@ -34,12 +33,12 @@ class ModuleLayout:
     `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
     language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
     one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
-    the first stage with anything to train, past which no gradient flows back; with
-    `full_sharding` gradients are summed at every backward, not only the last. Of an encoder,
-    `patches_per_row` patches become one row (pixel shuffle), each image may have a `class_token`
-    besides, and samples move among replicas as
-    `balance` says (see `sample_owners`). `experts` is where those of a mixture stand, if it has
-    any. `fp8`: blocks multiply in 8 bits, which take tokens in steps only.
+    the first stage with anything to train, beyond which no gradient flows back; with
+    `full_sharding` gradients are summed at every backward, not only the last. In an encoder,
+    `patches_per_row` patches become one row (pixel shuffle), each image may also have a
+    `class_token`, and samples move among replicas as `balance` says (see `sample_owners`).
+    `experts` are the ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs
+    multiples of some number of tokens.
     """
 
     name: str
@@ -86,9 +85,10 @@ class RankGroup:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The whole job as seen from no rank in particular; language is the last module.
+    """The whole job, the same on every rank; language is the last module.
 
-    Compared by identity: it is the key of caches, and hashing every module would dominate them.
+    Compared by identity: it is the key of caches, where hashing every module would take most of the
+    time.
     """
 
     world_size: int
@@ -119,7 +119,7 @@ class Layout:
         return tuple(module for module in self.modules if rank in module.grid)
 
     def num_groups(self, module: ModuleLayout) -> int:
-        """Return how many forwards a stage of a module runs in a step."""
+        """Return the number of forwards that a stage of a module runs in a step."""
         return self.samples.microbatches // module.group_size
 
     @cached_property
@@ -186,7 +186,7 @@ EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
 
 
 def world_size(spec: Spec) -> int:
-    """Number of ranks a spec describes: one more than its last rank, idle ranks included."""
+    """Return the number of ranks of a spec: one more than its last rank, idle ranks included."""
     ranges = [module.rank_range for module in spec.modules.values()]
     if spec.idle_ranks is not None:
         ranges.append(rank_range(spec.idle_ranks))
@@ -209,11 +209,12 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     kind, is_encoder = kind_of(module.model), name != LANGUAGE
     stages = cut_into_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
-    grid = RankGrid(
-        module.order,
-        tuple(getattr(module.grid, axis) for axis in module.order),
-        module.rank_range.start,
-    )
+    sizes = tuple(getattr(module.grid, axis) for axis in module.order)
+    grid = RankGrid(module.order, sizes, module.rank_range.start)
+    experts = None
+    if kind.moe is not None:
+        split = module.experts or ExpertGrid()
+        experts = ExpertView.of(grid, tp=split.tp, ep=split.ep)
     return ModuleLayout(
         name=name,
         grid=grid,
@@ -228,13 +229,6 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         patches_per_row=kind.patches_per_row,
         class_token=kind.has_class_token,
         balance=module.balance,
-        experts=_expert_view(module, grid),
+        experts=experts,
         fp8=module.fp8 is not None,
     )
-
-
-def _expert_view(module: ModuleSpec, grid: RankGrid) -> ExpertView | None:
-    if kind_of(module.model).moe is None:
-        return None
-    sizes = module.experts or ExpertGrid()
-    return ExpertView.of(grid, tp=sizes.tp, ep=sizes.ep)

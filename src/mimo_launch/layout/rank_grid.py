@@ -1,15 +1,15 @@
 """The ranks of one module as a box with named axes, fastest axis first, and the box of its experts.
 
-Decides: the rank of each coordinate and the groups along any set of axes; which ranks share out the
-experts of a layer, split one, or hold replicas of one.
+Decides: the rank of each coordinate and the groups along any set of axes; which ranks hold
+different experts of a layer, split one, or hold replicas of one.
 Relies on: consecutive ranks from `first_rank` on; for experts, sizes whose product divides the
 ranks of a stage.
 Leaves: live process groups to `comm`, which tokens go where to `layers.experts`.
 
-The ranks of a stage, in increasing order, are a box with the axes tp, ep and dp, tp fastest:
-neighbours split an expert, their neighbours hold the next experts, and the same comes again for
-each replica. Nothing else follows from the grid of the module: a rank has its tokens from that one
-and its experts from this one, and tokens travel between the two.
+The ranks of a stage, in increasing order, are the box of its experts, with the axes tp, ep and dp,
+tp fastest: neighbours split an expert, the next neighbours hold the next experts, and replicas
+repeat that. Only the ranks of stages follow from the grid of the module: it gives a rank its
+tokens, the box of experts gives it its experts, and tokens travel between ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from math import prod
 
 @dataclass(frozen=True)
 class RankGrid:
-    """A box of ranks; the first axis varies fastest with the rank, as this field writes it.
+    """A box of ranks; the first of `axes` varies fastest with the rank.
 
     Example: `RankGrid(("tp", "cp", "dp", "pp"), (2, 1, 2, 1), first_rank=4)` holds ranks 4 to 7;
     `groups("tp")` yields `(4, 5)` and `(6, 7)`, `groups("dp")` yields `(4, 6)` and `(5, 7)`.
@@ -43,7 +43,7 @@ class RankGrid:
 
     @cached_property
     def strides(self) -> dict[str, int]:
-        """How far apart two ranks are that are neighbours along an axis."""
+        """The distance between ranks that are neighbours along an axis."""
         strides, step = {}, 1
         for axis, size in zip(self.axes, self.sizes, strict=True):
             strides[axis] = step
@@ -111,7 +111,7 @@ AXES = ("tp", "ep", "dp")
 
 @dataclass(frozen=True)
 class ExpertView:
-    """The box of the experts, the same in every stage, and the ranks of each stage that fill it."""
+    """The box of the experts, the same in every stage, and the ranks of each stage."""
 
     box: RankGrid
     stages: tuple[tuple[int, ...], ...]
@@ -140,5 +140,5 @@ class ExpertView:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """The place of each rank in its stage, which is that in the box."""
+        """The place of each rank in its stage, which is its place in the box."""
         return {rank: place for ranks in self.stages for place, rank in enumerate(ranks)}

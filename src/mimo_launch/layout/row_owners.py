@@ -1,13 +1,13 @@
-"""Which rank of a replica owns which rows, at the two ends of a bridge.
+"""The rank of a replica that owns each row, at the two ends of a bridge.
 
-Decides: how rows are cut over cp and tp, and where they stand in the language input.
+Decides: how rows are cut over cp and tp, and their places in the language input.
 Relies on: the grids of `layout`.
 Leaves: which rows a replica has to `step_views`, pairing the two ends to `bridge_routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
 Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
-a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut as
-the rows that they become, so no cut splits the square of patches of a row (pixel shuffle).
+a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut
+with their rows, so no cut splits the square of patches of a row (pixel shuffle).
 
 Language end: see `step_views.LanguageView`.
 """
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layout.layout import Layout, ModuleLayout
 
-# Products in 8 bits take tokens, and features, in steps of so many (cuBLASLt: 16 bytes).
+# Products in 8 bits need multiples of this many tokens and features (cuBLASLt: 16 bytes).
 FP8_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one sample that `rank` owns, from its own row `start` on."""
+    """Consecutive rows of one sample that `rank` owns; `start` is the first among its rows."""
 
     rank: int
     sample: int
@@ -47,8 +47,8 @@ class Run:
 def local_rows(module: ModuleLayout, total: int) -> int:
     """Return how many of a replica's `total` rows each cp rank holds, padding included.
 
-    Padded so that every cp rank, and under sequence parallelism every tp rank, holds equally many,
-    and for FP8 patches in steps that its products take.
+    Padding makes them equal on every cp rank, and under sequence parallelism on every tp rank, and
+    for FP8 the number of patches a multiple that its products take.
     """
     cp_size = module.grid.size("cp")
     unit = cp_size * (module.grid.size("tp") if module.sequence_parallel else 1)
@@ -60,8 +60,8 @@ def local_rows(module: ModuleLayout, total: int) -> int:
 def local_class_tokens(module: ModuleLayout, num_images: int) -> int:
     """Return how many class tokens of a replica's images each shard holds, padding included.
 
-    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Class tokens are a list
-    of their own, cut as rows are: behind its patches a shard holds its part of that list.
+    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Class tokens are a
+    separate list, cut like rows: after its patches a shard holds its part of that list.
     """
     if not module.class_token:
         return 0
@@ -108,8 +108,8 @@ def zigzag_parts(
 def cut_runs(layout: Layout, runs: list[Run], tp: int) -> list[Run]:
     """Return the part of a token list's runs that tp rank `tp` owns.
 
-    Under sequence parallelism: the rows in its slice of the list, places counted from the slice's
-    start. Otherwise an even share of all rows, places unchanged.
+    Under sequence parallelism these are the rows in its slice of the list, with places relative to
+    the slice. Otherwise they are an even share of all rows, with the same places.
     """
     language = layout.language
     tp_size = language.grid.size("tp")
@@ -127,7 +127,7 @@ def cut_runs(layout: Layout, runs: list[Run], tp: int) -> list[Run]:
 
 
 def _clip(runs: list[Run], starts: list[int], window: range, shift: int) -> Iterator[Run]:
-    """Yield the part of each run that falls into `window`, run i beginning at `starts[i]`."""
+    """Yield the part of each run inside `window`; run i begins at `starts[i]`."""
     for run, start in zip(runs, starts, strict=True):
         first = max(start, window.start)
         last = min(start + run.num_rows, window.stop)

@@ -1,27 +1,27 @@
-"""Which encoder replica encodes which samples of a step.
+"""The encoder replica that encodes each sample of a step.
 
-Decides: islands of replicas, inside each which replica takes which sample, and the heuristic that
-shares work so that the one with the most has little more than the others.
+Decides: islands of replicas, the replica of each sample inside an island, and the heuristic that
+balances the work of replicas.
 Relies on: `samples` for the even cut; the StepData for the cost of a sample.
-Leaves: asking for a replica's samples to `step_views`, rows to `row_owners`.
+Leaves: the samples of one replica to `step_views`, rows to `row_owners`.
 
-Dividing costs so that the largest share is least is NP-hard (multiprocessor scheduling). Longest
-processing time first (Graham, 1969, SIAM J. Appl. Math. 17: at most 4/3 - 1/(3m) of the best, and
-near it once a worker has a dozen items) is followed by moves and swaps out of the largest share,
-which mend what it does to few items of few sizes: {3, 3, 2, 2, 2} over two workers.
+Minimizing the largest share is NP-hard (multiprocessor scheduling). Longest processing time first
+(Graham, 1969, SIAM J. Appl. Math. 17: at most 4/3 - 1/(3m) of the best, and near it once a worker
+has a dozen items) is followed by moves and swaps out of the largest share, which repair its results
+for few items of few sizes, such as {3, 3, 2, 2, 2} over two workers.
 
-The samples of a group stand in one line, which language and an encoder both cut evenly over their
-replicas: D and E of them. The cuts fall together at gcd(D, E) places, so there are that many
-islands, each of E/gcd encoder replicas that feed D/gcd language replicas and no others. Inside an
-island a sample may be encoded anywhere: the process groups of a bridge stay the same, one
-image that is larger than the others does not hold up the step, and since every sample is encoded
-once and every gradient is a sum, nothing changes but which replica computes a term.
+Language and an encoder both cut the list of a group's samples evenly over their replicas, D and E
+of them. The cuts coincide at gcd(D, E) places, so there are that many islands, each of E/gcd
+encoder replicas that feed D/gcd language replicas and no others. Inside an island any replica may
+encode a sample: the process groups of a bridge stay the same, one image that is larger than the
+others does not delay the step, and since every sample is encoded once and every gradient is a sum,
+only the rank that computes a term changes.
 
 The cost of a sample is its rows, so its patches. A layer's work is linear in them but for
 attention, which adds n / (2 hidden + mlp) for an image of n patches: 15 % at 1,024 patches in
 SigLIP so400m, where it would matter if large images met small ones in one island.
 
-# Invariant: a pure function of (Layout, StepData as indexed), so all ranks share out alike, and
+# Invariant: a pure function of (Layout, StepData as indexed), so all ranks get the same result, and
 # samples that turn out to be unreadable move no other.
 """
 
@@ -33,12 +33,12 @@ from math import gcd
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
 
-# Shares within this of the mean are not mended any more.
+# A largest share within this factor of the mean is not improved any more.
 GOOD_ENOUGH = 1.01
 
 
 def balanced(costs: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
-    """Return, per worker, the indices of the `costs` it takes on top of what it has in `loads`.
+    """Return, per worker, the indices of the `costs` that it takes in addition to its load.
 
     No cost is negative. A pure function: ties go to lower indices and earlier workers.
     """
@@ -62,7 +62,7 @@ def _mend(costs: Sequence[int], shares: list[list[int]], loads: list[int]) -> bo
         return False
     for other in sorted(range(len(loads)), key=loads.__getitem__):
         gap = loads[top] - loads[other]
-        # What goes over is a single item, or the difference of two.
+        # The cost that moves is that of a single item, or the difference of two.
         swaps = [(costs[i], i, None) for i in shares[top]] + [
             (costs[i] - costs[j], i, j) for i in shares[top] for j in shares[other]
         ]
@@ -85,14 +85,14 @@ Shares = tuple[tuple[int, ...], ...]
 
 
 def num_islands(layout: Layout, module: ModuleLayout) -> int:
-    """Return in how many islands an encoder and language fall; `balance: all` makes it one."""
+    """Return the number of islands of an encoder and language; `balance: all` makes it one."""
     if module.balance == "all":
         return 1
     return gcd(module.grid.size("dp"), layout.language.grid.size("dp"))
 
 
 def replicas_that_share(layout: Layout, module: ModuleLayout) -> int:
-    """Return among how many encoder replicas samples may move: 1 if they never do."""
+    """Return the number of encoder replicas among which samples may move: 1 if they never do."""
     if module.balance == "none":
         return 1
     return module.grid.size("dp") // num_islands(layout, module)
@@ -102,12 +102,12 @@ def replicas_that_share(layout: Layout, module: ModuleLayout) -> int:
 def replica_links(layout: Layout, encoder: str) -> tuple[range, ...]:
     """Return, per encoder replica, the language replicas whose samples it may encode.
 
-    The same for every group and every step: what the data decide stays inside of it.
+    The same for every group and every step: the data only choose within it.
     """
     module, language = layout[encoder], layout.language.grid.size("dp")
     num_replicas = module.grid.size("dp")
     if replicas_that_share(layout, module) == 1:
-        # Replica e's part of the line begins at e / num_replicas and ends before the next one's.
+        # Replica e's part of the list begins at e / num_replicas and ends before the next one's.
         return tuple(
             range(e * language // num_replicas, -(-(e + 1) * language // num_replicas))
             for e in range(num_replicas)
@@ -128,7 +128,7 @@ def replica_sources(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]
 
 
 def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
-    """Return the samples of one encoder replica for one group, dealt out by number."""
+    """Return the samples of one encoder replica for one group by the even cut."""
     return layout.samples.encoder(replica, module.grid.size("dp"), group, module.group_size)
 
 
@@ -145,7 +145,7 @@ def shared_out(
     ]
     members = [sample for even in evens for part in even for sample in part]
     costs = {sample: data.indexed[sample].rows(module.name) for sample in members}
-    # Groups with a large sample first: the others make up for it.
+    # Groups with a large sample first: the others compensate for it.
     largest = [max(costs[sample] for part in even for sample in part) for even in evens]
     loads, found = [0] * inside, dict[int, Shares]()
     for group in sorted(groups, key=lambda group: (-largest[group], group)):
@@ -158,16 +158,16 @@ def shared_out(
 def _shared_out_group(
     even: Shares, costs: Mapping[int, int], loads: Sequence[int], *, alone: bool
 ) -> Shares:
-    """Share out one group over replicas that have `loads` of other groups.
+    """Distribute one group over replicas that have `loads` of other groups.
 
-    Between phases replicas wait for each other, so a group is to be even `alone`, and its largest
-    share goes where there is least. In front of a pipeline they only do at the end of a step, and
-    one group makes up for another. The even cut stays if it is as good, and samples without rows
-    stay where it has them.
+    Between phases replicas wait for each other, so each group is balanced `alone`, and its largest
+    share goes to the replica with the least load. In front of a pipeline they wait only at the end
+    of a step, and one group compensates for another. The even cut stays if it is as good, and
+    samples without rows stay where it puts them.
     """
     before = [0] * len(even) if alone else loads
     if len(set(_added(before, even, costs))) == 1:
-        return even  # Nothing is better, as where all samples are alike.
+        return even  # Nothing is better, for example if all samples are alike.
     line = [sample for part in even for sample in part]
     heavy = [sample for sample in line if costs[sample]]
     own = [costs[sample] for sample in heavy]

@@ -1,12 +1,12 @@
-"""Which rank reads what of a step's samples.
+"""The parts of a step's samples that each rank reads.
 
-Decides: who needs texts, documents, answers and pixels.
+Decides: which ranks need texts, documents, answers and pixels.
 Relies on: `step_views` for the samples of a replica; stages by `layout`.
 Leaves: reading to `train.prefetch`.
 
-Pixels are read on the first stage of an encoder only; later stages know the sizes of images from
+Pixels are read only on the first stage of an encoder; later stages know the sizes of images from
 the StepData. Which patches a cp rank holds depends on the samples that turn out to be readable, so
-every cp rank reads its replica's.
+every cp rank reads all of its replica's.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mimo_launch.layout.step_views import StepViews
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Positions in the step of the samples that one rank reads, by what it needs of them."""
+    """Positions in the step of the samples that one rank reads, by the part that it needs."""
 
     texts: tuple[int, ...]
     documents: tuple[int, ...]
@@ -26,7 +26,7 @@ class Reads:
 
 
 def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
-    """Return what `rank` reads of a step; with `decode`, also what judging greedy answers takes."""
+    """Return what `rank` reads of a step; with `decode`, also what scoring greedy answers needs."""
     layout = views.layout
     texts: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
@@ -48,5 +48,5 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
 
 
 def is_scorer(language: ModuleLayout, rank: int) -> bool:
-    """Return whether `rank` is the one of its replica that judges the answers."""
+    """Return whether `rank` is the one of its replica that scores the answers."""
     return not any(language.grid.index(axis, rank) for axis in ("tp", "cp", "pp"))

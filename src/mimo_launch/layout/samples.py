@@ -1,4 +1,4 @@
-"""Which sample of a step goes to which replica of which module.
+"""The replica of each module to which a sample of a step goes.
 
 Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out.
 Relies on: divisibility, proved by `checks`.
@@ -36,7 +36,7 @@ class SampleMap:
     def encoder(
         self, replica: int, num_replicas: int, group: int, group_size: int
     ) -> tuple[int, ...]:
-        """Return the samples that one encoder replica gets of one group, dealt out by number."""
+        """Return the samples of one group that one encoder replica gets by the even cut."""
         per_language = group_size * self.microbatch_size
         share = self.replicas * per_language // num_replicas
         samples = []

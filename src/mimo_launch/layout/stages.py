@@ -31,7 +31,7 @@ class Stage:
 
 
 def cut_into_stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage, ...]:
-    """Cut the layers into consecutive runs, as equal as can be, earlier ones longer."""
+    """Cut the layers into consecutive runs, as equal as possible, earlier ones longer."""
     total = module.grid.pp * virtual
     share, extra = divmod(module.model.layers, total)
     stages, first = [], 0

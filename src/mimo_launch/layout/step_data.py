@@ -1,6 +1,6 @@
-"""What the samples of one step look like, known on every rank before any tensor exists.
+"""The metadata of the samples of one step, known on every rank before any tensor exists.
 
-Decides: which facts about a sample the other layers may use (rows, positions, label counts).
+Decides: which facts about a sample other files may use (rows, positions, label counts).
 Relies on: the data set's index, from which every rank derives the same data without reading pixels.
 Leaves: tokens and pixels to the loader of the ranks that need them.
 
@@ -15,7 +15,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """One image of a sample: `height x width` rows, which stand at `position` and after.
+    """One image of a sample: `height x width` rows, from `position` on.
 
     A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`. A clip
     of sound is one row high.
@@ -35,9 +35,9 @@ class ImageSpan:
 class SampleData:
     """One sample: its index in the data set, its labels and, per encoder, its images in order.
 
-    A *pack* is a sample made of several records of the data set, its `parts`: each a sample by
-    itself whose positions count from `first`. The pack's own counts and spans are those of all of
-    them; its index is that of the first.
+    A *pack* is a sample made of several records of the data set, its `parts`: each is a sample
+    whose positions count from `first`. The pack's own counts and spans cover all of them; its index
+    is that of the first.
     """
 
     id: int
@@ -49,16 +49,16 @@ class SampleData:
 
     @property
     def records(self) -> tuple["SampleData", ...]:
-        """The records of the data set that the sample is made of: itself, unless it is a pack."""
+        """The records of the data set in the sample: itself, unless it is a pack."""
         return self.parts or (self,)
 
     def rows(self, encoder: str) -> int:
-        """Rows of this sample that `encoder` produces; 0 when it has no image for it."""
+        """Return the number of rows that `encoder` makes of this sample, 0 without an image."""
         return sum(span.rows for span in self.spans.get(encoder, ()))
 
 
 def packed(records: Sequence[SampleData]) -> SampleData:
-    """Return the sample that holds some records, one behind the other."""
+    """Return the sample that holds some records, one after another."""
     if len(records) == 1:
         return records[0]
     parts, first = [], 0
@@ -69,7 +69,7 @@ def packed(records: Sequence[SampleData]) -> SampleData:
 
 
 def without_records(sample: SampleData, bad: Collection[int]) -> SampleData:
-    """Return a sample in which some of its records, by their place in it, leave gaps."""
+    """Return a sample with gaps for some of its records, given by their place in it."""
     left = [
         SampleData(record.id, 0, 0, first=record.first) if place in bad else record
         for place, record in enumerate(sample.records)
@@ -96,8 +96,8 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
 class StepData:
     """The samples of one step, in global order. Compared by identity: it is the key of caches.
 
-    `planned` is what the index had where samples have been left out of `samples` since: who reads
-    and encodes a sample was decided by it, and stays.
+    If `samples` lacks some that could not be read, `planned` has all as indexed: the ranks that
+    read and encode a sample follow from it, and do not change.
     """
 
     step: int
@@ -106,7 +106,7 @@ class StepData:
 
     @property
     def indexed(self) -> Sequence[SampleData]:
-        """The samples as the index has them, those included that could not be read."""
+        """The samples as indexed, including those that could not be read."""
         return self.samples if self.planned is None else self.planned
 
     @cached_property

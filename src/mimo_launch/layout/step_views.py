@@ -1,6 +1,6 @@
-"""The data of a step as one replica sees it: what it encodes for a group, what a microbatch holds.
+"""The data of a step for one replica: what it encodes for a group, what a microbatch holds.
 
-Decides: which facts about its own samples and rows a replica may ask for, each worked out once.
+Decides: which facts about its samples and rows a replica may use, each computed once.
 Relies on: `sample_owners` for who encodes a sample, `row_owners` for how rows are cut over ranks.
 Leaves: pairing the two ends of a bridge to `bridge_routing`, tensors to `runtime`.
 
@@ -52,7 +52,7 @@ class EncoderView:
 
     @cached_property
     def num_rows(self) -> int:
-        """How many rows the replica makes."""
+        """Number of rows that the replica makes."""
         return sum(image.rows for image in self.images)
 
     @property
@@ -75,13 +75,13 @@ class EncoderView:
         return held_patches(self.module, self.num_rows, cp)
 
     def owned(self, cp: int) -> tuple[int, ...]:
-        """Return how many rows each tp rank of cp rank `cp` owns."""
+        """Return the number of rows that each tp rank of cp rank `cp` owns."""
         tp_ranks = range(self.module.grid.size("tp"))
         return tuple(len(row_cut(self.module, self.num_rows, cp, tp)) for tp in tp_ranks)
 
     @cached_property
     def pieces(self) -> dict[int, list[Piece]]:
-        """Who owns which rows of each sample, on the last stage."""
+        """The rows of each sample that each rank of the last stage owns."""
         module, last_stage = self.module, self.module.pp_index(len(self.module.stages) - 1)
         owners = [
             (
@@ -114,7 +114,7 @@ class LanguageView:
     samples: range
 
     def runs(self, encoder: str, cp: int) -> list[Run]:
-        """Return where the rows of an encoder stand in the token list of cp rank `cp`.
+        """Return the places of an encoder's rows in the token list of cp rank `cp`.
 
         The list has `microbatch_size * seq / cp` tokens; runs are in increasing order of place.
         """
@@ -140,7 +140,7 @@ class LanguageView:
         ]
 
     def pieces(self, encoder: str) -> dict[int, list[Piece]]:
-        """Return, per sample, who owns which of its rows on the first stage."""
+        """Return, per sample, the rows that each rank of the first stage owns."""
         grid = self.layout.language.grid
         pieces: dict[int, list[Piece]] = {}
         for cp in range(grid.size("cp")):
@@ -157,9 +157,9 @@ class LanguageView:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """How uneven the patches of encoder replicas are in a step: the most, over the mean of all.
+    """The imbalance of encoder replicas in a step: the most patches of one over the mean of all.
 
-    `before` as dealt out by number, `after` as balanced; 1.0 for a step without images.
+    `before` is that of the even cut, `after` that of balanced samples; 1.0 without images.
     """
 
     before: float
@@ -168,9 +168,9 @@ class Imbalance:
 
 @dataclass(frozen=True, eq=False)
 class StepViews:
-    """The data of one step on a layout: a view for each replica and group, made when asked for.
+    """The data of one step on a layout: a view for each replica and group, made on demand.
 
-    # Invariant: a pure function of (Layout, StepData as indexed), so all ranks share out alike.
+    # Invariant: a pure function of (Layout, StepData as indexed), so all ranks get the same views.
     """
 
     layout: Layout
@@ -202,7 +202,7 @@ class StepViews:
         return tuple(sorted(sample for view in views for sample in view.samples))
 
     def imbalance(self, module: ModuleLayout) -> Imbalance:
-        """Return how even an encoder's share of the whole step is, as the index has it."""
+        """Return the imbalance of an encoder over the whole step, as indexed."""
         replicas = range(module.grid.size("dp"))
         costs = [sample.rows(module.name) for sample in self.data.indexed]
         mean = sum(costs) / len(replicas)

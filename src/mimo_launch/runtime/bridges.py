@@ -50,7 +50,7 @@ class GroupState:
 
 
 class Bridge:
-    """One encoder's bridge to language, as this rank sees it."""
+    """This rank's ends of one encoder's bridge to language."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Bridge:
         self.sent: list[PostedTransfers] = []
 
     def begin(self, views: StepViews) -> None:
-        """Forget the last step and take the data of the next one."""
+        """Forget the last step and store the data of the next one."""
         self.views = views
         self.finish()
         self.groups.clear()
@@ -87,7 +87,7 @@ class Bridge:
         self.sent.clear()
 
     def group(self, index: int) -> GroupState:
-        """Return the state of a group, made when its first action asks for it."""
+        """Return the state of a group, made at its first action."""
         if index not in self.groups:
             self.groups[index] = self._open(index)
         return self.groups[index]
@@ -163,7 +163,7 @@ class Bridge:
             return None if state.sender is None else self.mail.output_to_send(self._made(index))
         if state.receiver is None:
             return None
-        # Of the received rows, microbatches one after another.
+        # The gradients of the received rows, microbatches one after another.
         return torch.cat([self.mail.take_input_gradient(self._received(m)) for m in state.offsets])
 
     def _deliver(self, index: int, rows: Tensor | None, *, forward: bool) -> None:

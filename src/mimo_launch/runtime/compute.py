@@ -1,11 +1,11 @@
 """Forward and backward of this rank's stages.
 
-Decides: what goes into a stage and what its backward starts from.
-Relies on: `mailbox` for what other stages and bridges have left for this one.
+Decides: the inputs of a stage and the start of its backward.
+Relies on: `mailbox` for tensors from other stages and bridges.
 Leaves: the order to `executor`.
 
-# Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward, or
-# its weights would miss a reduction that its peers wait in.
+# Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward;
+# otherwise its weights would miss a reduction in which its peers wait.
 """
 
 from dataclasses import dataclass, field
@@ -46,20 +46,20 @@ from mimo_launch.spec.model import Spec, image_input
 
 @dataclass(slots=True)
 class StepState:
-    """What one step needs and leaves behind on this rank."""
+    """The inputs and the results of one step on this rank."""
 
     inputs: StepInputs
     views: StepViews
     loss: Tensor
-    # Of each microbatch, until somebody asks which of them went wrong.
+    # By microbatch, to find the one that is not finite.
     losses: dict[int, Tensor] = field(default_factory=dict)
-    # Where greedy answers are wanted: tokens so far [B, all positions] and the choices made.
+    # For greedy answers: tokens so far [B, all positions] and the choices.
     tokens: dict[int, Tensor] | None = None
     choices: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def data(self) -> StepData:
-        """What the samples of the step look like."""
+        """The metadata of the step's samples."""
         return self.inputs.data
 
 
@@ -108,7 +108,7 @@ class Stages:
         self.mail.backward(Address.of(action), is_loss=last and action.module == LANGUAGE)
 
     def edge_shape(self, action: Action, step: StepState) -> tuple[int, int]:
-        """Return the shape [tokens of this rank, width] of what crosses between two stages."""
+        """Return the shape [tokens of this rank, width] of a transfer between two stages."""
         module = self.modules[action.module].layout
         width = self.spec.modules[action.module].model.hidden
         shards = module.grid.size("tp") if module.sequence_parallel else 1
@@ -132,7 +132,7 @@ class Stages:
     def _encoder_input(
         self, module: RankModule, stage: int, group: int, step: StepState
     ) -> EncoderInput:
-        """Return the packed images of a group; later stages need their sizes and places only."""
+        """Return the packed images of a group; later stages need only their sizes and places."""
         model, view = self.spec.modules[module.name].model, self._encoder_view(module, group, step)
         held, patches = view.held(module.context.cp.index), None
         if module.layout.stages[stage].is_first:
@@ -188,7 +188,7 @@ class Stages:
         )
 
     def _routing(self, view: LanguageView, held: Tensor) -> RoutingContext | None:
-        """Return what experts need to know of the tokens held of each sequence."""
+        """Return what experts need of the tokens that this rank holds of each sequence."""
         loss = self.modules[LANGUAGE].aux_loss
         if loss is None:
             return None
@@ -197,7 +197,7 @@ class Stages:
     def _positions(self, view: LanguageView, step: StepState, held: Tensor) -> Tensor:
         """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].
 
-        Every stage makes its own: they follow from the data of the step.
+        Every stage computes them from the data of the step.
         """
         if kind_of(self.spec.language.model).mrope is None:
             return held

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.layers.attention_contexts import zigzag_positions
 from mimo_launch.layout.encoder_placement import LANGUAGE
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
@@ -46,7 +45,7 @@ class Executor:
         progress: Progress,
         clock: StepClock,
     ) -> None:
-        """Open this rank's end of every bridge and stage edge; `dtype` is the type they carry."""
+        """Open this rank's end of every bridge and stage edge; they carry `dtype`."""
         self.progress, self.clock = progress, clock
         self.layout, self.grids, self.modules = layout, grids, modules
         self.mail = Mailbox()
@@ -70,8 +69,12 @@ class Executor:
                 module.name,
                 self.mail,
                 dtype=dtype,
-                # The first stage that receives an activation whose gradient anyone needs.
-                first_with_grad=_first_with_grad(module, trains_any=trains_any),
+                # The first stage that receives an activation with a gradient, if any.
+                first_with_grad=(
+                    module.first_trained + 1
+                    if (trains_any if module.is_language else not module.frozen)
+                    else len(module.stages)
+                ),
             )
             for module in layout.modules
         }
@@ -80,8 +83,8 @@ class Executor:
     def run(self, program: Program, inputs: StepInputs) -> StepState:
         """Run the computes and transfers of a training step.
 
-        Gradients are left in the parameters, summed over dp x cp; what comes after in a program is
-        of whole modules and of the step (see `train.session`).
+        Gradients are left in the parameters, summed over dp x cp. The rest of a program is about
+        whole modules and the step (see `train.session`).
 
         Ranks: collective, as the program says.
         """
@@ -104,9 +107,9 @@ class Executor:
         return step
 
     def _let_reduce(self, action: Action) -> None:
-        """Have the last backward of a stage sum gradients over dp x cp and let weights go.
+        """Let the last backward of a stage sum gradients over dp x cp and free gathered weights.
 
-        Fully sharded stages sum at every backward, which they do by themselves.
+        Fully sharded stages do both at every backward, without this.
         """
         module = self.modules[action.module]
         if action.index == last_index(self.layout, module.layout):
@@ -143,7 +146,7 @@ class Executor:
         return shared
 
     def _share(self, step: StepState, microbatch: int) -> Tensor:
-        """Bring the choices of all positions from the last stage to every rank of a replica."""
+        """Broadcast the choices of all positions from the last stage to all ranks of a replica."""
         module = self.modules[LANGUAGE]
         cp, given = module.context.cp, (step.tokens or {})[microbatch]
         full = torch.zeros_like(given)
@@ -190,9 +193,9 @@ class Executor:
     def _transfer(self, slot: Iterable[Action], step: StepState) -> None:
         """Post everything in a slot, then wait for its receives; sends block nothing.
 
-        Nothing is posted ahead of its slot. On a GPU a posted receive is a kernel that spins, and
-        whatever a later kernel needs of the driver for the first time (its code, a handle, memory)
-        can then wait for it: two ranks that both wait so would wait forever.
+        Nothing is posted ahead of its slot. On a GPU a posted receive is a kernel that spins, and a
+        driver call that a later kernel needs for the first time (to load code, to get a handle or
+        memory) can wait for it: two ranks that both wait so would wait forever.
         """
         for action in slot:
             self._post(action, step)
@@ -203,23 +206,14 @@ class Executor:
                 self.edges[action.module].wait(action)
 
 
-def _first_with_grad(module: ModuleLayout, *, trains_any: bool) -> int:
-    trains = trains_any if module.is_language else not module.frozen
-    return module.first_trained + 1 if trains else len(module.stages)
-
-
 def _set_gradient_sync(module: RankModule, stage: int, *, sync: bool) -> None:
     """Reduce gradients over dp x cp only at a stage's last backward of the step.
 
     Fully sharded modules reduce at every backward and accumulate shards instead, so that no
     unsharded gradient stays in memory.
     """
-    full = module.sharding == "full"
+    reduces = sync or module.sharding == "full"
     for unit in fsdp_modules(module.stages[stage]):
-        _switch(unit, sync=sync or full, last=sync)
-
-
-def _switch(unit: FSDPModule, *, sync: bool, last: bool) -> None:
-    unit.set_requires_gradient_sync(sync, recurse=False)
-    unit.set_reshard_after_backward(sync, recurse=False)
-    unit.set_is_last_backward(last)
+        unit.set_requires_gradient_sync(reduces, recurse=False)
+        unit.set_reshard_after_backward(reduces, recurse=False)
+        unit.set_is_last_backward(sync)

@@ -1,11 +1,11 @@
-"""What waits on this rank between two actions of a step: activations and gradients by address.
+"""Activations and gradients that this rank holds between two actions of a step, by address.
 
 Decides: how long a tensor is held.
 Relies on: programs that the simulator has passed, in which nothing is taken before it is put.
 Leaves: making tensors to `compute`, moving them to `stage_transfers` and `bridges`.
 
-An *input* is what a stage received: a leaf that collects a gradient, which goes back. An *output*
-is what a stage made, with its graph, until backward takes it with its *gradient*.
+An *input* is what a stage received: a leaf that collects a gradient, which is sent back. An
+*output* is what a stage made, with its graph, until backward takes it with its *gradient*.
 """
 
 from typing import NamedTuple
@@ -25,14 +25,14 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, action: Action) -> "Address":
-        """Return the address of what a forward or backward, or a transfer of a stage, is about."""
+        """Return the address of the tensors of a forward, a backward or a transfer of a stage."""
         return cls(action.module, action.stage or 0, action.index)
 
 
 class HeldTensors:
     """Tensors of one kind by address; each is put once, and taken once.
 
-    Raises: RuntimeError on a second one, or on none: both are faults of the schedule.
+    Raises: RuntimeError on a second one, or on none: both are errors of the schedule.
     """
 
     def __init__(self, kind: str) -> None:
@@ -45,19 +45,19 @@ class HeldTensors:
         self._held[at] = tensor
 
     def peek(self, at: Address) -> Tensor:
-        """Return a tensor and go on holding it."""
+        """Return a tensor and keep it."""
         if at not in self._held:
             raise RuntimeError(f"{at}: there is no {self._kind} yet")
         return self._held[at]
 
     def take(self, at: Address) -> Tensor:
-        """Return a tensor and let go of it."""
+        """Return a tensor and release it."""
         found = self.peek(at)
         del self._held[at]
         return found
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._held.clear()
 
 
@@ -77,12 +77,12 @@ class Mailbox:
             box.clear()
 
     def take_input(self, at: Address) -> Tensor:
-        """Return what a stage received; held on for its gradient, if it will have one."""
+        """Return what a stage received; keep it if it will have a gradient."""
         received = self.inputs.peek(at)
         return received if received.requires_grad else self.inputs.take(at)
 
     def take_input_gradient(self, at: Address) -> Tensor:
-        """Return the gradient that an input has collected, and let go of both.
+        """Return the gradient that an input has collected, and release both.
 
         Raises: RuntimeError if its reader has not run backward.
         """
@@ -92,11 +92,11 @@ class Mailbox:
         return gradient
 
     def output_to_send(self, at: Address) -> Tensor:
-        """Return an output without its graph; held on for its backward, if it has one."""
+        """Return an output without its graph; keep it if it has a backward."""
         output = self.outputs.peek(at)
         return output.detach() if output.requires_grad else self.outputs.take(at)
 
     def backward(self, at: Address, *, is_loss: bool) -> None:
-        """Run backward from an output and its gradient, or from a loss, and let go of both."""
+        """Run backward from an output and its gradient, or from a loss, and release both."""
         gradient = None if is_loss else self.gradients.take(at)
         torch.autograd.backward(self.outputs.take(at), gradient)

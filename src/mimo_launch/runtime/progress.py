@@ -1,7 +1,7 @@
-"""Where this rank is, in cells that its parent can read while it hangs or after it was killed.
+"""The progress of this rank, in cells that its parent can read while it hangs or after its death.
 
 Decides: the phases of a worker and what is noted of each.
-Relies on: a few integers of shared memory; a plain list where nobody looks.
+Relies on: a few integers of shared memory, or a plain list without a parent.
 Leaves: judging progress and naming the rank at fault to `launcher`.
 
 A write costs a clock call and three stores, so every action of a step is noted.
@@ -59,7 +59,7 @@ _WORDS = {
 
 
 class Cause(IntEnum):
-    """Why a worker failed: what another rank may have done to it counts less than its own error."""
+    """Why a worker failed: its own error counts more than one that another rank may have caused."""
 
     NONE = 0
     OWN = 1
@@ -101,24 +101,24 @@ class Progress:
         self._cells[Cell.CHANGED] = time.monotonic_ns()
 
     def beat(self, phase: Phase | None = None) -> None:
-        """Note progress inside a long phase; with one given, only while that is the phase.
+        """Note progress inside a long phase; with `phase`, only while that is the current one.
 
-        A thread beside the main one gives its phase: its progress must not hide that the main one
-        has none.
+        A thread beside the main one passes its phase: its progress must not hide that the main
+        thread makes none.
         """
         if phase is None or self._cells[Cell.PHASE] == phase:
             self._cells[Cell.CHANGED] = time.monotonic_ns()
 
     def alive(self) -> None:
-        """Note that a thread of this rank has got the interpreter; that is no progress."""
+        """Note that a thread of this rank can run Python code; that is no progress."""
         self._cells[Cell.ALIVE] = time.monotonic_ns()
 
     def failed(self, cause: Cause) -> None:
-        """Note that this rank has met an error, before it lets go of its peers."""
+        """Note that this rank has failed, before its peers lose it."""
         self._cells[Cell.CAUSE] = cause
         self._cells[Cell.FAILED] = time.monotonic_ns()
 
     def finished(self, ended_by: int) -> None:
-        """Note that this rank has done all it had to; `ended_by` is the signal it obeyed, or 0."""
+        """Note that this rank is done; `ended_by` is the signal that ended it, or 0."""
         self._cells[Cell.SIGNAL] = ended_by
         self.enter(Phase.FINISHED)

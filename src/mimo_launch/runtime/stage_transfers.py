@@ -6,7 +6,7 @@ known on both sides, so no handshake.
 Leaves: holding activations to `mailbox`, bridges between modules to `bridges`.
 
 Every tp and cp rank of a stage sends its own shard to the rank at the same place of the next stage.
-A received activation is a leaf: its gradient is what goes back.
+A received activation is a leaf: its gradient is sent back.
 """
 
 from dataclasses import dataclass, replace
@@ -82,6 +82,6 @@ class StageEdges:
             self.mail.inputs.put(Address.of(action), incoming.buffer.requires_grad_(needs_grad))
         else:
             self.mail.gradients.put(Address.of(action), incoming.buffer)
-            # Its gradient is here, so the activation has arrived: let its buffer go.
+            # Its gradient is here, so the activation has arrived: free its buffer.
             sent, _ = self._sent.pop(replace(action, kind=Kind.SEND_F))
             sent.wait()

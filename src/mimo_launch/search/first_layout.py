@@ -25,7 +25,7 @@ MICROBATCHES_PER_STAGE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLayout:
-    """What the rule decides; `encoder_microbatches` None: all of a step at once."""
+    """The choices of the rule; `encoder_microbatches` None: all of a step at once."""
 
     num_ranks: int
     tp: int
@@ -58,8 +58,8 @@ class FirstLayout:
 class NothingFits(Exception):
     """No layout of the rule is legal and small enough.
 
-    The message says what the last one needs that is only too large, or else what the first one
-    breaks; `help` what to do about that.
+    The message is about the last layout that is only too large, or else about the rule that the
+    first one breaks; `help` says what to do.
     """
 
     def __init__(self, message: str, help_: str) -> None:
@@ -94,10 +94,23 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[FirstLayout, Spec]:
 
 
 def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
-    """Yield layouts in the order of preference; whether they are legal is not known yet."""
+    """Yield layouts in the order of preference, legal or not.
+
+    A smaller tp * pp comes first, then a larger tp; tp stays on a host.
+    """
     has_encoders = len(data["modules"]) > 1
+    per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
+    model = data["modules"]["language"]["model"]
+    layers = len(model["pattern"]) if "pattern" in model else model["layers"]
+    splits = [
+        (tp, pp)
+        for tp in divisors(num_ranks)
+        for pp in divisors(num_ranks // tp)
+        if per_host % tp == 0 and layers % pp == 0
+    ]
+    splits.sort(key=lambda split: (split[0] * split[1], -split[0]))
     for recompute in (False, True):
-        for tp, pp in _splits(data, num_ranks):
+        for tp, pp in splits:
             dp = num_ranks // (tp * pp)
             if data["batch"]["global"] % dp:
                 continue
@@ -116,17 +129,3 @@ def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
                         encoder_microbatches=group,
                         recompute=recompute,
                     )
-
-
-def _splits(data: dict[str, Any], num_ranks: int) -> list[tuple[int, int]]:
-    """Return (tp, pp) by their product, then with the larger tp first; tp stays on a host."""
-    per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
-    model = data["modules"]["language"]["model"]
-    layers = len(model["pattern"]) if "pattern" in model else model["layers"]
-    found = [
-        (tp, pp)
-        for tp in divisors(num_ranks)
-        for pp in divisors(num_ranks // tp)
-        if per_host % tp == 0 and layers % pp == 0
-    ]
-    return sorted(found, key=lambda split: (split[0] * split[1], -split[0]))
