@@ -1,7 +1,7 @@
-"""Copies and sums that nobody waits for: to the device, back to the host, over the ranks.
+"""Asynchronous copies and sums: to the device, back to the host, over the ranks.
 
-Decides: that everything a step brings to a GPU goes through pinned memory, and how a rank starts to
-fetch a number now and waits for it later.
+Decides: that everything that a step copies to a GPU goes through pinned memory, and how a rank
+starts to fetch a number now and waits for it later.
 Relies on: torch's caching allocator for pinned memory, which keeps a block until copies of it have
 ended; events on CUDA; asynchronous collectives of gloo.
 Leaves: what to copy to the callers, when to wait to `train`.
@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 def to_device(values: Any, device: torch.device) -> Tensor:
     """Return a tensor, an array or a list of numbers as a tensor on `device`.
 
-    A copy from ordinary memory would make the host wait until the GPU has caught up with it.
+    A copy from pageable memory would make the host wait until the GPU has caught up with it.
     """
     tensor = torch.as_tensor(values)
     if device.type != "cuda":
@@ -31,13 +31,13 @@ def to_device(values: Any, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """A copy of small tensors of the device, waited for only where it is read."""
+    """A copy of a small tensor of the device, which only `read` waits for."""
 
     def __init__(self, numbers: Tensor, *, sleeps: bool = True) -> None:
         """Start to copy `numbers`, one-dimensional, as they are at this point of the stream.
 
-        Who reads it `sleeps`, because the thread that reads the next step needs the processor, or
-        else spins, and so goes on some microseconds earlier.
+        The reader `sleeps`, which leaves the processor to the thread that reads the next step, or
+        spins, which ends the wait some microseconds earlier.
         """
         self._event: torch.cuda.Event | None = None
         if not numbers.is_cuda:
@@ -56,7 +56,7 @@ class HostCopy:
 
 
 class Moment:
-    """When the device comes to this point of its work; on a processor that is now."""
+    """The time at which the device gets to this point of its work; on a CPU that is now."""
 
     def __init__(self, device: torch.device) -> None:
         self._host, self._event = time.perf_counter(), None

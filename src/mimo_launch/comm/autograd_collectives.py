@@ -1,15 +1,14 @@
-"""Collectives inside the model, each with the adjoint that its place asks for.
+"""Collectives inside the model, each with the gradient that its place needs.
 
-Decides: what flows back through every gather, split, sum and exchange of tokens.
+Decides: the gradient of every gather, split, sum and exchange of tokens.
 Relies on: `collectives`; tensors are token lists, sharded along dim 0, with sizes that the host
 knows.
 Leaves: choosing between them, and which tokens go where, to `layers`.
 
-Legend: N tokens of a microbatch, D width; a lower-case n is this rank's share of N.
+Legend: N tokens of a microbatch, n of this rank, R rows of all ranks of a group, r on this rank, D
+width.
 Source: Megatron-LM's operators f and g (arXiv:1909.08053) and their sequence-parallel forms
 (arXiv:2205.05198).
-
-Legend: r rows on this rank, R rows of all ranks of a group, D width.
 """
 
 from typing import Any
@@ -135,9 +134,9 @@ def exit_tp(x_ND: Tensor, group: Group) -> Tensor:
 
 
 def gather_tokens(x_nD: Tensor, group: Group) -> Tensor:
-    """Gather token shards where a tensor-parallel region begins (sequence parallelism).
+    """Gather token shards at the start of a tensor-parallel region (sequence parallelism).
 
-    Shapes: [n, D] -> [N, D]. Gradient: reduce-scatter, the sum that `enter_tp` makes, cut.
+    Shapes: [n, D] -> [N, D]. Gradient: reduce-scatter, this rank's part of the sum of `enter_tp`.
     """
     return _apply(_GatherTokens, x_nD, group) if group.handle is not None else x_nD
 
@@ -151,7 +150,7 @@ def scatter_tokens(x_ND: Tensor, group: Group) -> Tensor:
 
 
 def exchange(x: Tensor, group: Group) -> Tensor:
-    """Send part i of dim 0 to rank i of `group`, and return what every rank has sent, by rank.
+    """Send part i of dim 0 to rank i of `group`, and return what all ranks sent to this one.
 
     Shapes: [group size, ...] -> the same. Gradient: the exchange back.
     """

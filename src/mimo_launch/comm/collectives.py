@@ -1,8 +1,8 @@
-"""The few collectives we use, under the names that every supported torch has.
+"""The collectives that we use, for every supported torch.
 
-Decides: one spelling for calls that torch 2.13 renamed, and padding for uneven shards.
-Relies on: groups from `process_groups`, where a group without a handle holds one rank and does
-nothing; for objects, pickles between ranks of one job, which trust each other.
+Decides: one name for calls that torch 2.13 renamed, and padding for uneven shards.
+Relies on: groups from `process_groups`; a group without a handle has one rank and needs no call;
+for objects, pickles between ranks of one job, which trust each other.
 Leaves: gradients to `autograd_collectives`.
 """
 
@@ -110,7 +110,7 @@ def reduce_scatter_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Te
 def all_to_all_uneven(
     x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group
 ) -> Tensor:
-    """Return what every rank of `group` has for this one: so many of each along dim 0, by rank.
+    """Return what every rank of `group` has for this one: `receive` rows of dim 0, by rank.
 
     Shapes: x [sum(send), ...] -> [sum(receive), ...].
     """
@@ -120,14 +120,14 @@ def all_to_all_uneven(
 
 
 def gather_objects(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """Return what every rank passed in, by rank of the group; the world by default."""
+    """Return the values of all ranks, by rank of the group; by default the world."""
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 
 
 def from_first(value: Any, group: ProcessGroup) -> Any:
-    """Return what the first rank of `group`, rank 0, passed in."""
+    """Return the value of the first rank of `group`, rank 0."""
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group)
     return values[0]

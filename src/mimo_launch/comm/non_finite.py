@@ -1,12 +1,11 @@
-"""Whether numbers were finite, noted on the device while they pass, and read only after a bad step.
+"""Flags for numbers that are not finite, kept on the device and read only after a bad step.
 
-Decides: how a rank keeps what it saw of its own numbers before a sum mixes them with those of
-others.
-Relies on: NaN and infinity surviving every sum they enter.
-Leaves: naming the rank that is to blame to `train.non_finite`.
+Decides: how a rank records its own numbers before a sum mixes them with those of others.
+Relies on: NaN and infinity surviving every sum.
+Leaves: naming the rank at fault to `train.non_finite`.
 
 A plain sum reads a tensor once, without a copy of it and without waiting for the device. Sums of
-finite numbers can overflow; that is looked at only when a step is bad already.
+finite numbers can overflow; that matters only when a step is bad already.
 """
 
 from collections.abc import Sequence
@@ -46,7 +45,7 @@ class FiniteFlag:
 
 
 class WatchedReduceScatter:
-    """FSDP2's reduce-scatter, with a look at what this rank puts in."""
+    """FSDP2's reduce-scatter, which shows this rank's input to a flag."""
 
     def __init__(self, flag: FiniteFlag) -> None:
         self._flag = flag
@@ -73,9 +72,9 @@ class WatchedReduceScatter:
 def watch(unit: FSDPModule, flag: FiniteFlag) -> None:
     """Show `flag` this rank's gradients of an FSDP unit before they are summed over its group.
 
-    For groups of several ranks: in a group of one nothing is reduced, and nothing is called. FSDP2
-    has another hook, after its all-reduce, which is no way out: with it FSDP2 goes on in another
-    stream than the one to which the memory of the gradients belongs, which is then given away too
-    early. With full sharding on one rank, gradients of later units overwrote them.
+    For groups of several ranks: in a group of one nothing is reduced, and nothing is called. The
+    other hook of FSDP2, after its all-reduce, cannot be used: with it FSDP2 continues in another
+    stream than the one that owns the memory of the gradients, so the memory is reused too early.
+    With full sharding on one rank, gradients of later units overwrote them.
     """
     unit.set_custom_reduce_scatter(WatchedReduceScatter(flag))  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Notes when this rank did what, while somebody asks for it.
+"""Records when this rank did what, on request.
 
-Decides: what a time is: on a processor when a call was made and returned, on a GPU when the stream
-that computes came to it, since the host runs ahead of the GPU.
+Decides: what a time is: on a CPU when a call was made and returned, on a GPU when the stream that
+computes got to it, because the host runs ahead of the GPU.
 Relies on: one clock for all ranks of a host; CUDA events, which cost a few microseconds each.
 Leaves: which parts of a step are noted to the executor, the session and `autograd_collectives`,
 reading it to `train`.
@@ -31,7 +31,7 @@ class Section(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenExchange:
-    """A collective inside of a slot, in which these ranks bring tokens to experts or back."""
+    """A collective inside of a slot, in which these ranks exchange tokens with experts."""
 
     ranks: tuple[int, ...]
 
@@ -51,7 +51,7 @@ class StepClock:
         self._origin: tuple[float, _Instant] = (0.0, 0.0)  # One moment on both clocks.
 
     def start(self) -> float:
-        """Begin to note; return the time. Waits for the GPU, to set its clock by the host's."""
+        """Begin to note; return the time. Waits for the GPU, to align its clock with the host's."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._origin = (time.perf_counter(), self._now())

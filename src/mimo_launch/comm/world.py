@@ -1,13 +1,13 @@
 """The default process group and the device of a worker.
 
-Decides: which backends carry tensors of the processor and of the GPU.
+Decides: which backends carry tensors of the CPU and of the GPU.
 Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what `init_method` says.
 Leaves: groups of a layout to `process_groups`.
 
-On GPUs the world has two backends: NCCL for CUDA tensors, gloo for tensors and objects of the
-processor, so that agreements between hosts never wait for a device. Communicators are made by their
-first use (no `device_id` is passed): one that exists from the start would carry all point-to-point
-transfers of its group in one queue, where transfers of different channels wait for each other.
+On GPUs the world has two backends: NCCL for CUDA tensors, gloo for tensors and objects of the CPU,
+so that agreements between hosts never wait for a device. Communicators are made at their first use
+(no `device_id` is passed): one that exists from the start would carry all point-to-point transfers
+of its group in one queue, where transfers of different channels wait for each other.
 """
 
 import os
@@ -21,21 +21,21 @@ from mimo_launch.comm import torch_internals
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
 # Streams of transfers and of compute must not share a hardware queue: a transfer that waits for its
-# peer would hold up the kernels behind it.
+# peer would block the kernels behind it.
 MAX_CONNECTIONS = "32"
 
 
-# On GPUs groups time out so much later than the launcher, which names the rank to blame and has the
-# stack of every rank; the watchdog of NCCL ends processes without either.
+# On GPUs groups time out this much later than the launcher, which names the rank at fault and has
+# the stack of every rank; the watchdog of NCCL ends processes without either.
 GPU_GRACE_SECONDS = 30
 
 
 class DeviceError(RuntimeError):
-    """The wanted device is not there, or its settings would make a job hang."""
+    """The device does not exist, or its settings would make a job hang."""
 
 
 def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
-    """Return the device of a worker: `auto` is CUDA where there is any.
+    """Return the device of a worker: `auto` is CUDA if there is any.
 
     Raises: DeviceError if there is no such device.
     """
@@ -77,7 +77,8 @@ def join_world(device: torch.device, *, timeout: timedelta, **init: Any) -> None
 def set_allocator() -> None:
     """Give the allocator of CUDA the settings of this process's environment.
 
-    It reads them when torch is imported, which a forked worker's parent did before they were made.
+    It reads them when torch is imported, which the parent of a forked worker does before they are
+    set.
     """
     if settings := os.environ.get("PYTORCH_ALLOC_CONF"):
         torch_internals.set_allocator(settings)

@@ -1,4 +1,4 @@
-"""What a device does in a second and what it holds: every constant of the estimates, in one table.
+"""The rates and sizes of a device: every constant of the estimates, in one table.
 
 Decides: names, units, defaults and sources of the constants; the form of a calibration file.
 Relies on: nothing.
@@ -134,7 +134,7 @@ def constants() -> tuple[Field[Any], ...]:
 
 
 def load(path: str | Path) -> Calibration:
-    """Return the calibration of a file; constants it does not name keep their defaults.
+    """Return the calibration of a file; constants that it does not name keep their defaults.
 
     Raises: CalibrationError if the file cannot be read or holds anything unknown.
     """

@@ -1,10 +1,10 @@
-"""Seconds of collectives and transfers, and of what a step does with weights.
+"""Seconds of collectives and transfers, and of gathering, reducing and updating weights.
 
-Decides: which ranks talk over the network; how many bytes it takes to gather weights, to add up and
-reduce their gradients, and to update them.
+Decides: which ranks communicate over the network; the bytes of gathering weights, of accumulating
+and reducing their gradients, and of updating them.
 Relies on: `calibration` for latencies and bandwidths; `parameters` for the weights of a stage and
 its FSDP units.
-Leaves: the bytes of activations, and what hides behind what, to `cost_model`.
+Leaves: the bytes of activations, and what overlaps, to `cost_model`.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MICRO, GIGA = 1e-6, 1e9
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """Times what goes between ranks of a job."""
+    """Times of messages between ranks of a job."""
 
     spec: Spec
     constants: Calibration
@@ -29,7 +29,7 @@ class LinkTimes:
     def collective(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the seconds in which a ring gathers, or reduces and scatters, `size` bytes.
 
-        An all-to-all in which each rank has so many bytes for all ranks takes as long.
+        An all-to-all takes as long if each rank sends `size` bytes to all ranks together.
         """
         if len(ranks) == 1:
             return 0.0
@@ -38,7 +38,7 @@ class LinkTimes:
         return self.constants.collective_latency * MICRO + size * share / bandwidth
 
     def transfer(self, ranks: tuple[int, ...], size: float) -> float:
-        """Return the seconds in which `size` bytes get from one of these ranks to another."""
+        """Return the seconds of a transfer of `size` bytes from one of these ranks to another."""
         bandwidth = self._between(ranks, self.constants.p2p_bandwidth)
         return self.constants.p2p_latency * MICRO + size / bandwidth
 
@@ -56,7 +56,7 @@ _PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
 
 @dataclass(frozen=True)
 class WeightTimes:
-    """Times the weights of a stage on one rank."""
+    """Times of operations on the weights of a stage on one rank."""
 
     spec: Spec
     constants: Calibration
@@ -72,7 +72,7 @@ class WeightTimes:
         for unit in weights.units():
             group = _replicas(module, unit)
             size = sum(weight.numel for weight in unit) * number
-            # Copied in and out of the buffer.
+            # They are copied into the buffer and out of it.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
             seconds.append(self.links.collective(group, size) + copies)
         return seconds
@@ -88,7 +88,7 @@ class WeightTimes:
         return seconds
 
     def accumulation(self, module: ModuleLayout, weights: StageWeights, forwards: int) -> float:
-        """Return the seconds of adding a microbatch's gradients to those before, if there are."""
+        """Return the seconds of adding a microbatch's gradients to earlier ones, if any."""
         if forwards == 1:
             return 0.0
         precision = self.spec.train.precision
@@ -114,7 +114,7 @@ class WeightTimes:
 
 
 def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
-    """Return the ranks that share out the weights of an FSDP unit."""
+    """Return the ranks over which the weights of an FSDP unit are sharded."""
     if module.experts is not None and unit and unit[0].role == "experts":
         return module.experts.groups("dp")[0]
     return module.grid.group_of(module.grid.ranks.start, "dp", "cp")

@@ -31,9 +31,9 @@ TERA = 1e12
 class StageCost:
     """Seconds of one stage on one rank.
 
-    `first` comes on top of the step's first forward; `reduction` follows the last backward while
-    other work may go on; `update` is that of the optimizer. In so many seconds of all forwards and
-    backwards of a step, `all_to_all`, tokens travel to experts and back.
+    `first` is added to the step's first forward; `reduction` follows the last backward while other
+    work may go on; `update` is that of the optimizer. `all_to_all` is the part of all forwards and
+    backwards of a step in which tokens travel to experts and back.
     """
 
     forward: float
@@ -60,7 +60,7 @@ class CostModel:
         return LinkTimes(self.spec, self.constants)
 
     def costs(self) -> Costs:
-        """Return the seconds of every action, as the simulator takes them."""
+        """Return the seconds of every action, for the simulator."""
         exact: dict[tuple[str, int | None, Kind], float] = {}
         first: dict[tuple[str, int | None], float] = {}
         for module in self.layout.modules:
@@ -102,7 +102,7 @@ class CostModel:
         gather, reduction = times.gather(module, weights), times.reduction(module, weights)
         first = 0.0
         if weights.full_sharding:
-            # Every action gathers its weights and every backward reduces; both run beside it.
+            # Every action gathers its weights and every backward reduces, in parallel with it.
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
             late = reduction[-1] if weights.trained else 0.0
         else:
@@ -146,12 +146,12 @@ class CostModel:
         return seconds / speed[spec.train.precision] / TERA / _parts(module)
 
     def _layers(self, module: ModuleLayout, stage: Stage) -> float:
-        """Return what the collectives of tp and cp inside a stage take in one direction."""
+        """Return the seconds of the tp and cp collectives inside a stage in one direction."""
         grid, rank = module.grid, module.grid.ranks.start
         work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
         number = COMPUTED[self.spec.train.precision]
-        # A region is opened and closed: a gather and a reduce-scatter of all tokens, or one
-        # all-reduce, which is as much. Embedding, projector and head are half each.
+        # A region begins and ends: a gather and a reduce-scatter of all tokens, or one all-reduce,
+        # which takes as long. Embedding, projector and head are half a region each.
         tokens = work.held * stream * number
         kind = kind_of(self.spec.modules[module.name].model)
         layers = [kind.layer_widths(number) for number in stage.layers]
@@ -181,7 +181,7 @@ class CostModel:
             layer = kind_of(model).layer_widths(number)
             if layer.experts is not None:
                 size = layer.experts.top_k * sent
-                # Ranks that split an expert gather what each of them got, and sum the answers.
+                # Ranks that split an expert gather each other's tokens, and sum the answers.
                 gathered = self.links.collective(split, len(split) * size)
                 seconds += 2 * (self.links.collective(ep, size) + gathered)
         return seconds

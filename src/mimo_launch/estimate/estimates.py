@@ -1,6 +1,6 @@
-"""What a step is expected to take: memory, FLOPs and time, once for all ranks that are alike.
+"""The estimates of a step: memory, FLOPs and time, once per class of ranks.
 
-Decides: which ranks are alike, which of them stand for the rest, and what follows the schedule.
+Decides: which ranks form a class, which of them represents it, and what follows the schedule.
 Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate` for the course.
 Leaves: showing it to `drawing.report` and `cli`, judging it to `checks.memory`.
 """
@@ -50,7 +50,7 @@ class Estimator:
 
     @classmethod
     def of(cls, plan: Plan, constants: Calibration | None = None) -> "Estimator":
-        """Return the estimates of a plan, on the default device unless told otherwise."""
+        """Return the estimates of a plan, by default on the default device."""
         return cls(plan, constants or Calibration(), plan.spec)
 
     @property
@@ -60,19 +60,19 @@ class Estimator:
 
     @property
     def programs(self) -> Programs:
-        """The computes and transfers of each rank; what follows them is added by hand."""
+        """The computes and transfers of each rank; `estimates` adds the time of what follows."""
         return self.plan.work
 
     @cached_property
     def sample(self) -> SampleData:
-        """The sample that stands for every sample of a step."""
+        """The sample that represents every sample of a step."""
         return nominal_step_data(self.spec).samples[0]
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
-        """The classes of ranks that hold anything, in the order of their first ranks.
+        """The classes of ranks that hold a stage, in the order of their first ranks.
 
-        A rank that waits for one with more to do is not like one that does not.
+        Ranks also differ if they wait for ranks with different amounts of work.
         """
         layout, held = self.layout, dict[tuple[str, int, int], StageWeights]()
 
@@ -111,7 +111,7 @@ class Estimator:
         }
 
     def memory(self, alike: RankClass) -> MemoryRow:
-        """Return the memory of one class at its worst moment."""
+        """Return the memory of one class at its peak."""
         rank, layout, work = alike.ranks[0], self.layout, self.model.work
         stages = {
             (name, stage): stage_memory(
@@ -135,15 +135,15 @@ class Estimator:
         )
 
     def communicators(self, rank: int) -> int:
-        """Return how many NCCL communicators a rank opens: `comm.warm_up` does, at start."""
+        """Return the number of NCCL communicators that `comm.warm_up` opens on a rank."""
         mine = sum(rank in ranks for ranks in self._groups)
-        # That of all ranks is one more, even where a group is as large.
+        # One more for all ranks, even if a group is as large.
         mine += self.layout.world_size > 1
         return mine + len(channels_of(self.layout, rank, self.programs[rank]))
 
     @cached_property
     def _groups(self) -> frozenset[tuple[int, ...]]:
-        """The groups of several ranks, as `GridSet` makes them: equal sets of ranks share one."""
+        """The groups of several ranks, as in `GridSet`: equal sets of ranks share one."""
         found = {group.ranks for group in self.layout.groups}
         found.update(*(components_of(self.layout, each.name) for each in self.layout.encoders))
         return frozenset(ranks for ranks in found if len(ranks) > 1)
@@ -159,7 +159,7 @@ class Estimator:
         return simulate(self.layout, self.programs, self.model.costs(), meetings=meetings)
 
     def estimates(self, rank: int | None = None) -> Estimates:
-        """Return what is expected of all ranks; with `rank`, of its class only."""
+        """Return the estimates of all ranks; with `rank`, of its class only."""
         simulation, constants = self.simulation, self.constants
         finish = {alike: self._finish(alike) for alike in self.classes}
         update = {
@@ -192,7 +192,7 @@ class Estimator:
         )
 
     def _not_counted(self) -> dict[str, tuple[str, ...]]:
-        """Return what is unknown of classes of a user's own, which no plan imports."""
+        """Return what is unknown of users' classes, which no plan imports."""
         return {
             name: missing
             for name, module in self.spec.modules.items()
@@ -200,7 +200,7 @@ class Estimator:
         }
 
     def _finish(self, alike: RankClass) -> float:
-        """Return when a class has its gradients: after its program and the last reduction."""
+        """Return when the gradients of a class are ready: after its program and last reduction."""
         events = self.simulation.events[alike.ranks[0]]
         ends = [event.stop for event in events[-1:]]
         for event in events:

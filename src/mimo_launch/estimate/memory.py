@@ -1,11 +1,10 @@
-"""Memory of one stage on one rank: what it holds always, what each action adds, what a save writes.
+"""The memory of one stage on one rank: what it always holds, what each action adds; checkpoints.
 
 Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them;
-which numbers a checkpoint holds, whatever the layout: all weights, and the moments of those that
-train.
+the contents of a checkpoint on any layout: all weights, and the moments of those that train.
 Relies on: `parameters` for weights, `kinds` for activations, `workload` for tokens.
-Leaves: their sum over the course of a step to `memory_peak`; what the files of a checkpoint add, a
-few kilobytes per rank.
+Leaves: their sum during a step to `memory_peak`; a few kilobytes per rank that the files of a
+checkpoint add.
 """
 
 from collections.abc import Iterable
@@ -31,12 +30,12 @@ class StageMemory:
     """Bytes of one stage on one rank.
 
     `weights`, `moments`: sharded over dp x cp, always there. `gathered`: the whole weights, from
-    the first forward to the last backward (with full sharding only the units at work);
-    `gather_buffer`: besides, while they arrive. `accumulated`: whole gradients, from the first
+    the first forward to the last backward (with full sharding only the units in use);
+    `gather_buffer`: in addition, while they arrive. `accumulated`: whole gradients, from the first
     backward to the last. `gradients`: their shards, after it (with full sharding after the first).
-    `backward_gradients`, `reduce_buffer`: besides, while any, or the last, backward runs. `kept`:
-    per forward until its backward. `forward_extra`, `backward_extra`: activations while it runs.
-    `edge`: one activation between stages.
+    `backward_gradients`: in addition, while any backward runs; `reduce_buffer`: in addition, during
+    the last one. `kept`: per forward until its backward. `forward_extra`, `backward_extra`:
+    temporary activations of a forward and a backward. `edge`: one activation between stages.
     """
 
     weights: int
@@ -68,7 +67,7 @@ def stage_memory(
     trained = [weight for weight in weights.all() if weight.trains]
     shard, own = sharded(weights.all()), sharded(trained)
     *blocks, root = weights.units()
-    if module.experts:  # Units are unlike each other: the two largest come one after another.
+    if module.experts:  # Units differ: the worst case is that the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
     two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
     ends = sum(weight.numel for weight in root)
@@ -76,7 +75,7 @@ def stage_memory(
     accumulates = bool(own) and not full and work.forwards > 1
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
-    # Added up inside matrix products, gradients never stand beside their sum.
+    # A gradient that a matrix product accumulates never exists beside its sum.
     in_products = accumulates and adds_in_products(spec, module.name)
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
@@ -84,7 +83,7 @@ def stage_memory(
     return StageMemory(
         weights=shard * stored,
         moments=MOMENTS[spec.optimizer.kind] * own * stored,
-        # The root stays gathered, and the next unit arrives while one computes.
+        # The root stays gathered, and one unit arrives while another computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
         accumulated=weights.trained * stored if accumulates else 0,
@@ -148,27 +147,27 @@ class _Activations:
         return self.shared_tokens * self.kind.widths.stream * self.bytes
 
     def kept(self) -> int:
-        """Return what stays until the backward."""
+        """Return the bytes that stay until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
             total += self.saved_by_layers() + self.stream
         return total
 
     def saved_by_layers(self) -> int:
-        """Return what of that the layers keep."""
+        """Return the part of these that layers keep."""
         if not self.through_blocks:
             return 0
         return sum(self._sum(self._of_layer(each), each) for each in self.layers)
 
     def forward(self) -> int:
-        """Return what a forward needs besides, at its worst place."""
+        """Return the temporary bytes of a forward at its peak."""
         if self.through_blocks:
             return self.logits()
         alive = self.kind.forward_activations
         return max(*(self._sum(alive, each) for each in self.layers), self.logits())
 
     def backward(self) -> int:
-        """Return what a backward needs besides, at its worst place."""
+        """Return the temporary bytes of a backward at its peak."""
         if not self.through_blocks:
             return 0
         return max(
@@ -186,14 +185,14 @@ class _Activations:
         return total
 
     def logits(self) -> int:
-        """Return one tensor of logits; beside it stands the gradient, which is kept."""
+        """Return the bytes of the logits, besides their gradient, which is kept."""
         is_head = self.module.is_language and self.stage.is_last
         return self.tokens * self.words * self.bytes if is_head else 0
 
     def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""
         tp = self.tp
-        # With fewer key heads than tp ranks, each rank holds one of them; so with Mamba's groups.
+        # With fewer key heads than tp ranks each rank holds one; the same for Mamba's groups.
         head = size.head_size if size.mamba is None else size.mamba.state
         key = max(size.key // tp, head)
         total = 0
@@ -209,7 +208,7 @@ class _Activations:
         return total
 
     def _ends(self) -> int:
-        """Return what the layers around the blocks keep: patches, projector, head."""
+        """Return the bytes that layers around the blocks keep: patches, projector, head."""
         held = HeldAtEnds(
             tp=self.tp,
             tokens=self.tokens,

@@ -1,4 +1,4 @@
-"""The largest memory of a rank in the course of a step, with its parts.
+"""The peak memory of a rank during a step, with its parts.
 
 Decides: what is alive at each action of a program.
 Relies on: `memory` for the bytes of each stage.
@@ -21,7 +21,7 @@ GB = 1_000_000_000
 
 @dataclass(slots=True)
 class _Course:
-    """What changes during a step, in bytes."""
+    """The parts of memory that change during a step, in bytes."""
 
     gathered: int = 0
     gradients: int = 0
@@ -30,7 +30,7 @@ class _Course:
 
 
 class _Walk:
-    """Goes through a program and remembers the worst moment."""
+    """Walks through a program and keeps the peak."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class _Walk:
                 self._run(action)
 
     def _note(self, *, gradients: int = 0, activations: int = 0, buffers: int = 0) -> None:
-        """Compare this moment, with what is there for it alone, to the worst so far."""
+        """Compare this moment, with its temporary memory, to the peak so far."""
         now = self.now
         parts = (
             self.weights + now.gathered,
@@ -73,7 +73,7 @@ class _Walk:
         elif action.kind is Kind.BACKWARD:
             self._backward(action, (action.module, action.stage or 0))
         elif not (action.kind.is_transfer or action.kind.is_collective):
-            return  # Sums and the update are part of the last backwards.
+            return  # Sums and the update are counted with the last backwards.
         elif action.stage is not None:
             # Input gradients stay in their send buffers until the step ends.
             if action.kind is Kind.SEND_B:
@@ -133,10 +133,11 @@ def peak_memory(
     *,
     communicators: int,
 ) -> MemoryRow:
-    """Return the memory of a rank at its worst moment.
+    """Return the memory of a rank at its peak.
 
-    `stages` are those it holds. `row_bytes` says per encoder what an encoder rank sends and what a
-    language rank receives for one group; `communicators` counts those of NCCL that it opens.
+    `stages` are those that it holds. `row_bytes` has, per encoder, the bytes that an encoder rank
+    sends and a language rank receives for one group; `communicators` is the number of NCCL
+    communicators that the rank opens.
     """
     worst = _Walk(layout, stages, row_bytes, program).worst
     weights, gradients, optimizer, activations, transfers = worst

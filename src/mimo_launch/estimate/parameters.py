@@ -1,6 +1,6 @@
-"""The weights of a stage as one rank holds them, before sharding over dp x cp.
+"""The weights of a stage on one rank, before sharding over dp x cp.
 
-Decides: which of them train, and which are FSDP units together.
+Decides: which of them train, and which form an FSDP unit.
 Relies on: `kinds` for the weights of layers and ends.
 Leaves: bytes to `memory`.
 """
@@ -15,7 +15,7 @@ from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.model import ExpertGrid, ModuleSpec, Spec
 
-# Consecutive blocks are one FSDP unit from so many parameters on (`models.build`, tested).
+# A run of consecutive blocks with this many parameters is an FSDP unit (`models.fsdp`, tested).
 MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 
@@ -23,8 +23,8 @@ MIN_PARAMETERS_PER_UNIT = 64_000_000
 class StageWeights:
     """The weights of one stage: those of each of its blocks, and those around the blocks.
 
-    Runs of blocks are FSDP units, with full sharding every block; the experts of a block are one of
-    their own. The rest belongs to the root.
+    Runs of blocks are FSDP units, with full sharding every block; the experts of a block are a
+    separate unit. The rest belongs to the root.
     """
 
     blocks: tuple[tuple[Weight, ...], ...]
@@ -71,9 +71,9 @@ class StageWeights:
 
 
 def adds_in_products(spec: Spec, name: str) -> bool:
-    """Return whether matrix products of a module add up their weights' gradients themselves.
+    """Return whether matrix products of a module accumulate their weights' gradients themselves.
 
-    Where a step has several backwards, in bf16 between them (`models.build`, docs/adr/0017).
+    They do in bf16 if a step has several backwards (`models.fsdp`, docs/adr/0017).
     """
     module = spec.modules[name]
     return (
@@ -96,7 +96,7 @@ def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
 
 
 def ends_of(spec: Spec, stage: Stage) -> Ends:
-    """Return which ends of its module a stage has."""
+    """Return the ends of its module that a stage has."""
     return Ends(
         is_first=stage.is_first,
         is_last=stage.is_last,

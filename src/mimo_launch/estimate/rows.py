@@ -1,8 +1,8 @@
-"""What is expected of a step, as frozen rows of plain values.
+"""The estimates of a step, as frozen rows of plain values.
 
-Decides: which figures there are; their names are keys of `plan --json` (docs/plan-json.md).
+Decides: the list of numbers; their names are keys of `plan --json` (docs/plan-json.md).
 Relies on: nothing.
-Leaves: the figures to `estimates`.
+Leaves: the numbers to `estimates`.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """Bytes of a rank at its worst moment; all but `device` are the allocator's.
+    """Bytes of a rank at its peak; all but `device` are the allocator's.
 
     `weights` are shards and gathered copies, `transfers` the buffers of bridges, stage edges,
-    gathers and reductions, `reserve` what the allocator holds and cannot use, `device` the CUDA
-    context and communicators.
+    gathers and reductions, `reserve` the memory that the allocator holds and cannot use, `device`
+    the CUDA context and communicators.
     """
 
     weights: int
@@ -28,7 +28,7 @@ class MemoryRow:
 
     @property
     def allocated(self) -> int:
-        """Bytes in tensors, which is what `torch.cuda.max_memory_allocated` measures."""
+        """Bytes in tensors, as `torch.cuda.max_memory_allocated` measures them."""
         parts = (self.weights, self.gradients, self.optimizer, self.activations, self.transfers)
         return sum(parts) + self.workspace
 
@@ -56,11 +56,11 @@ class StageEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEstimate:
-    """Ranks of which the same is expected: memory, work and how the step's time is spent.
+    """Ranks with equal estimates: memory, work and shares of the step's time.
 
     `bubble` is the share of the schedule in which they do not compute. The shares of the step:
-    `computing`, of which in `all_to_all` tokens travel to experts and back; `waiting` for others or
-    transfers; `reducing` gradients past the last backward; `updating` weights, with all that
+    `computing`, of which `all_to_all` is the exchange of tokens with experts; `waiting` for others
+    or transfers; `reducing` gradients after the last backward; `updating` weights, with all that
     follows the schedule.
     """
 
@@ -82,10 +82,10 @@ class RankEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What a step is expected to take, on one kind of device.
+    """The estimates of a step on one kind of device.
 
-    `bubble` is the mean over ranks that have work, of the schedule in estimated time. `not_counted`
-    names modules and what of them is left out, because nothing is known of their layers.
+    `bubble` is the mean over ranks with work, of the schedule in estimated time. `not_counted` has,
+    by module, what the estimates leave out because its layers are unknown.
     """
 
     device: str

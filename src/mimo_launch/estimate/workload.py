@@ -1,6 +1,6 @@
-"""How much work one forward or backward of a stage is: tokens, attention spans, rows, operations.
+"""The work of one forward or backward of a stage: tokens, attention spans, rows, operations.
 
-Decides: that one sample stands for all of them; what a backward costs, whatever is frozen.
+Decides: that one sample represents all; the cost of a backward, with frozen modules and without.
 Relies on: `data.sample_sizes` for that sample, `layout.row_owners` for padding, `kinds` for the
 operations of a forward.
 Leaves: bytes to `memory`, seconds to `cost_model`.
@@ -20,7 +20,7 @@ from mimo_launch.spec.model import Spec
 
 
 def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:
-    """Return the work of one forward of a module when every sample is like this one."""
+    """Return the work of one forward of a module if every sample is like this one."""
     samples, size = layout.samples, layout.samples.microbatch_size
     forwards = layout.num_groups(module)
     if module.is_language:
@@ -41,8 +41,7 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
 
 
 def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
-    """Return the lengths of what attends within itself in a sequence: its records, of which the
-    last has the padding."""  # noqa: D205, D209
+    """Return the lengths of a sequence's attention spans: records, the last with padding."""
     *others, last = (record.num_tokens for record in sample.records)
     return (*others, max(last, seq - sum(others)))
 
@@ -65,10 +64,7 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
 
 
 def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKind, Flops]:
-    """Return the operations of one forward by kinds of layers.
-
-    What stands around the layers is with blocks.
-    """
+    """Return the operations of one forward by kind of layer; those at the ends count as blocks."""
     kind = kind_of(spec.modules[stage.module].model)
     return kind.forward_flops(stage.layers, ends_of(spec, stage), work)
 
@@ -78,8 +74,8 @@ def backward_flops(
 ) -> Flops:
     """Return the operations of one backward of a stage whose forward has these.
 
-    Twice the forward: gradients of inputs and of weights. A frozen language model has only those of
-    inputs (and all of attention, which has no weights); recomputing is not counted.
+    They are twice the forward: gradients of inputs and of weights. A frozen language model has only
+    gradients of inputs (and all of attention, which has no weights). Recomputing is not counted.
     """
     if not needs_backward(layout, module, stage.index):
         return Flops()

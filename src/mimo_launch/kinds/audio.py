@@ -1,4 +1,4 @@
-"""Audio encoders: what is theirs alone among encoders.
+"""Audio encoders: what they do not share with other encoders.
 
 Decides: weights and work of the two convolutions of Whisper (arXiv:2212.04356).
 Relies on: `transformer_encoder` for the rest.
@@ -32,7 +32,7 @@ class AudioKind(TransformerEncoderKind):
 
     @property
     def patch_work(self) -> PatchWork:
-        """The first convolution at three places, then the second one; GELU behind both."""
+        """The first convolution at three places, then the second one; GELU after both."""
         width = self.model.hidden
         joined = 3 * width
         windows = 3 * 3 * self.model.mels
@@ -40,7 +40,7 @@ class AudioKind(TransformerEncoderKind):
         return PatchWork(products=(windows + joined) * width, saved=saved)
 
     def embedding_weights(self) -> Iterator[Weight]:
-        """Yield those of both convolutions, and the positions, which never train."""
+        """Yield the weights of both convolutions, and the positions, which never train."""
         model, width = self.model, self.model.hidden
         yield from (Weight((width, model.mels, 3)), Weight((width,)))
         yield from (Weight((width, width, 3)), Weight((width,)))

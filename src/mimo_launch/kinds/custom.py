@@ -1,8 +1,8 @@
-"""Encoders of a user's own: what is known of them without importing their class.
+"""Users' encoders: what is known of them without importing their class.
 
 Decides: that their parameters are spread evenly over layers and over tp.
-Relies on: what the spec says of them.
-Leaves: what the class builds to `models.custom_stages`.
+Relies on: their settings in the spec.
+Leaves: building them to `models.custom_stages`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,18 +17,18 @@ from mimo_launch.spec.model import CustomModel
 
 @dataclass(frozen=True, slots=True)
 class CustomKind(ModelKind):
-    """A class of a user's own, which nothing here imports."""
+    """A user's class, which nothing here imports."""
 
     model: CustomModel
 
     @property
     def is_custom(self) -> bool:
-        """A class of the user's own builds it."""
+        """A user's class builds it."""
         return True
 
     @property
     def num_heads(self) -> int | None:
-        """Heads, if the spec gives any; how wide they are is the affair of the class."""
+        """Heads, if the spec gives any; the class decides their width."""
         return self.model.heads
 
     @property
@@ -38,11 +38,11 @@ class CustomKind(ModelKind):
 
     @property
     def not_estimated(self) -> tuple[str, ...]:
-        """Activations in any case; weights and work where the spec gives no `parameters`."""
+        """Activations in any case; weights and work if the spec gives no `parameters`."""
         return ("activations",) if self.model.parameters else ("weights", "work", "activations")
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield a layer's share of as many parameters as the spec gives."""
+        """Yield a layer's share of the parameters that the spec gives."""
         if self.model.parameters is not None:
             yield Weight((share.of(-(-self.model.parameters // self.model.layers)),))
 
@@ -52,7 +52,7 @@ class CustomKind(ModelKind):
 
     @property
     def widths(self) -> Widths:
-        """What stands between the layers."""
+        """The width of the stream; nothing is known inside the layers."""
         width = self.model.hidden
         return Widths(stream=width, query=0, key=0, heads=1, inner=0, ups=1, causal=False)
 

@@ -33,8 +33,8 @@ EAGER_BF16 = (
     Saved(name="SiLU of gate", inner=1),
     Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True),
 )
-# What is alive at once in a forward that keeps nothing, in the MLP: the block's input, what
-# attention adds to it, their sum, and that normed; and the MLP's own.
+# Tensors that are alive at once in a forward that keeps nothing, in the MLP: the block's input,
+# what attention adds to it, their sum, and the norm of that; and those of the MLP.
 FORWARD = (
     Saved(name="streams", stream=4, shared=True),
     Saved(name="gate, up and product", inner=3),
@@ -53,12 +53,12 @@ class DecoderKind(LanguageKind):
 
     @property
     def mrope(self) -> tuple[int, int, int] | None:
-        """Pairs of a head that turn with time, height and width, where tokens have all three."""
+        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
         return self.model.mrope
 
     @property
     def rope_scaling(self) -> RopeScaling | None:
-        """How long wavelengths are slowed down."""
+        """The scaling of long wavelengths of rotary embeddings, if any."""
         return self.model.rope_scaling
 
     @property
@@ -97,7 +97,7 @@ class DecoderKind(LanguageKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """What is alive at once in the forward of a block that saves nothing."""
+        """Tensors that are alive at once in the forward of a block that saves nothing."""
         return FORWARD
 
     @property

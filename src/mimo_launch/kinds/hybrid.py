@@ -16,8 +16,8 @@ from mimo_launch.spec.model import HybridModel, MambaSizes
 
 NAMES = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "MLP", EXPERTS: "experts"}
 
-# Of a Mamba layer `query` are the channels of its heads, `key` the numbers of B or C. What its
-# kernels keep is meant, which compute products inside a chunk again.
+# In a Mamba layer `query` is the number of channels of its heads, `key` that of B or C. The tensors
+# are those that its kernels keep, which recompute products inside a chunk.
 _INPUT = (
     Saved(name="layer input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
@@ -65,7 +65,7 @@ class HybridKind(LanguageKind):
     model: HybridModel
 
     def layer_name(self, number: int) -> str:
-        """Return what tables call a layer."""
+        """Return the name of a layer in tables."""
         return NAMES[self.model.pattern[number]]
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
@@ -110,7 +110,7 @@ class HybridKind(LanguageKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """What is alive at once in the forward of a layer that saves nothing."""
+        """Tensors that are alive at once in the forward of a layer that saves nothing."""
         return FORWARD
 
     @property

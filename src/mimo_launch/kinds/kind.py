@@ -1,6 +1,6 @@
-"""What every kind of model says of itself; all rooms ask here, and none asks for a class.
+"""The interface of every kind of model; other rooms ask it, and do not test for classes.
 
-Decides: which facts a kind declares, and what holds where it declares nothing else.
+Decides: which facts a kind declares, and their defaults.
 Relies on: `layer` for the numbers of a layer, `saved_activations` for tensors.
 Leaves: the facts to one file per kind, and to `registry` which file is whose.
 """
@@ -25,11 +25,11 @@ from mimo_launch.spec.model import EncoderModel, LanguageModel, Moe, RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class ModelKind(ABC):
-    """A model and what its kind makes of it. Layers are counted from 0 over the whole module."""
+    """A model with the facts of its kind. Layers are counted from 0 over the whole module."""
 
     model: EncoderModel | LanguageModel
 
-    # What other rooms ask about.
+    # Facts.
 
     @property
     def stage(self) -> str:
@@ -38,12 +38,12 @@ class ModelKind(ABC):
 
     @property
     def computes_loss(self) -> bool:
-        """Whether it can be `language`: it reads tokens; every other kind feeds it rows."""
+        """Whether it can be `language`: it reads tokens, and all other kinds send it rows."""
         return False
 
     @property
     def is_custom(self) -> bool:
-        """Whether a class of the user's own builds it."""
+        """Whether a user's class builds it."""
         return False
 
     @property
@@ -53,7 +53,7 @@ class ModelKind(ABC):
 
     @property
     def vocab_multiple(self) -> int:
-        """What the vocabulary is padded to a multiple of."""
+        """The vocabulary is padded to a multiple of this number."""
         return 1
 
     @property
@@ -73,7 +73,7 @@ class ModelKind(ABC):
 
     @property
     def has_standard_blocks(self) -> bool:
-        """Whether every layer is attention and an MLP or experts, which libraries offer."""
+        """Whether every layer is attention and an MLP or experts, which libraries provide."""
         return False
 
     @property
@@ -83,17 +83,17 @@ class ModelKind(ABC):
 
     @property
     def mrope(self) -> tuple[int, int, int] | None:
-        """Pairs of a head that turn with time, height and width, where tokens have all three."""
+        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
         return None
 
     @property
     def rope_scaling(self) -> RopeScaling | None:
-        """How long wavelengths are slowed down."""
+        """The scaling of long wavelengths of rotary embeddings, if any."""
         return None
 
     @property
     def turns_patches(self) -> bool:
-        """Whether queries and keys turn by the place of a patch."""
+        """Whether queries and keys rotate by the place of a patch."""
         return False
 
     @property
@@ -111,7 +111,7 @@ class ModelKind(ABC):
         return False
 
     def layer_name(self, number: int) -> str:
-        """Return what tables call a layer."""
+        """Return the name of a layer in tables."""
         return "block with experts" if self.has_experts(number) else "block"
 
     @property
@@ -131,7 +131,7 @@ class ModelKind(ABC):
 
     @property
     def not_estimated(self) -> tuple[str, ...]:
-        """What no estimate can know of the model: weights, work, activations."""
+        """The parts of the model that cannot be estimated: weights, work, activations."""
         return ()
 
     # Weights.
@@ -142,14 +142,14 @@ class ModelKind(ABC):
 
     @abstractmethod
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights in front of the first layer and behind the last, on one rank."""
+        """Yield the weights before the first layer and after the last, on one rank."""
 
     # Work.
 
     @property
     @abstractmethod
     def widths(self) -> Widths:
-        """Sizes of the layers; where they differ, of all mixers together."""
+        """Sizes of the layers; if these differ, of all mixers together."""
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a layer."""
@@ -157,7 +157,7 @@ class ModelKind(ABC):
 
     @abstractmethod
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
-        """Return the operations of one forward in front of the layers and behind them."""
+        """Return the operations of one forward before the layers and after them."""
 
     def forward_flops(
         self, numbers: range, ends: Ends, work: Workload
@@ -173,7 +173,7 @@ class ModelKind(ABC):
     # Activations.
 
     def saved_activations(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        """Return what a layer of these sizes saves for its backward."""
+        """Return the tensors that a layer of these sizes saves for its backward."""
         saved = self._saved_compiled(layer)
         if not passes.are_compiled:
             saved += self._saved_besides(layer, passes)
@@ -185,16 +185,16 @@ class ModelKind(ABC):
 
     @abstractmethod
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return what a layer saves whose passes between products are compiled."""
+        """Return the tensors that a layer saves if passes between products are compiled."""
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        """Return what it saves besides where they are not."""
+        """Return the tensors that it saves in addition if they are not."""
         return ()
 
     @property
     @abstractmethod
     def forward_activations(self) -> tuple[Saved, ...]:
-        """What is alive at once in the forward of a layer that saves nothing."""
+        """Tensors that are alive at once in the forward of a layer that saves nothing."""
 
     @property
     @abstractmethod
@@ -203,4 +203,4 @@ class ModelKind(ABC):
 
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return how many numbers a rank saves in front of the layers and behind them."""
+        """Return the numbers that a rank saves before the layers and after them."""

@@ -1,6 +1,6 @@
-"""What language models have in common: words, attention, experts, and a head.
+"""What language models have in common: a vocabulary, attention, experts, and a head.
 
-Decides: the weights of attention, of experts and of both ends, and what the head costs.
+Decides: the weights of attention, of experts and of both ends, and the work of the head.
 Relies on: how `models` compute, which tests compare.
 Leaves: the layers to `decoder` and `hybrid`.
 """
@@ -33,7 +33,7 @@ class LanguageKind(ModelKind):
 
     @property
     def vocab_multiple(self) -> int:
-        """What the vocabulary is padded to a multiple of."""
+        """The vocabulary is padded to a multiple of this number."""
         return self.model.vocab_multiple
 
     @property
@@ -84,7 +84,7 @@ class LanguageKind(ModelKind):
         yield Weight((width, queries), in_product=True)
 
     def _expert_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the router of a layer and the experts of one rank, all of which hold as many."""
+        """Yield the router of a layer and the experts of one rank; all ranks hold as many."""
         model = self.model
         if not model.moe or not self.has_experts(number):
             return
@@ -96,7 +96,7 @@ class LanguageKind(ModelKind):
         yield Weight((own * model.hidden, inner), "experts")
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield those of embedding, final norm and head."""
+        """Yield the weights of embedding, final norm and head."""
         model, words = self.model, share.of(ends.vocab)
         if ends.is_first or (ends.is_last and model.tied):
             yield Weight((words, model.hidden))
@@ -120,7 +120,7 @@ class LanguageKind(ModelKind):
         )
 
     def _with_experts(self, number: int, layer: Widths) -> Widths:
-        """Return the widths of a layer with those of experts in place of its MLP, if it has any."""
+        """Return the widths of a layer, with experts instead of the MLP if it has any."""
         moe = self.moe
         if moe is None or not self.has_experts(number):
             return layer

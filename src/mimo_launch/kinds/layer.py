@@ -1,8 +1,8 @@
 """One layer, or the ends of a module, in numbers: weights, widths, work and operations.
 
-Decides: how much of a width that is cut over tp a rank holds; what counts as an operation: 2 m n k
-for every matmul, scores and values of attention among them (half where it is causal), and the
-matmuls that Mamba-2 is; nothing else. docs/estimates.md says so to users.
+Decides: a rank's part of a width that is cut over tp; what counts as an operation: 2 m n k for
+every matmul, including scores and values of attention (half if it is causal) and the matmuls of
+Mamba-2, and nothing else, as docs/estimates.md tells users.
 Relies on: the spec's types of sizes.
 Leaves: which layers a model has to the kinds, which rank stands where to `layout`.
 """
@@ -16,7 +16,7 @@ from mimo_launch.spec.model import MambaSizes, Moe
 
 
 def even_cut(total: int, parts: int, index: int) -> range:
-    """Return part `index` of `total` items cut as evenly as can be."""
+    """Return part `index` of `total` items cut as evenly as possible."""
     return range(total * index // parts, total * (index + 1) // parts)
 
 
@@ -30,11 +30,11 @@ class Share:
     expert_tp: int = 1
 
     def of(self, total: int) -> int:
-        """Return how much of a width this rank holds."""
+        """Return this rank's part of a width."""
         return len(even_cut(total, self.tp, self.index))
 
 
-# Weights that are frozen, reduced or counted in ways of their own.
+# Weights that are frozen, reduced or counted in different ways.
 Role = Literal["body", "projector", "experts", "constant"]
 
 
@@ -64,7 +64,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Which ends of its module a stage has, and what the last one leads to.
+    """The ends of its module that a stage has, and the widths there.
 
     `vocab` is the padded vocabulary, `language_width` the width of the rows of encoders.
     """
@@ -76,7 +76,7 @@ class Ends:
 
 
 class LayerKind(StrEnum):
-    """Layers that devices compute at rates of their own."""
+    """Kinds of layers that devices compute at different rates."""
 
     BLOCK = "block"  # Attention, an MLP, or both.
     MAMBA = "mamba"
@@ -87,9 +87,9 @@ class LayerKind(StrEnum):
 class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
-    `spans` are the lengths of what attends within itself: sequences, or images in patches.
-    `tokens` are theirs together, `held` those of one cp rank with padding, `class_tokens` of them
-    are class tokens. `rows` go from an encoder to language. A step has `forwards` of these.
+    Tokens attend within `spans`, given by their lengths: sequences, or images in patches. `tokens`
+    is their sum, `held` the tokens of one cp rank with padding, of which `class_tokens` are class
+    tokens. `rows` go from an encoder to language. A step has `forwards` of these.
     """
 
     spans: tuple[int, ...]
@@ -108,8 +108,8 @@ class Workload:
 class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
-    `linear` and `attention` (or what Mamba has in its place) are those of blocks, `head` is that of
-    the vocabulary.
+    `linear` and `attention` (or Mamba's equivalent) are those of blocks, `head` is that of the
+    vocabulary.
     """
 
     linear: float = 0.0
@@ -134,10 +134,10 @@ class Flops:
 class Widths:
     """Sizes of a layer over all tp ranks.
 
-    `query` and `key` are the widths of all query heads and of all key heads; `inner` that inside
-    the MLP, whose input has `ups` times that many features. Of a layer of `mamba`, `query` are the
-    channels of its heads and `key` the numbers of B or C. Of a layer of `experts`, `inner` is the
-    width of all that one token goes through. `regions` counts the tensor-parallel regions.
+    `query` and `key` are the widths of all query heads and of all key heads; `inner` is that inside
+    the MLP, whose first product has `ups` times as many outputs. In a layer of `mamba`, `query` is
+    the number of channels of its heads and `key` that of B or C. In a layer of `experts`, `inner`
+    is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
     """
 
     stream: int
@@ -158,7 +158,7 @@ class Widths:
 
     @property
     def kind(self) -> LayerKind:
-        """What the layer is to a device."""
+        """The kind of the layer, by which devices have rates."""
         if self.mamba is not None:
             return LayerKind.MAMBA
         return LayerKind.BLOCK if self.experts is None else LayerKind.EXPERTS
@@ -170,7 +170,7 @@ class Widths:
 
     @property
     def _features(self) -> int:
-        """Features that the linear layers take and make, but for the stream's."""
+        """Inputs and outputs of the linear layers that are not the stream."""
         if self.mamba is not None:  # z, x, B, C, time steps; and the output.
             return 3 * self.query + 2 * self.key + self.heads
         router = self.experts.experts if self.experts else 0
@@ -179,8 +179,8 @@ class Widths:
     def _mixing(self, work: Workload) -> float:
         """Return the operations between tokens: attention, or the recurrence of Mamba-2 by chunks.
 
-        Inside a chunk that is C B^T and its product with x, half of each; then the states of all
-        chunks are made of x and B, and read with C (arXiv:2405.21060, section 6).
+        Inside a chunk these are C B^T and its product with x, half of each. Then x and B make the
+        states of all chunks, and C reads them (arXiv:2405.21060, section 6).
         """
         if self.mamba is None:
             pairs = sum(span**2 for span in work.spans) / (2 if self.causal else 1)

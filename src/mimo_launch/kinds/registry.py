@@ -1,6 +1,6 @@
-"""Which kind a model of the spec is.
+"""Finds the kind of a model of the spec.
 
-Decides: that every class of this room that says which `model` of the spec it is about is a kind.
+Decides: that every class of this room with a `model` of the spec is a kind.
 Relies on: a file per kind.
 Leaves: everything about a kind to its file.
 """
@@ -18,7 +18,7 @@ from mimo_launch.spec.model import EncoderModel, LanguageModel
 
 
 def kind_of(model: EncoderModel | LanguageModel) -> ModelKind:
-    """Return what the kind of a model says of it."""
+    """Return a model with the facts of its kind."""
     return _kinds()[type(model)](model)
 
 
@@ -31,7 +31,7 @@ def _kinds() -> dict[type, type[ModelKind]]:
 
 
 def _below(kind: type) -> Iterator[type[ModelKind]]:
-    """Yield every class below one that is no base of others only."""
+    """Yield every class below `kind` that is not abstract."""
     below: list[type] = kind.__subclasses__()
     for each in below:
         if not isabstract(each):

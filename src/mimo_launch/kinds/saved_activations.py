@@ -1,10 +1,10 @@
-"""What a forward saves for its backward, tensor by tensor, and what it or a backward needs besides.
+"""The tensors that a forward saves for its backward, and the temporary ones of both.
 
-Decides: how such a tensor is described, in the units of a layer's widths, and those that several
-kinds have. Kept short, to be corrected against measured peaks.
+Decides: how such a tensor is described, in units of a layer's widths, and those that several kinds
+have in common.
 Relies on: how `models` compute: matrix products and attention keep their inputs, and so do the
-passes between them (norms, rotations, SwiGLU and GELU) where each is compiled by itself, since
-torch.compile computes their inner tensors again. A test compares it with what autograd keeps.
+passes between them (norms, rotations, SwiGLU and GELU) if each is compiled by itself, because
+torch.compile recomputes their inner tensors. A test compares it with what autograd keeps.
 Leaves: bytes to `estimate.memory`, the tensors of a kind of layer to the kind.
 """
 
@@ -16,10 +16,10 @@ class Saved:
     """One tensor per token, its width in multiples of a block's sizes.
 
     `stream` is whole on every rank; `query`, `key` and `inner` are cut over tp, and so are `heads`,
-    which are 4-byte numbers. A `shared` tensor stands between tensor-parallel regions and is cut
-    over tp under sequence parallelism. `arrived` and `returned` are as wide as the stream for each
-    expert that a token of this rank chose, `arrived` on all ranks that split it; loads are taken to
-    be balanced. One `for_weights` only is not kept where they are frozen.
+    which are 4-byte numbers. A `shared` tensor is one between tensor-parallel regions, cut over tp
+    under sequence parallelism. `arrived` and `returned` have the width of the stream for each
+    expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
+    to be balanced. A tensor `for_weights` is not kept if they are frozen.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How a module computes, as far as what it saves depends on it."""
+    """The properties of a module's computation on which its saved tensors depend."""
 
     are_compiled: bool
     are_bf16: bool
@@ -46,11 +46,11 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAtEnds:
-    """What one rank holds of one forward in front of the layers of a module and behind them.
+    """The sizes on one rank of one forward, before the layers of a module and after them.
 
-    `tokens` of which `patches` are no class tokens; `words` of the vocabulary. Under sequence
-    parallelism `sequence_parts` tp ranks share tokens between layers, and each has `stream_tokens`.
-    A backward goes `through_layers` unless only the projector trains.
+    Of `tokens`, `patches` are no class tokens; `words` is the part of the vocabulary. Under
+    sequence parallelism `sequence_parts` tp ranks share the tokens between layers, and each has
+    `stream_tokens`. A backward goes `through_layers` unless only the projector trains.
     """
 
     tp: int
@@ -71,16 +71,16 @@ ATTENTION_OUT = (
 )
 ROTATED = Saved(name="rotated queries and keys", query=1, key=1)
 
-# Besides, in a layer of experts; what is inside them is `inner`.
+# In addition, in a layer of experts; tensors inside the experts are `inner`.
 ROUTED = (
     Saved(name="tokens that came to experts", arrived=1, for_weights=True),
     Saved(name="answers of experts", returned=1),
 )
 
-# Besides, with cp: keys and values of the other ranks, per cp rank; or what the recurrence of a
-# Mamba layer made comes back from them.
+# In addition, with cp: keys and values of each cp rank, or in a Mamba layer the output of the
+# recurrence that comes back from other cp ranks.
 GATHERED = Saved(name="gathered keys and values", key=2)
 MAMBA_RETURNED = Saved(name="output of the recurrence, by own tokens", query=1)
 
-# With `recompute: full` a block keeps this alone, and all that it saves while it runs backward.
+# With `recompute: full` a block keeps only this, and all others while it runs backward.
 RECOMPUTED = (Saved(name="block input", stream=1, shared=True),)

@@ -2,7 +2,7 @@
 
 Decides: their weights, operations and saved activations.
 Relies on: how `models` compute, which tests compare.
-Leaves: what makes tokens of an image or a clip to `vision` and `audio`.
+Leaves: the embedding of images and clips to `vision` and `audio`.
 """
 
 from abc import abstractmethod
@@ -37,9 +37,9 @@ BACKWARD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchWork:
-    """What the layers in front of an encoder's blocks do for one patch.
+    """The work of the layers before an encoder's blocks for one patch.
 
-    `products` of numbers in a forward; numbers `saved` for the backward.
+    `products` are multiplications in a forward, `saved` the numbers kept for the backward.
     """
 
     products: int
@@ -55,11 +55,11 @@ class TransformerEncoderKind(ModelKind):
     @property
     @abstractmethod
     def patch_work(self) -> PatchWork:
-        """What makes one token of a patch costs."""
+        """The work of embedding one patch."""
 
     @abstractmethod
     def embedding_weights(self) -> Iterator[Weight]:
-        """Yield the weights in front of the first block."""
+        """Yield the weights before the first block."""
 
     @property
     def num_heads(self) -> int:
@@ -103,7 +103,7 @@ class TransformerEncoderKind(ModelKind):
         yield from (Weight((width, inner), in_product=True), Weight((width,)))
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield those of embedding, final norm and projector."""
+        """Yield the weights of embedding, final norm and projector."""
         width = self.model.hidden
         if ends.is_first:
             yield from self.embedding_weights()
@@ -153,7 +153,7 @@ class TransformerEncoderKind(ModelKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """What is alive at once in the forward of a block that saves nothing."""
+        """Tensors that are alive at once in the forward of a block that saves nothing."""
         return FORWARD
 
     @property

@@ -1,6 +1,6 @@
-"""Vision transformers: what is theirs alone among encoders.
+"""Vision transformers: what they do not share with other encoders.
 
-Decides: weights and work of the embedding of patches, class tokens, turned queries and keys.
+Decides: weights and work of the embedding of patches, class tokens, rotated queries and keys.
 Relies on: `transformer_encoder` for the rest.
 Leaves: cutting images to `models.encoder_inputs`.
 """
@@ -35,7 +35,7 @@ class VisionKind(TransformerEncoderKind):
 
     @property
     def turns_patches(self) -> bool:
-        """Whether queries and keys turn by the place of a patch."""
+        """Whether queries and keys rotate by the place of a patch."""
         return self.model.positions == "rope2d"
 
     @property
@@ -55,7 +55,7 @@ class VisionKind(TransformerEncoderKind):
         return PatchWork(products=size * self.model.hidden, saved=size)
 
     def embedding_weights(self) -> Iterator[Weight]:
-        """Yield those of patches, class token, positions, and the norm behind them."""
+        """Yield the weights of patches, class token, positions, and the norm after them."""
         model, width = self.model, self.model.hidden
         yield Weight((width, model.patch_numbers))
         one_row = model.patch_bias + model.class_token + 2 * model.pre_norm

@@ -1,4 +1,4 @@
-"""Token ids that follow from the spec alone.
+"""Token ids that follow from the spec only.
 
 Decides: the vocabulary of the digits task, and the placeholder token of each encoder.
 Relies on: the spec's types only.
@@ -17,21 +17,21 @@ IGNORE_LABEL = -100
 
 
 def vocab_size(spec: Spec) -> int:
-    """Number of real tokens, placeholders included and padding excluded."""
+    """Return the number of real tokens, placeholders included and padding excluded."""
     vocab = kind_of(spec.language.model).vocab
     return DIGITS_BASE_VOCAB + len(spec.encoders) if vocab == "digits" else vocab
 
 
 def padded_vocab_size(spec: Spec) -> int:
-    """Rows of the embedding and the head: the vocabulary rounded up to `vocab_multiple`."""
+    """Return the rows of embedding and head: the vocabulary rounded up to `vocab_multiple`."""
     multiple = kind_of(spec.language.model).vocab_multiple
     return -(-vocab_size(spec) // multiple) * multiple
 
 
 def placeholder_id(spec: Spec, encoder: str) -> int:
-    """Token that stands for a row of `encoder`: the one given, or one of the last ids.
+    """Return the token that stands for a row of `encoder`: the one given, or one of the last ids.
 
-    Those belong to the encoders without a given one, in written order.
+    The last ids belong to the encoders without a given one, in written order.
     """
     given = spec.encoders[encoder].placeholder
     if given is not None:
@@ -41,7 +41,7 @@ def placeholder_id(spec: Spec, encoder: str) -> int:
 
 
 def num_last_placeholders(spec: Spec) -> int:
-    """Number of ids at the end of the vocabulary that stand for rows."""
+    """Return the number of ids at the end of the vocabulary that stand for rows."""
     return len(_with_last_ids(spec))
 
 

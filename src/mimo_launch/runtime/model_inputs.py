@@ -1,14 +1,14 @@
-"""What the runtime asks of a loader, and the tensors it makes of the answers.
+"""The interface of a loader, and the tensors that the runtime makes of its samples.
 
-Decides: the form in which text, documents and places reach a model, and the position ids of text
-and of the rows of images on several axes (M-RoPE), as runs of tokens that count alike.
+Decides: the form of text, documents and places for a model, and the position ids of text and of the
+rows of images on several axes (M-RoPE), as runs of tokens.
 Relies on: `layout.step_views` for the samples of a replica, so that every stage of language knows
-them and nobody sends them.
-Leaves: reading and decoding to `train`, which asks `layout.sample_readers` who reads what; angles
-to `layers.attention_contexts`.
+them without messages.
+Leaves: reading and decoding to `train`, with the ranks of `layout.sample_readers`; angles to
+`layers.attention_contexts`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
-from there; what follows an image starts behind its longer side.
+from there; the position after an image is behind its longer side.
 Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
 """
 
@@ -55,7 +55,7 @@ def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun
     yield PositionRun(token, seq - token, position)
 
 
-# Pixels, float32 [channels, height, width], or what has been cut of them.
+# Pixels, float32 [channels, height, width], or the patches cut from them.
 Image = np.ndarray | Patches
 
 
@@ -64,11 +64,11 @@ class StepInputs(Protocol):
 
     @property
     def data(self) -> StepData:
-        """What the samples look like."""
+        """The metadata of the samples."""
 
     @property
     def views(self) -> StepViews | None:
-        """What whoever read the samples has worked out of `data`, to go on with."""
+        """Views of `data` that the loader has already computed, if any."""
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
@@ -106,7 +106,7 @@ def read_documents(
 
 
 def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
-    """Return the lengths of all documents, sample after sample, of their numbers [B, seq]."""
+    """Return the lengths of all documents, sample after sample, from their numbers [B, seq]."""
     ends = np.diff(documents, axis=1, append=documents[:, -1:] + 1).flatten().nonzero()[0] + 1
     return tuple(np.diff(ends, prepend=0).tolist())
 
@@ -134,7 +134,7 @@ def token_shares(view: LanguageView, device: torch.device) -> Tensor:
     """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
 
     Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
-    gap, and no token.
+    gap without tokens.
     """
     samples = [view.data.samples[index] for index in view.samples]
     shares = np.zeros((len(samples), view.layout.seq))
@@ -175,7 +175,7 @@ def image_places(view: EncoderView, held: range) -> np.ndarray:
 
 
 def placement(view: LanguageView, encoder: str, context: ParallelContext) -> tuple[Placement, int]:
-    """Return where rows go in a microbatch's tokens, and how many of them this rank receives."""
+    """Return the places of rows in a microbatch's tokens, and how many this rank receives."""
     runs, cuts = view.runs(encoder, context.cp.index), view.cuts(encoder, context.cp.index)
     sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
     placed = cuts[context.tp.index] if context.sequence_parallel else runs
