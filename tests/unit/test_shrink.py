@@ -148,6 +148,16 @@ LARGE = {
             )
         }
     ),
+    "59 ranks, which take tens of thousands of trials": spec(
+        {
+            "depth": box(17, tp=3, cp=3, dp=3),
+            "vision": box(0, tp=3, dp=18),
+            "audio": box(5, tp=3, dp=18),
+            "language": box(17, cp=3, dp=9),
+        },
+        microbatches=6,
+        encoder_microbatches=2,
+    ),
     "96 ranks, odd sizes, partial overlap": spec(
         {"vision": box(0, tp=1, dp=9), "language": box(6, tp=5, dp=18)}, microbatches=2, mbs=1
     ),

@@ -38,8 +38,9 @@ LOST_AXIS = {"pp": 1400, "cp": 1300, "tp": 1200, "dp": 1000}
 LOST_FAN, LOST_EXPERT_AXIS = 300, 100
 LOST_MIDDLE = {"pp": 8, "cp": 2}
 LOST_ISLANDS, LOST_REPLICAS, LOST_RATIO, LOST_SHARING, OTHER_PARITY = 6, 6, 4, 4, 1
-# The search ends here with the best choice so far; hundreds of trials are usual.
-MAX_TRIALS = 20_000
+# The search ends here with the best choice so far. Hundreds of trials are usual, which take
+# milliseconds; one layout in some thousands needs tens of thousands of them.
+MAX_TRIALS = 300_000
 # Grids of at most this many ranks are proved as they are.
 MAX_RANKS = 32
 # Larger ones are reduced to the fewest ranks that keep everything, and at most to these.
