@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.world import device_for, join_world
 from mimo_launch.launcher.gpus import gpu_settings, num_gpus
-from mimo_launch.launcher.worker_errors import watchdog_words
+from mimo_launch.launcher.worker_errors import nccl_watchdog_words
 from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
 from mimo_launch.runtime.progress import Cause
 
@@ -76,7 +76,7 @@ def test_a_late_peer_ends_a_rank_with_words_that_we_know(tmp_path: Path) -> None
             recorder.wait()
         ranks[0].join(ABORT_SECONDS)
         assert ranks[0].exitcode == -6, (tmp_path / "stderr-0").read_text()[-4000:]
-        cause, words = watchdog_words(tmp_path / "stderr-0")
+        cause, words = nccl_watchdog_words(tmp_path / "stderr-0")
         assert cause is Cause.TIMEOUT
         assert "OpType=ALLREDUCE" in words
     finally:

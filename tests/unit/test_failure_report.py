@@ -43,7 +43,7 @@ def hosts(per_host: int = 4) -> tuple[Host, ...]:
 def test_a_rank_that_lacks_what_the_host_limits_is_told_the_remedy(tmp_path: Path) -> None:
     states = ranks()
     said = "RuntimeError: epoll_create: Too many open files"
-    states[5] = replace(states[5], failed=9.0, cause=Cause.OWN, message=said, frames=())
+    states[5] = replace(states[5], error_time=9.0, cause=Cause.OWN, message=said, frames=())
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts(), absent=())
     text = "\n".join(report_lines(failure, tmp_path, command="train"))
     assert "= help:    Too many open files: this process may have" in text
@@ -56,12 +56,12 @@ def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
         states[5],
         phase=Phase.PROGRAM,
         position=3,
-        failed=9.0,
+        error_time=9.0,
         cause=Cause.OWN,
         message="ValueError: no such sample\nmore",
         frames=(),
     )
-    states[0] = replace(states[0], cause=Cause.LOST, failed=9.1)
+    states[0] = replace(states[0], cause=Cause.LOST, error_time=9.1)
     folder = tmp_path / "logs" / "attempt-2" / "rank-5"
     folder.mkdir(parents=True)
     (folder / "stderr.log").write_text("text")
@@ -86,7 +86,7 @@ def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
 
 def test_a_task_without_checkpoints_starts_again(tmp_path: Path) -> None:
     states = ranks()
-    states[5] = replace(states[5], failed=9.0, cause=Cause.OWN, message="ValueError", frames=())
+    states[5] = replace(states[5], error_time=9.0, cause=Cause.OWN, message="ValueError", frames=())
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
     lines = report_lines(failure, tmp_path, command="c", resumable=False)
     assert lines[-1] == "   = again:   c"
@@ -135,7 +135,9 @@ def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(tmp_path: Path)
 
 def test_long_lines_are_cut_and_the_whole_is_in_a_file(tmp_path: Path) -> None:
     states = ranks()
-    states[2] = replace(states[2], failed=9.0, cause=Cause.OWN, message="ValueError: " + "x" * 9000)
+    states[2] = replace(
+        states[2], error_time=9.0, cause=Cause.OWN, message="ValueError: " + "x" * 9000
+    )
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
     lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert len(lines[1]) < 600
@@ -145,7 +147,8 @@ def test_long_lines_are_cut_and_the_whole_is_in_a_file(tmp_path: Path) -> None:
 def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
     """The other ranks ended alike, which is not worth a line."""
     states = [
-        replace(s, failed=9.0, cause=Cause.FINAL, message="NonFiniteRun: enough") for s in ranks()
+        replace(s, error_time=9.0, cause=Cause.FINAL, message="NonFiniteRun: enough")
+        for s in ranks()
     ]
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
     lines = report_lines(failure, tmp_path, command="c", checkpoint="step 10")
@@ -173,7 +176,9 @@ def test_names_that_are_no_text_are_reported(
 ) -> None:
     """A file whose name has odd bytes; a stream that is as strict as can be."""
     states = ranks()
-    states[1] = replace(states[1], failed=9.0, cause=Cause.OWN, message="OSError: odd\udcff.jpg")
+    states[1] = replace(
+        states[1], error_time=9.0, cause=Cause.OWN, message="OSError: odd\udcff.jpg"
+    )
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
     show_failure(
         RunFailed(failure), Job(plan=quickstart(), run=tmp_path, task=Training()), Console()

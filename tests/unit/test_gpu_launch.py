@@ -25,8 +25,8 @@ from mimo_launch.launcher.verdict import (
     judge,
     to_json,
 )
-from mimo_launch.launcher.watchdog import Local, Watch
-from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, watchdog_words
+from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
+from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, nccl_watchdog_words
 from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
 from mimo_launch.launcher.worker_processes import Exit, Frame
 from mimo_launch.layout.layout import build_layout
@@ -138,11 +138,11 @@ def test_the_last_words_of_a_watchdog_say_who_is_to_blame(
 ) -> None:
     log = tmp_path / "stderr.log"
     log.write_text(f"{'warning' * 100_000}\n{text}\nAborted\n")
-    found, words = watchdog_words(log)
+    found, words = nccl_watchdog_words(log)
     assert found is cause
     assert words in text
     assert bool(words) == (cause is not Cause.NONE)
-    assert watchdog_words(tmp_path / "none") == (Cause.NONE, "")
+    assert nccl_watchdog_words(tmp_path / "none") == (Cause.NONE, "")
 
 
 NCCL_ERRORS = {
@@ -227,9 +227,9 @@ class Ended:
 def test_a_worker_that_the_watchdog_ended_blames_others(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_text(LATE)
     ended = Ended(rank0=Exit(6, "SIGABRT", time.monotonic_ns()))
-    worker = Local(rank=0, local_rank=0, pid=os.getpid(), folder=tmp_path)
+    worker = LocalWorker(rank=0, local_rank=0, pid=os.getpid(), folder=tmp_path)
     recorder = Recorder(tmp_path, 0)
-    watch = Watch(HostCells(1), (worker,), ended, host=0, timeout=30, recorder=recorder)  # type: ignore[arg-type]
+    watch = WorkerWatch(HostCells(1), (worker,), ended, host=0, timeout=30, recorder=recorder)  # type: ignore[arg-type]
     assert watch.alarm()
     [seen] = watch.examine()
     recorder.close()

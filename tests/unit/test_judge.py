@@ -19,7 +19,7 @@ from mimo_launch.launcher.shared_progress import HostCells, WorkerCells
 from mimo_launch.launcher.signals import JoinedStop, StopRequest
 from mimo_launch.launcher.start_workers import Pump
 from mimo_launch.launcher.verdict import FailureKind, RankState, from_json, judge, to_json
-from mimo_launch.launcher.watchdog import Local, Watch
+from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
 from mimo_launch.launcher.worker_errors import cause_of, read_error, write_error
 from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, parse_stack, process_state
 from mimo_launch.runtime.progress import Cause, Phase
@@ -37,7 +37,7 @@ def state(rank: int, **known: object) -> RankState:
 
 
 def failed(rank: int, cause: Cause, at: float) -> RankState:
-    return state(rank, cause=cause, failed=at, message="an error")
+    return state(rank, cause=cause, error_time=at, message="an error")
 
 
 def killed(rank: int, at: float) -> RankState:
@@ -113,9 +113,9 @@ def test_time_in_which_the_launcher_did_not_run_does_not_count(
     monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
     process = subprocess.Popen(["sleep", "30"])
     cells = HostCells(1)
-    worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
+    worker = LocalWorker(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
-        watch = Watch(cells, (worker,), exits, host=0, timeout=3)
+        watch = WorkerWatch(cells, (worker,), exits, host=0, timeout=3)
         now[0] += 500
         assert not watch.alarm()
         assert watch.frozen_s == 500
@@ -138,9 +138,9 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
     process = subprocess.Popen(["sleep", "30"])
     cells = HostCells(1)
     progress = WorkerCells(cells.shared, 0).progress
-    worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
+    worker = LocalWorker(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
-        watch = Watch(cells, (worker,), exits, host=0, timeout=3)
+        watch = WorkerWatch(cells, (worker,), exits, host=0, timeout=3)
 
         def alarms(seconds: int) -> bool:
             found = False
@@ -207,12 +207,12 @@ def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Pa
     cells = HostCells(1)
     WorkerCells(cells.shared, 0).progress.finished(0)
     process = subprocess.Popen(["sleep", "30"])
-    worker = Local(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
+    worker = LocalWorker(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
     with ExitWatch({0: process.pid}) as exits:
-        assert not Watch(cells, (worker,), exits, host=0, timeout=30).alarm()
-        assert Watch(cells, (worker,), exits, host=0, timeout=0).alarm()
+        assert not WorkerWatch(cells, (worker,), exits, host=0, timeout=30).alarm()
+        assert WorkerWatch(cells, (worker,), exits, host=0, timeout=0).alarm()
         exits.exits[0] = Exit(0, "", 0)
-        assert not Watch(cells, (worker,), exits, host=0, timeout=0).alarm()
+        assert not WorkerWatch(cells, (worker,), exits, host=0, timeout=0).alarm()
         process.kill()
     process.wait()
 
@@ -358,10 +358,10 @@ def test_a_worker_writes_what_its_launcher_reads() -> None:
     mine.progress.enter(Phase.PROGRAM, 7)
     mine.progress.at(4)
     seen = cells.read(1)
-    assert (seen.phase, seen.step, seen.position, seen.failed) == (Phase.PROGRAM, 7, 4, 0)
+    assert (seen.phase, seen.step, seen.position, seen.error_time) == (Phase.PROGRAM, 7, 4, 0)
     assert cells.read(0).phase is Phase.STARTING
     mine.progress.failed(Cause.LOST)
-    assert cells.read(1).failed >= seen.changed > 0
+    assert cells.read(1).error_time >= seen.changed > 0
     assert cells.read(1).cause is Cause.LOST
     assert (cells.message(0), cells.message(1)) == ("", "")
     mine.say("ValueError: " + "é" * 2000)

@@ -140,7 +140,7 @@ def _said(failure: Failure, state: RankState) -> list[str]:
                 still += f"; every rank is waiting for {gpu}others"
             elif state.deaf:
                 still += "; a call outside of Python keeps the interpreter (the GIL)"
-            elif state.beats:
+            elif state.moved_lately:
                 still = f"it works, but its step has not ended for {timeout} s or longer"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
@@ -212,7 +212,7 @@ def _how(state: RankState) -> str:
         (state.phase is Phase.FINISHED, "finished"),
         (state.cause is Cause.LOST, "lost a peer"),
         (state.cause is Cause.TIMEOUT, "waited in vain"),
-        (bool(state.failed), f"failed too ({message})"),
+        (bool(state.error_time), f"failed too ({message})"),
         (state.died, "died too"),
         (state.stopped, "stopped"),
         (bool(state.frames) and state.frames[0].waits_for_gpu, "waiting for its GPU"),

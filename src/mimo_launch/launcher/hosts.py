@@ -56,7 +56,7 @@ class Hosts(Protocol):
     def interrupted(self, signal: int) -> None:
         """Report that this host ends at once."""
 
-    def diagnose(
+    def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return the failure, from what all hosts know."""
@@ -92,7 +92,7 @@ class OneHost:
     def interrupted(self, signal: int) -> None:
         """Do nothing: there is no other host to tell."""
 
-    def diagnose(
+    def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Judge the workers of this host."""
@@ -164,7 +164,7 @@ class ManyHosts:
         """Tell the other hosts that there is nothing to do."""
         self._all.messages.say(dismissed=code)
 
-    def diagnose(
+    def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return node 0's verdict on all reports, or this host's own if node 0 does not answer."""

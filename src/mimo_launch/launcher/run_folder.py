@@ -68,7 +68,12 @@ class RunFolder:
 
 
 def newest_checkpoint(run: Path) -> ResumePoint | None:
-    """Return the newest complete checkpoint of a run."""
+    """Return the newest complete checkpoint of a run, to say where it would resume.
+
+    Contents are not read, only the sizes of files: a rank may pass it over (see
+    `checkpoint.loading.newest_usable`). Commands that read weights use
+    `checkpoint.index.open_checkpoint`.
+    """
     for path in all_checkpoints(run):
         with suppress(DamagedCheckpoint):
             return ResumePoint(read_marker(path).counts["step"], path)
@@ -89,7 +94,7 @@ def damages(run: Path) -> list[str]:
     return found
 
 
-def goes_on(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint | None:
+def resume_point(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint | None:
     """Return the checkpoint from which a run would resume, if any; `resume` None means if possible.
 
     Raises: NothingToResume if it must resume and cannot, or if all its checkpoints are damaged.
@@ -124,13 +129,12 @@ def open_run_folder(
 
     Raises: NothingToResume; RunInUse; Interrupted; OSError if the folder cannot be written.
     """
-    goes_on(
-        root, spec, resume=resume
-    )  # First, so that a run that cannot start leaves nothing behind.
+    # First, so that a run that cannot start leaves nothing behind.
+    resume_point(root, spec, resume=resume)
     path, moved = root / spec.name, None
     lock = lock_run(path, say, stop)
     try:
-        saved = goes_on(root, spec, resume=resume)
+        saved = resume_point(root, spec, resume=resume)
         if saved is None and any(each.name != LOCK for each in path.iterdir()):
             moved = _unused(root, spec.name, "")
             with lock:

@@ -28,7 +28,7 @@ class WorkerProgress:
     step: int
     position: int
     changed: int
-    failed: int
+    error_time: int
     cause: Cause
     ended_by: int
     alive: int
@@ -69,7 +69,7 @@ class HostCells:
             step=cells[Cell.STEP],
             position=cells[Cell.POSITION],
             changed=cells[Cell.CHANGED],
-            failed=cells[Cell.FAILED],
+            error_time=cells[Cell.FAILED],
             cause=Cause(cells[Cell.CAUSE]),
             ended_by=cells[Cell.SIGNAL],
             alive=cells[Cell.ALIVE],

@@ -28,7 +28,7 @@ from mimo_launch.launcher.network import Rendezvous
 from mimo_launch.launcher.rank_tasks import Job
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.signals import Interrupted, StopRequest
-from mimo_launch.launcher.watchdog import Local, Watch
+from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
 from mimo_launch.launcher.worker_logs import (
     STDERR,
     STDOUT,
@@ -72,29 +72,28 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     rendezvous = hosts.rendezvous()
     cells, killed_before = HostCells(len(hosts.ranks)), oom_kills()
     reader, writer = Pipe(duplex=False)
-    with ExitStack() as shown, _workers(job, hosts, rendezvous, cells, writer) as watch:
+    with ExitStack() as outputs, _workers(job, hosts, rendezvous, cells, writer) as watch:
         # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
         writer.close()
         # Only now: workers would inherit the locks that a drawing thread holds.
-        pump = Pump(reader, shown.enter_context(audience.screen))
+        pump = Pump(reader, outputs.enter_context(audience.screen))
         pump.start()
-        shown.callback(pump.join, timeout=KILL_SECONDS)
+        outputs.callback(pump.join, timeout=KILL_SECONDS)
         follower = Follower(_followed(job, hosts, rendezvous, audience))
         follower.start()
-        shown.callback(follower.stop)
+        outputs.callback(follower.stop)
         done = False
         while not done:
             time.sleep(POLL_SECONDS)
             _obey(stop, cells, hosts, audience.note)
             done = watch.done() and hosts.all_done()
-            lock = hosts.lock
-            # At the end, look at the folder itself: a run that lost it in the last moment failed.
-            if (
-                watch.alarm()
-                or hosts.alarm()
-                or (lock is not None and (lock.check() if done else lock.lost))
-            ):
-                raise hosts.diagnose(
+            is_failed = watch.alarm() or hosts.alarm()
+            if not is_failed and hosts.lock is not None:
+                # At the end, look at the folder itself: a run that lost it at the last moment
+                # failed.
+                is_failed = bool(hosts.lock.check() if done else hosts.lock.lost)
+            if is_failed:
+                raise hosts.failed_run(
                     job.plan,
                     watch.examine,
                     oom_killed=lambda: oom_kills() > killed_before,
@@ -138,7 +137,7 @@ def _obey(stop: StopRequest, cells: HostCells, hosts: Hosts, note: Callable[[str
 @contextmanager
 def _workers(
     job: Job, hosts: Hosts, rendezvous: Rendezvous, cells: HostCells, events: Connection
-) -> Iterator[Watch]:
+) -> Iterator[WorkerWatch]:
     """Start the workers; at the end, kill those that are left and all that they started."""
     recorder = Recorder(job.run, rendezvous.attempt) if job.device == "cuda" else None
     context = None
@@ -148,7 +147,7 @@ def _workers(
         context = _start(job, hosts, rendezvous, cells, events, recorder)
         pids = context.pids()
         workers = tuple(
-            Local(
+            LocalWorker(
                 rank=rank,
                 local_rank=local_rank,
                 pid=pids[local_rank],
@@ -158,7 +157,9 @@ def _workers(
         )
         with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
             timeout = job.plan.spec.train.timeout
-            yield Watch(cells, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder)
+            yield WorkerWatch(
+                cells, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder
+            )
     finally:
         # No softer signal: a worker that is stopped or blocked outside of Python would not see it.
         if context is not None:

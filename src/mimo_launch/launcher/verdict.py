@@ -21,10 +21,12 @@ from mimo_launch.runtime.progress import Cause, Phase
 class RankState:
     """What is known of one rank when a run has to end. Times are seconds since the epoch.
 
-    `process` is the kernel's letter for its state, empty if it has ended. `size` is the length of
-    its program. `gpu` says that it works on a GPU, which its host runs ahead of. `deaf` is how many
-    seconds no thread of it got the interpreter, or 0 if that is normal. `beats` says that it showed
-    signs of work without progress.
+    `error_time` is when it reported an error, 0 if it has not. `process` is the kernel's letter for
+    its state, empty if it has ended. `size` is the length of its program. `gpu` says that it works
+    on a GPU, which its host runs ahead of. `deaf` is how many seconds no thread of it got the
+    interpreter, or 0 if that is normal. `moved_lately` says that it gave signs of work within the
+    timeout: it is blamed all the same if a peer waited too long for it, or if the run was asked to
+    stop and its step does not end.
     """
 
     rank: int
@@ -34,7 +36,7 @@ class RankState:
     position: int = 0
     size: int = 1
     changed: float = 0.0
-    failed: float = 0.0
+    error_time: float = 0.0
     cause: Cause = Cause.NONE
     message: str = ""
     end: Exit | None = None
@@ -43,7 +45,7 @@ class RankState:
     frames: tuple[Frame, ...] = field(default=())
     gpu: bool = False
     deaf: float = 0.0
-    beats: bool = False
+    moved_lately: bool = False
 
     @property
     def progress(self) -> tuple[int, int, float]:
@@ -63,7 +65,7 @@ class RankState:
     @property
     def died(self) -> bool:
         """Whether the process ended too early without an error of its own."""
-        if self.end is None or self.failed:
+        if self.end is None or self.error_time:
             return False
         clean = self.end.status == 0 and not self.end.killed_by
         return not (clean and self.phase is Phase.FINISHED)
@@ -71,7 +73,7 @@ class RankState:
     @property
     def failed_at(self) -> float:
         """When this rank failed, or 0."""
-        return self.failed or (self.ended if self.died else 0.0)
+        return self.error_time or (self.ended if self.died else 0.0)
 
     @property
     def blames_others(self) -> bool:
@@ -125,8 +127,8 @@ def judge(
 
 def _awaited(states: Sequence[RankState]) -> Verdict:
     """Return the verdict on ranks that at most waited for others in vain."""
-    running = [s for s in states if not s.failed and s.phase is not Phase.FINISHED]
-    stopped = [s for s in states if not s.failed and s.stopped]
+    running = [s for s in states if not s.error_time and s.phase is not Phase.FINISHED]
+    stopped = [s for s in states if not s.error_time and s.stopped]
     deaf = [s for s in running if s.deaf]
     if stopped:
         return Verdict(_furthest_behind(stopped).rank, FailureKind.STOPPED)
@@ -136,7 +138,7 @@ def _awaited(states: Sequence[RankState]) -> Verdict:
     late = [s for s in states if s.cause is Cause.TIMEOUT]
     if lost and not late:
         # No rank died or was late: the connection itself broke.
-        first = min(lost, key=lambda s: (s.failed, s.rank))
+        first = min(lost, key=lambda s: (s.error_time, s.rank))
         return Verdict(first.rank, FailureKind.LOST)
     busy = [s for s in running if not s.waits and s.phase > Phase.STARTING]
     starting = [s for s in running if s.phase is Phase.STARTING]
@@ -235,6 +237,7 @@ def diagnose(
         replace(state, size=len(programs[state.rank]))
         for state in sorted(states, key=lambda state: state.rank)
     )
+    # Positions count the slots of `RankPlan.stage_slots`, with which the program begins.
     actions = {
         state.rank: " + ".join(str(action) for action in programs[state.rank][state.position])
         for state in known

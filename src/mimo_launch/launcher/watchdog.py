@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import RankState
-from mimo_launch.launcher.worker_errors import read_error, watchdog_words
+from mimo_launch.launcher.worker_errors import nccl_watchdog_words, read_error
 from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, Recorder
 from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, process_state, take_stacks
 from mimo_launch.runtime.progress import Phase
@@ -30,7 +30,7 @@ DEAF_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class LocalWorker:
     """One worker of this host: its rank, its local rank, its process and its folder of logs."""
 
     rank: int
@@ -39,13 +39,13 @@ class Local:
     folder: Path
 
 
-class Watch:
+class WorkerWatch:
     """The workers of one host; `timeout` is in seconds; workers on GPUs have a `recorder`."""
 
     def __init__(
         self,
         cells: HostCells,
-        workers: tuple[Local, ...],
+        workers: tuple[LocalWorker, ...],
         exits: ExitWatch,
         *,
         host: int,
@@ -70,7 +70,7 @@ class Watch:
         self._signs = signs
         for worker in self._workers:
             seen, end = self._cells.read(worker.local_rank), self._end(worker)
-            if seen.failed:
+            if seen.error_time:
                 return True
             if end is not None and (
                 end.killed_by or end.status or seen.phase is not Phase.FINISHED
@@ -124,19 +124,19 @@ class Watch:
             self._recorder.wait()
         return [self._state(worker, stacks) for worker in self._workers]
 
-    def _end(self, worker: Local) -> Exit | None:
+    def _end(self, worker: LocalWorker) -> Exit | None:
         return self._exits.exits.get(worker.rank)
 
-    def _state(self, worker: Local, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
+    def _state(self, worker: LocalWorker, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
         seen, end = self._cells.read(worker.local_rank), self._end(worker)
         now = time.monotonic_ns()
         deaf = (now - seen.alive) / 1e9 if end is None and seen.alive else 0.0
         ended = 0.0 if end is None else _since_epoch(end.at)
-        failed, cause = _since_epoch(seen.failed), seen.cause
+        error_time, cause = _since_epoch(seen.error_time), seen.cause
         message = read_error(worker.folder / ERROR) or self._cells.message(worker.local_rank)
-        if end is not None and end.killed_by == "SIGABRT" and not failed:
-            cause, message = watchdog_words(worker.folder / STDERR)
-            failed = ended if message else 0.0
+        if end is not None and end.killed_by == "SIGABRT" and not error_time:
+            cause, message = nccl_watchdog_words(worker.folder / STDERR)
+            error_time = ended if message else 0.0
         return RankState(
             rank=worker.rank,
             host=self._host,
@@ -144,7 +144,7 @@ class Watch:
             step=seen.step,
             position=seen.position,
             changed=_since_epoch(seen.changed),
-            failed=failed,
+            error_time=error_time,
             cause=cause,
             message=message,
             end=end,
@@ -153,7 +153,7 @@ class Watch:
             frames=stacks.get(worker.pid, ()),
             gpu=self._recorder is not None,
             deaf=deaf if deaf > min(DEAF_SECONDS, self._timeout) else 0.0,
-            beats=now - seen.changed < self._timeout * 1e9,
+            moved_lately=now - seen.changed < self._timeout * 1e9,
         )
 
 

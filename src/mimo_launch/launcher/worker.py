@@ -52,10 +52,11 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
         events.close()
         listeners = []
 
-    told = []
+    is_reported = False
 
-    def failed(error: BaseException) -> None:
-        told.append(error)
+    def report_error_and_stay(error: BaseException) -> None:
+        nonlocal is_reported
+        is_reported = True
         cause = Cause.OWN
         # The launcher must learn of the error even if the disk or the error itself is broken.
         with suppress(Exception):
@@ -79,12 +80,18 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
             listeners,
             task=job.task,
             device=job.device,
-            links=Links(progress=cells.progress, stop=cells.stop, failed=failed),
+            links=Links(
+                progress=cells.progress,
+                stop=cells.stop,
+                report_error_and_stay=report_error_and_stay,
+            ),
         )
     except BaseException as error:
         status = 1
-        if not told:
-            failed(error)
+        # Errors of `run_worker` were reported inside, while peers were connected. What fails while
+        # it ends (a record that cannot be closed, leaving the process group) was not.
+        if not is_reported:
+            report_error_and_stay(error)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -107,14 +114,14 @@ def _answer(progress: Progress) -> NoReturn:
 class Links:
     """The links of a worker to the process that started it.
 
-    `stop` returns a signal after which to stop, or 0. `failed` is called with the error of this
-    rank while its peers are still connected to it. `group` has the arguments of the process group,
-    which by default come from the environment.
+    `stop` returns a signal after which to stop, or 0. `report_error_and_stay` gets the error of
+    this rank while its peers are still connected to it, and returns when they may lose it. `group`
+    has the arguments of the process group, which by default come from the environment.
     """
 
     progress: Progress
     stop: Callable[[], int] = lambda: 0
-    failed: Callable[[BaseException], None] = lambda error: None
+    report_error_and_stay: Callable[[BaseException], None] = lambda error: None
     group: dict[str, Any] = field(default_factory=dict)
 
 
@@ -155,10 +162,10 @@ def run_worker(
         ended_by = task.run(session, run_dir, emit, links.stop)
     except torch.OutOfMemoryError as error:
         full = OutOfGpuMemory.on(plan.layout, int(os.environ["RANK"]), error)
-        links.failed(full)
+        links.report_error_and_stay(full)
         raise full from error
     except BaseException as error:
-        links.failed(error)
+        links.report_error_and_stay(error)
         raise
     finally:
         for record in reversed(records):

@@ -43,7 +43,7 @@ _GONE = (
     "gloo/transport",
 )
 # Its first lines are the cause, the later ones the consequences.
-_WATCHDOG = re.compile(
+_NCCL_WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: .*"
     r"|watchdog thread terminated with exception: .*"
 )
@@ -105,7 +105,7 @@ def _cause(error: BaseException) -> Cause:
     return Cause.OWN
 
 
-def watchdog_words(path: Path) -> tuple[Cause, str]:
+def nccl_watchdog_words(path: Path) -> tuple[Cause, str]:
     """Return what NCCL's watchdog wrote to a log before it ended the process, and what it means.
 
     The watchdog ends the process with SIGABRT when a collective or transfer takes longer than its
@@ -117,7 +117,7 @@ def watchdog_words(path: Path) -> tuple[Cause, str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return Cause.NONE, ""
-    found = _WATCHDOG.search(text)
+    found = _NCCL_WATCHDOG.search(text)
     if found is None:
         return Cause.NONE, ""
     words = " ".join(found[0].split())

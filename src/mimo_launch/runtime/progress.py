@@ -59,7 +59,11 @@ _WORDS = {
 
 
 class Cause(IntEnum):
-    """Why a worker failed: its own error counts more than one that another rank may have caused."""
+    """Why a worker failed: its own error counts more than one that another rank may have caused.
+
+    OWN: its own error. LOST: a peer went away. TIMEOUT: a peer did not come. FINAL: the run ended
+    on purpose, and would again.
+    """
 
     NONE = 0
     OWN = 1

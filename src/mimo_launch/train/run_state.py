@@ -29,7 +29,7 @@ class RunState:
 class EndOfRun(Exception):
     """The run ends itself, on purpose: all ranks raise this after the same step.
 
-    A new attempt would end in the same way.
+    A new attempt would end in the same way, unless the subclass is `restartable`.
     """
 
     restartable = False

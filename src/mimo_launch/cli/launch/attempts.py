@@ -60,14 +60,16 @@ def run_attempts(
     from mimo_launch.launcher.start_workers import launch
     from mimo_launch.launcher.verdict import RunFailed
 
-    restart, pause = 0, Pause()
+    restarts, pause = 0, Pause()
     while True:
-        restart += 1
         try:
             ended_by = launch(job, hosts, audience(), stop)
         except RunFailed as failed:
             show_failure(failed, job, console)
-            if restart > max_restarts or not _goes_on(failed, job, console, restart, stop, pause):
+            if restarts >= max_restarts:
+                return 1
+            restarts += 1
+            if not _wait_to_restart(failed, job, console, restarts, stop, pause):
                 return 1
         except Interrupted as interrupted:
             return _stopped(interrupted.signal, job, hosts, console)
@@ -100,7 +102,7 @@ def interrupted_by(number: int, console: Console) -> int:
     return 128 + number
 
 
-def _goes_on(
+def _wait_to_restart(
     failed: "RunFailed",
     job: "Job",
     console: Console,

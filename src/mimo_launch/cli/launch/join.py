@@ -45,7 +45,7 @@ def join(
     from mimo_launch.launcher.worker_logs import RECORDER
     from mimo_launch.runtime.progress import Cause, Progress
 
-    def failed(error: BaseException) -> None:
+    def report_error_and_stay(error: BaseException) -> None:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:
             with suppress(Exception):
                 write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
@@ -65,7 +65,12 @@ def join(
             raise FolderLost(f"the run folder is no longer that of this run: {lock.lost}")
         return number
 
-    links = Links(progress=Progress(), stop=stop, failed=failed, group=world.group)
+    links = Links(
+        progress=Progress(),
+        stop=stop,
+        report_error_and_stay=report_error_and_stay,
+        group=world.group,
+    )
     listeners = [] if listener is None else [listener]
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:

@@ -96,9 +96,9 @@ def prepare(
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
 
-    ended = _ended(request, console)
-    if ended is not None:
-        return ended
+    code = _nothing_to_run(request, console)
+    if code is not None:
+        return code
     report = _planned(request, console)
     if isinstance(report, int):
         return report
@@ -117,10 +117,10 @@ def prepare(
     except RunInUse as error:
         console.note(f"error: {error}")
         return 1
-    ended = _ended(request, console)  # By the run that this one waited for.
-    if ended is not None:
+    code = _nothing_to_run(request, console)  # The run that this one waited for may have ended it.
+    if code is not None:
         folder.lock.close()
-        return ended
+        return code
     header = report.header
     request.say(f"{request.file}: plan {header.plan_hash}, {header.world_size} ranks")
     for module in report.modules:
@@ -135,16 +135,16 @@ def prepare(
     return folder
 
 
-def _ended(request: "Start", console: Console) -> int | None:
+def _nothing_to_run(request: "Start", console: Console) -> int | None:
     """Say so and return an exit code if nothing is left to do or the disk is too small.
 
     Raises: typer.BadParameter.
     """
     from mimo_launch.launcher.host_resources import lacks_room
-    from mimo_launch.launcher.run_folder import NothingToResume, goes_on
+    from mimo_launch.launcher.run_folder import NothingToResume, resume_point
 
     try:
-        saved = goes_on(request.runs, request.spec, resume=request.resume)
+        saved = resume_point(request.runs, request.spec, resume=request.resume)
     except NothingToResume as error:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
     if saved is not None and saved.step >= request.spec.train.steps:

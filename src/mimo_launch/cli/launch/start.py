@@ -66,12 +66,12 @@ def _joined(request: Start, joined: "Joined", console: Console) -> int:
         world.say(opened if isinstance(opened, int) else None)
     if isinstance(opened, int):
         return opened
-    with opened.lock, _shown(request, opened, console, plain=True) as listener:
+    with opened.lock, _screen(request, opened, console, plain=True) as listener:
         return join(request.job, world, console, listener, opened.lock)
 
 
 @contextmanager
-def _shown(
+def _screen(
     request: Start, folder: "RunFolder", console: Console, *, plain: bool
 ) -> Iterator["Listener"]:
     """Show the events of an attempt; once the run has its state, write spec and plan."""
@@ -165,7 +165,7 @@ def _attempts(
         screen = (
             nullcontext(lambda event: None)
             if folder is None
-            else _shown(request, folder, console, plain=False)
+            else _screen(request, folder, console, plain=False)
         )
         return Audience(screen=screen, note=console.note, printed=request.say)
 
