@@ -63,7 +63,7 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
 
 
 def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
-    """Return the rows of an image: [3, height, width] -> [r, L]."""
+    """Return the rows of an image: [channels, height, width] -> [r, L]."""
     side = model.patch
     pixels = torch.from_numpy(image).double()
     height, width = pixels.shape[1] // side, pixels.shape[2] // side
