@@ -167,9 +167,9 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
     for path, layer in root.named_modules():
         segmented = isinstance(layer, SegmentedModule)
         by_attribute = layer.segments if segmented else vars(layer).get(ADOPTED, {})
-        if segmented and not layer.names_itself:
-            path = path.rpartition(".")[0]  # noqa: PLW2901
-        prefix = ".".join(part for part in (module_name, path) if part)
+        is_named = not segmented or layer.names_itself
+        owner = path if is_named else path.rpartition(".")[0]
+        prefix = ".".join(part for part in (module_name, owner) if part)
         for attribute, segments in by_attribute.items():
             placed, row = [], 0
             for segment in segments:

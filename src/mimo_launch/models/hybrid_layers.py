@@ -5,6 +5,8 @@ Relies on: `layers.mamba`, and on the same attention and MLP as the transformer 
 Leaves: the rest of the model to `language_model`.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from mimo_launch.layers.attention import Attention
@@ -39,18 +41,16 @@ class HybridLayer(Layer):
         self.mlp: Mlp | None = None
         self.moe: MoeMlp | None = None
 
-        def mlp(inner: int) -> Mlp:
-            return Mlp(
-                context,
-                model.hidden,
-                inner,
-                model.hidden,
-                gated=model.gated_mlp,
-                bias=False,
-                activation="squared_relu",
-                out_scale=out_scale,
-            )
-
+        mlp = partial(
+            Mlp,
+            context,
+            model.hidden,
+            out=model.hidden,
+            gated=model.gated_mlp,
+            bias=False,
+            activation="squared_relu",
+            out_scale=out_scale,
+        )
         if letter == MAMBA and model.mamba is not None:
             self.mamba = Mamba(
                 context, model.hidden, model.mamba, eps=model.norm_eps, out_scale=out_scale

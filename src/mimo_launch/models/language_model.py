@@ -138,10 +138,10 @@ class LanguageStage(nn.Module):
             raise ValueError("the first stage of language needs tokens")
         x_nD: Tensor = self.embedding(batch.tokens.flatten())
         for encoder, received in batch.rows.items():
-            placement = batch.placements[encoder]
+            placement, rows = batch.placements[encoder], received
             if not self.context.sequence_parallel:
-                received = gather_rows(received, placement.sizes, self.context.tp)  # noqa: PLW2901
-            x_nD = x_nD.index_copy(0, placement.places, received.to(x_nD.dtype))
+                rows = gather_rows(received, placement.sizes, self.context.tp)
+            x_nD = x_nD.index_copy(0, placement.places, rows.to(x_nD.dtype))
         return x_nD
 
 

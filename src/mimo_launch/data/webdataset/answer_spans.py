@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from os.path import commonprefix
 from typing import Any
 
@@ -65,7 +66,7 @@ class Conversation:
         self.text = chat.render(said, **settings)
         self._pieces: list[TextPiece] = []
         for number, message in enumerate(said):
-            marked(message, lambda name: self._new(number, message["role"], name))  # noqa: B023
+            marked(message, partial(self._new, number, message["role"]))
         self._chosen, self._whole = self._find_marks()
         self._refuse_losses()
 
@@ -128,10 +129,12 @@ class Conversation:
         A part that it writes only in the last turn, such as reasoning, is left out of earlier turns
         on purpose.
         """
-        for key, value in self._settings.items():
-            if value and self._is_text(lambda key=key: self._chat.render(  # type: ignore[misc]
-                self._said, **{**self._settings, key: None}
-            )):  # fmt: skip
+        for key in (key for key, value in self._settings.items() if value):
+            try:
+                without = self._chat.render(self._said, **{**self._settings, key: None})
+            except BadSample:
+                continue  # The template needs it, so it does not ignore it.
+            if without == self.text:
                 raise BadSample(_lost(key, ""))
         for number, piece in enumerate(self._pieces):
             if number in self._whole.places:
@@ -147,12 +150,6 @@ class Conversation:
         except BadSample:
             return True
         return bool(found.places) or (most is None and found.text != self.text)
-
-    def _is_text(self, render: Callable[[], str]) -> bool:
-        try:
-            return render() == self.text
-        except BadSample:
-            return False
 
     def _answer(self, message: int) -> tuple[int, int] | None:
         """Return where the answer in a message starts and ends; None if all of it is left out."""
