@@ -304,7 +304,7 @@ def rows_sequence_major() -> None:
 
     from mimo_launch.runtime import bridges
 
-    correct = bridges.placement
+    correct = bridges.row_places
 
     def sorted_by_position(view: Any, *rest: Any) -> Any:
         placed, received = correct(view, *rest)
@@ -313,7 +313,7 @@ def rows_sequence_major() -> None:
         order = sorted(placed.places.tolist(), key=lambda place: (place % seq, place // seq))
         return changed(placed, places=torch.tensor(order, dtype=torch.long)), received
 
-    bridges.placement = sorted_by_position
+    bridges.row_places = sorted_by_position
 
 
 def documents_see_each_other() -> None:

@@ -53,7 +53,7 @@ def of_language(made: Spec) -> tuple[dict, dict, Workload, Flops, Flops]:
         documents=None,
         labels=tokens,
         rows={},
-        placements={},
+        row_places={},
     )
     ahead, back = counted(lambda: network(None, batch))
     work = workload(layout, layout.language, nominal(made))
@@ -103,7 +103,7 @@ def test_experts_cost_what_torch_counts() -> None:
         documents=None,
         labels=tokens,
         rows={},
-        placements={},
+        row_places={},
     )
     ahead, back = counted(lambda: network(None, batch))
     forward = forward_flops(made, stage, workload(layout, layout.language, nominal(made)))

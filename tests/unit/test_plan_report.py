@@ -161,8 +161,8 @@ def test_header_and_modules_of_a_mixed_job() -> None:
         encoder_microbatches=2,
     )
     report = build_report(Plan.of(made))
-    placements = {row.name: row.placement for row in report.modules}
-    assert placements == {
+    row_places = {row.name: row.placement for row in report.modules}
+    assert row_places == {
         "vision": "colocated",
         "audio": "disjoint",
         "depth": "overlapping",

@@ -34,10 +34,10 @@ def test_fixed_specs_on_many_ranks_end_and_follow_the_data() -> None:
         assert not found, f"{brief(made)}\n" + "\n".join(found[:10])
 
     each()
-    placements = {"colocated", "overlap", "disjoint", "fan-in", "fan-out", "uneven dp"}
-    placements.add("samples move")
+    row_places = {"colocated", "overlap", "disjoint", "fan-in", "fan-out", "uneven dp"}
+    row_places.add("samples move")
     axes = {f"{axis} > 1" for axis in ("tp", "cp", "dp", "pp")}
-    assert {*KINDS, *placements, *axes} <= seen
+    assert {*KINDS, *row_places, *axes} <= seen
 
 
 def drop_last(programs: Programs) -> Programs:

@@ -205,7 +205,7 @@ def _tokens(
         documents=None,
         labels=None if labels is None else torch.randint(labels, (count, seq), device=device),
         rows={},
-        placements={},
+        row_places={},
     )
     return Workload(spans=(seq,) * count, held=seq * count, rows=0, forwards=1), batch
 

@@ -41,8 +41,8 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat
 class RankModule:
     """One module on this rank: its layout, its context and its wrapped stages by index.
 
-    `flags` watch this rank's gradients of each stage before they are summed over dp x cp, and
-    `own_gradients` those that are then summed over tp or between tied stages. `aux_loss` adds up
+    `before_dp_sum` watches this rank's gradients of each stage before they are summed over dp x cp,
+    `before_tp_sum` those that are then summed over tp or between tied stages. `aux_loss` adds up
     the balance losses of experts.
     """
 
@@ -50,8 +50,8 @@ class RankModule:
     context: ParallelContext
     stages: dict[int, nn.Module]
     sharding: str
-    flags: dict[int, FiniteFlag]
-    own_gradients: FiniteFlag
+    before_dp_sum: dict[int, FiniteFlag]
+    before_tp_sum: FiniteFlag
     aux_loss: AuxLoss | None = None
 
     @property
@@ -94,15 +94,15 @@ def build_modules(
         context = _context(spec, module, grids, clock)
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
-        flags: dict[int, FiniteFlag] = {}
+        before_dp_sum: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
             # Weights get memory only after they are sharded: no rank ever holds a whole model.
             is_custom = kind_of(spec.modules[module.name].model).is_custom
             with nullcontext() if is_custom else torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
-            flags[stage.index] = FiniteFlag(context.device)
-            shard(network, grids, module.name, sharding, spec.train.precision, flags[stage.index])
+            flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
+            shard(network, grids, module.name, sharding, spec.train.precision, flag)
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
             network.to_empty(device=context.device)
             for path, values in constants.items():
@@ -112,10 +112,10 @@ def build_modules(
             stages[stage.index] = network
         if context.fp8 is not None:
             context.fp8.allocate()
-        own_gradients = FiniteFlag(context.device)
+        before_tp_sum = FiniteFlag(context.device)
         aux_loss = None if module.experts is None else AuxLoss(context.device)
         modules[module.name] = RankModule(
-            module, context, stages, sharding, flags, own_gradients, aux_loss
+            module, context, stages, sharding, before_dp_sum, before_tp_sum, aux_loss
         )
     return modules
 

@@ -4,7 +4,8 @@ Decides: how rows replace placeholder embeddings.
 Relies on: `layout.row_owners` for the places of the rows this rank receives.
 Leaves: dividing the loss by N to the runtime.
 
-Legend: B sequences of S tokens in a microbatch, N = B * S tokens, D width, v vocabulary part.
+Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n those of this rank, D width, r
+rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RowPlaces:
     """The places of one encoder's rows in one microbatch, on this rank.
 
     `sizes` are the numbers of rows that each tp rank received; `places` are the indices of all rows
@@ -62,7 +63,7 @@ class LanguageInput:
     documents: Documents | None
     labels: Tensor | None
     rows: Mapping[str, Tensor]
-    placements: Mapping[str, Placement]
+    row_places: Mapping[str, RowPlaces]
     routing: RoutingContext | None = None
 
 
@@ -138,10 +139,10 @@ class LanguageStage(nn.Module):
             raise ValueError("the first stage of language needs tokens")
         x_nD: Tensor = self.embedding(batch.tokens.flatten())
         for encoder, received in batch.rows.items():
-            placement, rows = batch.placements[encoder], received
+            where, rows = batch.row_places[encoder], received
             if not self.context.sequence_parallel:
-                rows = gather_rows(received, placement.sizes, self.context.tp)
-            x_nD = x_nD.index_copy(0, placement.places, rows.to(x_nD.dtype))
+                rows = gather_rows(received, where.sizes, self.context.tp)
+            x_nD = x_nD.index_copy(0, where.places, rows.to(x_nD.dtype))
         return x_nD
 
 

@@ -25,7 +25,7 @@ from mimo_launch.models.build import RankModule
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The totals of a step, equal on all ranks.
+    """Loss, gradient norms and counts of a step, equal on all ranks.
 
     `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
     step's labels, `aux_loss` the loss that balances experts, 0 without any; `flags` are sums over
@@ -49,14 +49,14 @@ class StepMetrics:
 class PendingMetrics:
     """The same as float64 scalars on the device, for the update; `read` brings them to the host.
 
-    `local_squares` are, per module of this rank, the squares of the gradients that it alone holds:
-    no totals, but a bad step is traced back with them.
+    `unshared_squares` are, per module of this rank, the squares of the segments that are not summed
+    over tp, so that it alone holds them; a bad step is traced back with them.
     """
 
     loss: Tensor
     norm: Tensor
     squares: dict[str, Tensor]
-    local_squares: dict[str, Tensor]
+    unshared_squares: dict[str, Tensor]
     num_flags: int
     host: HostCopy
 
@@ -70,7 +70,7 @@ class PendingMetrics:
         return (self.norm / clip).clamp(min=1)
 
     def read(self) -> StepMetrics:
-        """Return the totals. Waits until the device has them."""
+        """Return the metrics. Waits until the device has them."""
         loss, norm, aux_loss, *rest = self.host.read()
         names, numbers = list(self.squares), iter(rest)
         norms = {name: next(numbers) ** 0.5 for name in names}
@@ -97,11 +97,11 @@ def reduce_metrics(
     """
     device, names = loss.device, [module.name for module in layout.modules]
     squares = dict.fromkeys(names, torch.zeros((), dtype=torch.float64, device=device))
-    zeros, local_squares = dict(squares), {}
+    zeros, unshared_squares = dict(squares), {}
     for name, module in modules.items():
         alone, shared = _owned(module)
-        local_squares[name] = sum_of_squares(alone, device)
-        squares[name] = local_squares[name] + sum_of_squares(shared, device)
+        unshared_squares[name] = sum_of_squares(alone, device)
+        squares[name] = unshared_squares[name] + sum_of_squares(shared, device)
         if count_zeros:
             zeros[name] = num_zeros((*alone, *shared), device)
     aux_loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -125,7 +125,7 @@ def reduce_metrics(
         loss=slots[0],
         norm=norm,
         squares=dict(zip(names, per_module, strict=True)),
-        local_squares=local_squares,
+        unshared_squares=unshared_squares,
         num_flags=len(flags),
         host=HostCopy(torch.cat([slots[:1], norm[None], slots[1:]])),
     )

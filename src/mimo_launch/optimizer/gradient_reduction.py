@@ -26,7 +26,7 @@ from mimo_launch.models.build import RankModule
 TIED_NAME = "language.embedding.weight"
 
 
-def show_own_gradients(module: RankModule) -> None:
+def watch_unreduced_gradients(module: RankModule) -> None:
     """Show the gradients of parameters without other replicas to the flags of their stages.
 
     FSDP2's reduction has shown the others (`comm.non_finite`).
@@ -34,15 +34,15 @@ def show_own_gradients(module: RankModule) -> None:
     for stage, network in module.stages.items():
         found = [p.grad for p in network.parameters() if p.grad is not None]
         own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size() > 1)]
-        module.flags[stage].show_all([local_tensor(g) for g in own])
+        module.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
 def sum_partial_gradients(
-    declared: Sequence[DeclaredParameter], tp: Group, own_gradients: FiniteFlag
+    declared: Sequence[DeclaredParameter], tp: Group, before_tp_sum: FiniteFlag
 ) -> None:
     """Sum over tp, in one all-reduce, the gradients of which tp ranks hold terms.
 
-    `own_gradients` sees the terms of this rank. Ranks: collective over `tp`. Each part of a segment
+    `before_tp_sum` sees the terms of this rank. Ranks: collective over `tp`. Each part of a segment
     has its own slot where ranks hold different parts (fewer key/value heads than tp ranks), so that
     a sum over all of tp adds only terms of the same part.
     """
@@ -59,23 +59,23 @@ def sum_partial_gradients(
         slot = 0 if segment.axis is None else segment.start // (segment.stop - segment.start)
         views.append(part.view(_num_slots(segment), -1)[slot])
         views[-1].copy_(each.local.flatten())
-    own_gradients.show(buffer)
+    before_tp_sum.show(buffer)
     dist.all_reduce(buffer, group=tp.handle)
     for each, view in zip(partial, views, strict=True):
         each.local.copy_(view.view_as(each.local))
 
 
 def sum_tied_gradients(
-    declared: Sequence[DeclaredParameter], group: Group, own_gradients: FiniteFlag
+    declared: Sequence[DeclaredParameter], group: Group, before_tp_sum: FiniteFlag
 ) -> None:
     """Sum the gradients of a tied embedding over the first and the last stage.
 
-    `own_gradients` sees those of this rank. Ranks: collective over `group`, the two ranks that
+    `before_tp_sum` sees those of this rank. Ranks: collective over `group`, the two ranks that
     hold the same part of it.
     """
     for segment in local_segments(declared):
         if segment.name == TIED_NAME:
-            own_gradients.show(segment.local)
+            before_tp_sum.show(segment.local)
             dist.all_reduce(segment.local, group=group.handle)
 
 

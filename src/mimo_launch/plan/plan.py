@@ -14,9 +14,9 @@ from mimo_launch import __version__
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, format_program
 from mimo_launch.schedule.channels import Channel, channels_of
-from mimo_launch.schedule.generate import Programs, generate, generate_forward
+from mimo_launch.schedule.generate import Programs, generate, generate_decoding, generate_forward
 from mimo_launch.schedule.proof import proven
-from mimo_launch.schedule.reductions import completed, decoding
+from mimo_launch.schedule.reductions import completed
 from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.model import Spec
 
@@ -73,7 +73,7 @@ class Plan:
     @cached_property
     def decoding(self) -> Programs:
         """The program of each rank that finds the next token of all samples."""
-        return decoding(self.layout, self.evaluation)
+        return generate_decoding(self.layout, self.evaluation)
 
     @cached_property
     def simulation(self) -> Simulation:

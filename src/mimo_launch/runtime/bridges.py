@@ -31,22 +31,26 @@ from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.language_model import Placement
+from mimo_launch.models.language_model import RowPlaces
 from mimo_launch.runtime.mailbox import Address, Mailbox
-from mimo_launch.runtime.model_inputs import placement
+from mimo_launch.runtime.model_inputs import row_places
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel, is_sender
 
 
 @dataclass(slots=True)
-class GroupState:
-    """One group of one bridge on this rank."""
+class BridgeTraffic:
+    """What one microbatch group brings over one bridge, at this rank's ends of it."""
 
     sender: BridgeEnd | None
     receiver: BridgeEnd | None
     offsets: dict[int, int]
     outgoing: Tensor | None = None
     incoming: PostedTransfers | None = None
+
+    def ends(self, *, forward: bool) -> tuple[BridgeEnd | None, BridgeEnd | None]:
+        """Return the ends at which rows leave this rank and arrive on it."""
+        return (self.sender, self.receiver) if forward else (self.receiver, self.sender)
 
 
 class Bridge:
@@ -70,29 +74,29 @@ class Bridge:
         self.is_source = source is not None and len(encoder.stages) - 1 in source.stages
         self.language = target if target is not None and 0 in target.stages else None
         self.like = torch.empty((0, width), dtype=dtype, device=grids.device)
-        self.groups: dict[int, GroupState] = {}
-        self.placements: dict[int, Placement] = {}
+        self.open: dict[int, BridgeTraffic] = {}
+        self.row_places: dict[int, RowPlaces] = {}
         self.sent: list[PostedTransfers] = []
 
     def begin(self, views: StepViews) -> None:
         """Forget the last step and store the data of the next one."""
         self.views = views
         self.finish()
-        self.groups.clear()
-        self.placements.clear()
+        self.open.clear()
+        self.row_places.clear()
 
     def finish(self) -> None:
         """Wait until every send of the step has left its buffer."""
         wait_all(self.sent)
         self.sent.clear()
 
-    def group(self, index: int) -> GroupState:
-        """Return the state of a group, made at its first action."""
-        if index not in self.groups:
-            self.groups[index] = self._open(index)
-        return self.groups[index]
+    def traffic(self, index: int) -> BridgeTraffic:
+        """Return the traffic of a microbatch group, made at its first action."""
+        if index not in self.open:
+            self.open[index] = self._open(index)
+        return self.open[index]
 
-    def _open(self, index: int) -> GroupState:
+    def _open(self, index: int) -> BridgeTraffic:
         transfers = route(self.views, self.encoder.name, index, rank=self.rank)
         sender = receiver = None
         offsets: dict[int, int] = {}
@@ -104,13 +108,13 @@ class Bridge:
             offset, replica = 0, self.layout.language.grid.index("dp", self.rank)
             for microbatch in self._microbatches(index):
                 view = self.views.language(replica, microbatch)
-                self.placements[microbatch], received = placement(
+                self.row_places[microbatch], received = row_places(
                     view, self.encoder.name, self.language.context
                 )
                 offsets[microbatch] = offset
                 offset += received
             receiver = language_end(transfers, self.rank, offsets, offset, self.like.device)
-        return GroupState(sender, receiver, offsets)
+        return BridgeTraffic(sender, receiver, offsets)
 
     def _microbatches(self, index: int) -> range:
         size = self.encoder.group_size
@@ -118,14 +122,16 @@ class Bridge:
 
     def run(self, kind: Kind, index: int) -> None:
         """Start (sends, receives) or carry out (exchanges) one action of the bridge."""
-        state = self.group(index)
+        state = self.traffic(index)
         forward = kind in (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
-        near, far = (state.sender, state.receiver) if forward else (state.receiver, state.sender)
+        leaving, arriving = (
+            (state.sender, state.receiver) if forward else (state.receiver, state.sender)
+        )
         if kind.is_collective:
             got = exchange(
                 self._outgoing(index, forward=forward),
-                near,
-                far,
+                leaving,
+                arriving,
                 group=self.grids.bridge(self.encoder.name),
                 rank=self.rank,
                 like=self.like,
@@ -133,32 +139,34 @@ class Bridge:
             self._deliver(index, got, forward=forward)
             return
 
-        def group_of(src: int, dst: int) -> ProcessGroup:
+        def group_between(src: int, dst: int) -> ProcessGroup:
             return self.grids.p2p(Channel(self.encoder.name, True, forward, src, dst))
 
         if is_sender(kind):
             state.outgoing = self._outgoing(index, forward=forward)
-            if state.outgoing is None or near is None:
+            if state.outgoing is None or leaving is None:
                 raise RuntimeError(f"{self.encoder.name}: nothing to send for group {index}")
-            self.sent.append(post_sends(state.outgoing, near, group_of, rank=self.rank))
-        elif far is not None:
-            state.incoming = post_receives(far, group_of, rank=self.rank, like=self.like)
+            self.sent.append(post_sends(state.outgoing, leaving, group_between, rank=self.rank))
+        elif arriving is not None:
+            state.incoming = post_receives(arriving, group_between, rank=self.rank, like=self.like)
 
     def wait(self, kind: Kind, index: int) -> None:
         """Finish a receive; sends are waited for at the end of the step, they block nothing."""
         if kind not in (Kind.RECV_F, Kind.RECV_B):
             return
-        state, forward = self.groups[index], kind is Kind.RECV_F
-        near, far = (state.sender, state.receiver) if forward else (state.receiver, state.sender)
-        if far is None or state.incoming is None:
+        state, forward = self.open[index], kind is Kind.RECV_F
+        leaving, arriving = (
+            (state.sender, state.receiver) if forward else (state.receiver, state.sender)
+        )
+        if arriving is None or state.incoming is None:
             return
-        got = finish_receives(far, state.incoming, rank=self.rank, like=self.like)
-        copy_local(state.outgoing, near, got, far, self.rank)
+        got = finish_receives(arriving, state.incoming, rank=self.rank, like=self.like)
+        copy_local(state.outgoing, leaving, got, arriving, self.rank)
         state.incoming = state.outgoing = None
         self._deliver(index, got, forward=forward)
 
     def _outgoing(self, index: int, *, forward: bool) -> Tensor | None:
-        state = self.groups[index]
+        state = self.open[index]
         if forward:
             return None if state.sender is None else self.mail.output_to_send(self._made(index))
         if state.receiver is None:
@@ -169,7 +177,7 @@ class Bridge:
     def _deliver(self, index: int, rows: Tensor | None, *, forward: bool) -> None:
         if rows is None:
             return
-        state = self.groups[index]
+        state = self.open[index]
         if not forward:
             self.mail.gradients.put(self._made(index), rows)
             return
@@ -191,5 +199,5 @@ class Bridge:
         return self.mail.inputs.peek(self._received(microbatch))
 
     def _num_received(self, microbatch: int) -> int:
-        sizes = self.placements[microbatch].sizes
+        sizes = self.row_places[microbatch].sizes
         return sizes[self.layout.language.grid.index("tp", self.rank)]

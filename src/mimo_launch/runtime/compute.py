@@ -45,6 +45,14 @@ from mimo_launch.spec.model import Spec, image_input
 
 
 @dataclass(slots=True)
+class Decoding:
+    """Greedy answers by microbatch: the tokens so far [B, all positions], the choices of a pass."""
+
+    tokens: dict[int, Tensor]
+    choices: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class StepState:
     """The inputs and the results of one step on this rank."""
 
@@ -53,9 +61,8 @@ class StepState:
     loss: Tensor
     # By microbatch, to find the one that is not finite.
     losses: dict[int, Tensor] = field(default_factory=dict)
-    # For greedy answers: tokens so far [B, all positions] and the choices.
-    tokens: dict[int, Tensor] | None = None
-    choices: dict[int, Tensor] = field(default_factory=dict)
+    # Set while greedy answers are found, in place of a loss.
+    decoding: Decoding | None = None
 
     @property
     def data(self) -> StepData:
@@ -92,8 +99,8 @@ class Stages:
             self.mail.outputs.put(at, out)
         elif action.module != LANGUAGE:
             self.mail.outputs.put(at, out.to(self.bridges[action.module].like.dtype))
-        elif step.tokens is not None:
-            step.choices[action.index] = out
+        elif step.decoding is not None:
+            step.decoding.choices[action.index] = out
         else:
             # Scale at the loss, sum everywhere: N is the whole step's number of labels.
             loss = out / max(1, step.data.num_labels)
@@ -146,12 +153,12 @@ class Stages:
         if turns_by_place(model):
             places = to_device(image_places(view, held), module.context.device)
         return EncoderInput(
-            self._image_context(module, view, held),
-            view.owned(module.context.cp.index),
-            patches,
-            places,
-            view.class_tokens,
-            view.sizes,
+            mask=self._image_context(module, view, held),
+            sizes=view.owned(module.context.cp.index),
+            patches=patches,
+            places=places,
+            class_tokens=view.class_tokens,
+            images=view.sizes,
         )
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
@@ -169,8 +176,8 @@ class Stages:
         cp, here = module.context.cp, module.layout.stages[stage]
         view = self._language_view(microbatch, step)
         tokens = labels = None
-        if step.tokens is not None:
-            tokens = step.tokens[microbatch]
+        if step.decoding is not None:
+            tokens = step.decoding.tokens[microbatch]
         elif here.is_first or here.is_last:
             text = read_text(view, step.inputs, self.grids.device)
             tokens, labels = text.tokens, text.labels
@@ -183,7 +190,7 @@ class Stages:
             documents=read_documents(view, step.inputs, self.grids.device),
             labels=None if labels is None else labels[:, held],
             rows={name: bridge.received(microbatch) for name, bridge in bridges},
-            placements={name: bridge.placements[microbatch] for name, bridge in bridges},
+            row_places={name: bridge.row_places[microbatch] for name, bridge in bridges},
             routing=self._routing(view, held),
         )
 

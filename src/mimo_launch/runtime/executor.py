@@ -1,4 +1,4 @@
-"""Executes this rank's program: every action of the plan, in its order, and nothing else.
+"""Executes this rank's program: its forwards, backwards and transfers, in the plan's order.
 
 Decides: which of a slot's actions are posted and waited for, and when gradients are reduced.
 Relies on: programs that the simulator has passed.
@@ -21,7 +21,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.runtime.bridges import Bridge
-from mimo_launch.runtime.compute import Stages, StepState
+from mimo_launch.runtime.compute import Decoding, Stages, StepState
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Progress
@@ -90,14 +90,15 @@ class Executor:
         """
         step = self._begin(inputs)
         for module in self.modules.values():
-            module.own_gradients.clear()
+            module.before_tp_sum.clear()
             if module.aux_loss is not None:
                 module.aux_loss.clear()
             for stage in module.stages:
-                module.flags[stage].clear()
+                module.before_dp_sum[stage].clear()
                 _set_gradient_sync(module, stage, sync=False)
         for position, slot in enumerate(program):
             self.progress.at(position)
+            # REDUCE is no work of its own: it has FSDP2 reduce in the backward of this slot.
             for action in slot:
                 if action.kind is Kind.REDUCE:
                     self._let_reduce(action)
@@ -134,34 +135,35 @@ class Executor:
         Ranks: collective over each language replica; ranks without language return nothing.
         """
         self.progress.beat()
-        step.tokens, step.choices = tokens, {}
-        shared: dict[int, Tensor] = {}
+        step.decoding = Decoding(tokens)
+        chosen: dict[int, Tensor] = {}
         with torch.no_grad():
             for slot in program:
                 if slot[0].kind is Kind.SHARE:
-                    shared = {microbatch: self._share(step, microbatch) for microbatch in tokens}
+                    chosen = {each: self._share(step.decoding, each) for each in tokens}
                 else:
                     self._run_slot(slot, step)
         self._end()
-        return shared
+        return chosen
 
-    def _share(self, step: StepState, microbatch: int) -> Tensor:
+    def _share(self, decoding: Decoding, microbatch: int) -> Tensor:
         """Broadcast the choices of all positions from the last stage to all ranks of a replica."""
         module = self.modules[LANGUAGE]
-        cp, given = module.context.cp, (step.tokens or {})[microbatch]
-        full = torch.zeros_like(given)
-        if microbatch in step.choices:
-            parts = all_gather(step.choices[microbatch].contiguous(), cp).view(
+        cp, given = module.context.cp, decoding.tokens[microbatch]
+        by_position = torch.zeros_like(given)
+        if microbatch in decoding.choices:
+            parts = all_gather(decoding.choices[microbatch].contiguous(), cp).view(
                 cp.size, given.shape[0], -1
             )
             for index, part in enumerate(parts):
                 places = zigzag_positions(given.shape[1], index, cp.size, given.device)
-                full[:, places] = part
+                by_position[:, places] = part
         last = module.layout.pp_index(len(module.layout.stages) - 1)
-        return broadcast(full, last, self.grids.group(LANGUAGE, "pp"))
+        return broadcast(by_position, last, self.grids.group(LANGUAGE, "pp"))
 
     def _begin(self, inputs: StepInputs) -> StepState:
         views = inputs.views or StepViews(self.layout, inputs.data)
+        # The rows of an evaluation stay until here, for `choose`.
         self.mail.clear()
         for bridge in self.bridges.values():
             bridge.begin(views)

@@ -27,7 +27,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.encoder_inputs import Patches, patch_places
-from mimo_launch.models.language_model import Placement
+from mimo_launch.models.language_model import RowPlaces
 
 NUM_AXES = 3
 
@@ -174,11 +174,11 @@ def image_places(view: EncoderView, held: range) -> np.ndarray:
     return places
 
 
-def placement(view: LanguageView, encoder: str, context: ParallelContext) -> tuple[Placement, int]:
+def row_places(view: LanguageView, encoder: str, context: ParallelContext) -> tuple[RowPlaces, int]:
     """Return the places of rows in a microbatch's tokens, and how many this rank receives."""
     runs, cuts = view.runs(encoder, context.cp.index), view.cuts(encoder, context.cp.index)
     sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
     placed = cuts[context.tp.index] if context.sequence_parallel else runs
     places = [run.place + i for run in placed for i in range(run.num_rows)]
-    where = Placement(sizes, to_device(np.array(places, np.int64), context.device))
+    where = RowPlaces(sizes, to_device(np.array(places, np.int64), context.device))
     return where, sizes[context.tp.index]

@@ -8,8 +8,9 @@ Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `langu
 the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge
 from `vision` to `language`, `vision>EXCHANGE_F0` moves a whole group as one collective. Actions
 joined by `+` are posted together and waited for together. `language.0B3+language.0REDUCE3` is a
-backward, after which gradients are summed over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
-finish the gradients of a module; `step:NORM` and `step:UPDATE` end the step.
+backward that ends with a sum of gradients over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
+finish the gradients of a module; `step:NORM` and `step:UPDATE` end the step;
+`language:SHARE` ends a pass of greedy decoding: the last stage sends its choices to its replica.
 """
 
 import re

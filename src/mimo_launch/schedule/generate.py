@@ -133,3 +133,20 @@ def _phases(layout: Layout, role: Role, *, backward: bool) -> Iterator[Action]:
             for name, stage in role:
                 if name == encoder.name and needs_backward(layout, encoder, stage):
                     yield Action(name, stage, Kind.BACKWARD, group.index)
+
+
+def generate_decoding(layout: Layout, programs: Programs) -> Programs:
+    """Return the programs that find the next token of all samples, from those of an evaluation.
+
+    Only language runs again, on the rows that the evaluation left; then the last stage sends its
+    choices to the other ranks of its replica.
+    """
+    name = layout.language.name
+    made: dict[int, Program] = {}
+    for program in programs:
+        if id(program) not in made:
+            slots = (tuple(a for a in slot if a.module == name) for slot in program)
+            kept = tuple(slot for slot in slots if slot)
+            share = ((Action(name, None, Kind.SHARE, 0),),) if kept else ()
+            made[id(program)] = (*kept, *share)
+    return tuple(made[id(program)] for program in programs)

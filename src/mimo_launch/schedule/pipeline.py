@@ -8,12 +8,11 @@ Leaves: transfers, and encoders that share ranks with language, to `generate`.
 forwards, then all backwards, both in the order of microbatches; last in, first out would take the
 same time.
 
-The order of upstream encoders follows from a clock that ticks once per stage: an encoder stage that
-is d stages ahead of language runs a forward d ticks before stage 0 of language takes the
-microbatch, and the backward d ticks after stage 0 returns its gradient. So each input is made
-before it is used, and every rank works in the order of one common clock: ranks cannot wait for each
-other in a circle. If d were counted from the first encoder stage, encoders of unequal depth would
-run ahead of what language takes.
+The order of upstream encoders follows from a clock that ticks once per stage. If language stage 0
+takes a microbatch at tick t and has its gradient at tick u, an encoder stage d stages in front of
+it runs the forward at t - d and the backward at u + d. So each input is made before it is used, and
+every rank works in the order of one clock: ranks cannot wait for each other in a circle. Counting
+from an encoder's own first stage would let shallow encoders run ahead of what language takes.
 """
 
 from functools import lru_cache

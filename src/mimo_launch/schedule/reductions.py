@@ -53,20 +53,3 @@ def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
         if module.is_language and rank in layout.tied_ranks:
             actions.append(Action(module.name, None, Kind.SUM_TIED, 0))
     return (*actions, Action(STEP, None, Kind.NORM, 0), Action(STEP, None, Kind.UPDATE, 0))
-
-
-def decoding(layout: Layout, programs: Programs) -> Programs:
-    """Return the programs that find the next token of all samples, from those of an evaluation.
-
-    Only language runs again, on the rows that the evaluation left; then the last stage sends its
-    choices to the other ranks of its replica.
-    """
-    name = layout.language.name
-    made: dict[int, Program] = {}
-    for program in programs:
-        if id(program) not in made:
-            slots = (tuple(a for a in slot if a.module == name) for slot in program)
-            kept = tuple(slot for slot in slots if slot)
-            share = ((Action(name, None, Kind.SHARE, 0),),) if kept else ()
-            made[id(program)] = (*kept, *share)
-    return tuple(made[id(program)] for program in programs)

@@ -39,12 +39,12 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     sums = torch.zeros(3, dtype=torch.float64, device=session.device)
     labels = seen = 0
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
-        inputs = reader.read("heldout", ids, step - 1)
+        inputs = reader.read("heldout", ids, step - 1)  # Which counts steps from 0.
         result = session.executor.run_forward(program, inputs)
-        end, found = reader.dataset.answer_end, [(0, 0)]
-        if end is not None:
-            found += _decode(session, result, inputs, end)
-        right, total = (sum(column) for column in zip(*found, strict=True))
+        right = total = 0
+        if (end := reader.dataset.answer_end) is not None:
+            for num_right, num_tokens in _decode(session, result, inputs, end):
+                right, total = right + num_right, total + num_tokens
         own = to_device(torch.tensor([0, right, total], dtype=sums.dtype), session.device)
         own[0] += result.loss * inputs.data.num_labels
         # Reduce after each batch: ranks without language wait here while the others decode, and a
@@ -54,17 +54,17 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         session.progress.beat()
         labels += inputs.data.num_labels
         seen += len(ids) - len(inputs.left_out)
-    loss, num_right, num_tokens = sums.tolist()
+    loss, all_right, all_tokens = sums.tolist()
     return EvalFinished(
         step=step,
         eval_loss=loss / labels if labels else math.nan,
-        digit_accuracy=num_right / num_tokens if num_tokens else None,
+        digit_accuracy=all_right / all_tokens if all_tokens else None,
         samples=seen,
     )
 
 
 def _decode(
-    session: RankSession, step: StepState, inputs: ReadInputs, end: int
+    session: RankSession, forwarded: StepState, inputs: ReadInputs, end: int
 ) -> Iterator[tuple[int, int]]:
     """Yield (right tokens, tokens) of each answer of this rank's language replica.
 
@@ -79,7 +79,7 @@ def _decode(
     starts: dict[int, Tensor] = {}
     tokens: dict[int, Tensor] = {}
     for microbatch in range(session.layout.samples.microbatches):
-        text = read_text(step.views.language(replica, microbatch), inputs, session.device)
+        text = read_text(forwarded.views.language(replica, microbatch), inputs, session.device)
         starts[microbatch] = (text.labels != IGNORE_LABEL).int().argmax(dim=1)
         places = torch.arange(text.tokens.shape[1], device=session.device)
         known = places <= starts[microbatch][:, None]
@@ -87,7 +87,7 @@ def _decode(
     # The same number of passes on every replica: sharded weights are gathered over all of them.
     longest = max(sample.num_labels for sample in inputs.data.samples)
     for position in range(longest):
-        for microbatch, choices in session.executor.choose(program, step, tokens).items():
+        for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():
             at = (starts[microbatch] + position)[:, None]
             tokens[microbatch].scatter_(1, at + 1, choices.gather(1, at))
     if not is_scorer(language, session.rank):

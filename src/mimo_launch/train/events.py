@@ -69,8 +69,8 @@ class StepFinished:
 class EvalFinished:
     """One evaluation after `step` steps.
 
-    `digit_accuracy` is the share of the tokens of held-out answers (digits in images, in the data
-    set of that name) that greedy decoding gets right at their place.
+    `digit_accuracy` is the share of the tokens of held-out answers that greedy decoding gets right
+    at their place. Metrics files have this name, whatever the answers are.
     """
 
     step: int

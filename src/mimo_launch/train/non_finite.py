@@ -49,7 +49,7 @@ class NonFiniteFlags:
     """The flags of one rank for a bad step.
 
     `losses` are the microbatches with a bad loss, `gradients` the (module, stage) with a bad
-    gradient before sums, `squares` per module the sum of squares of this rank's part of the sums.
+    gradient before sums, `squares` per module those of the segments that this rank alone holds.
     """
 
     losses: tuple[int, ...] = ()
@@ -71,31 +71,31 @@ class PendingFlags:
         numbers = iter(self.host.read())
         losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
         gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
-        # A sum over tp is the same on all tp ranks; `own_gradients` saw this rank's terms.
-        own_gradients = [math.isfinite(next(numbers)) for _ in self.modules]
+        # A sum over tp is the same on all tp ranks; `before_tp_sum` saw this rank's terms.
+        before_tp_sum = [math.isfinite(next(numbers)) for _ in self.modules]
         squares = {
             name: next(numbers) if finite else math.inf
-            for name, finite in zip(self.modules, own_gradients, strict=True)
+            for name, finite in zip(self.modules, before_tp_sum, strict=True)
         }
         return NonFiniteFlags(losses, gradients, squares)
 
 
-def note_flags(session: RankSession, local_squares: Mapping[str, Tensor]) -> PendingFlags:
+def note_flags(session: RankSession, unshared_squares: Mapping[str, Tensor]) -> PendingFlags:
     """Copy this rank's flags for the step whose gradients the session holds.
 
-    `local_squares` are per module the sums of squares of this rank's gradients before sums over tp.
+    `unshared_squares` are those of `PendingMetrics`.
     """
     modules = session.modules.values()
     numbers = [
         *session.losses.values(),
-        *(flag.value for module in modules for flag in module.flags.values()),
-        *(module.own_gradients.value for module in modules),
-        *(local_squares[module.name] for module in modules),
+        *(flag.value for module in modules for flag in module.before_dp_sum.values()),
+        *(module.before_tp_sum.value for module in modules),
+        *(unshared_squares[module.name] for module in modules),
     ]
     zero = torch.zeros((), device=session.device)  # For idle ranks, which have no flags.
     return PendingFlags(
         microbatches=tuple(session.losses),
-        stages=tuple((module.name, stage) for module in modules for stage in module.flags),
+        stages=tuple((module.name, stage) for module in modules for stage in module.before_dp_sum),
         modules=tuple(session.modules),
         host=HostCopy(torch.stack([number.double() for number in (*numbers, zero)])),
     )

@@ -20,9 +20,9 @@ from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.models.build import build_modules, compute_dtype
 from mimo_launch.optimizer.grad_norm import PendingMetrics, reduce_metrics
 from mimo_launch.optimizer.gradient_reduction import (
-    show_own_gradients,
     sum_partial_gradients,
     sum_tied_gradients,
+    watch_unreduced_gradients,
 )
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.plan.plan import Plan
@@ -125,13 +125,13 @@ class RankSession:
     def _sum_partial(self) -> None:
         """Sum gradients of which ranks hold terms: over tp, and those of a tied embedding."""
         for module in self.modules.values():
-            show_own_gradients(module)
+            watch_unreduced_gradients(module)
         for action in self.mine.sums:
             module, declared = self.modules[action.module], self.declared(action.module)
             if action.kind is Kind.SUM_TP:
-                sum_partial_gradients(declared, module.context.tp, module.own_gradients)
+                sum_partial_gradients(declared, module.context.tp, module.before_tp_sum)
             else:
-                sum_tied_gradients(declared, self.grids.tied(), module.own_gradients)
+                sum_tied_gradients(declared, self.grids.tied(), module.before_tp_sum)
 
     def update(self, step: int, metrics: PendingMetrics) -> None:
         """Clip and apply the gradients; bad ones update nothing."""

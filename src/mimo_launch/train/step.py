@@ -152,7 +152,7 @@ class StepRunner:
             self._profile.finish(state.step)
         non_finite = None
         if inputs.data.num_labels:
-            non_finite = note_flags(session, metrics.local_squares)
+            non_finite = note_flags(session, metrics.unshared_squares)
             session.update(state.step, metrics)
         self._started.append(
             _Started(
