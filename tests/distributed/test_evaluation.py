@@ -1,11 +1,12 @@
 """Evaluation leaves training as it was, and may take longer than one collective may."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
@@ -17,6 +18,7 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.evaluation import evaluate
@@ -140,3 +142,34 @@ def test_any_data_set_that_has_answers_is_scored() -> None:
     [accuracy] = run_ranks(accuracy_of_any_answers, made, world_size=1)
     assert accuracy is not None
     assert 0 <= accuracy <= 1
+
+
+class AnswersOfUnequalLength(WithAnswers):
+    """Every other sample has its last three labels only: a short answer that starts late."""
+
+    def text(self, split: Split, index: int) -> Any:
+        tokens, labels = self._dataset.text(split, index)
+        if index % 2:
+            labels = labels.copy()
+            labels[: np.flatnonzero(labels != IGNORE_LABEL)[-3]] = IGNORE_LABEL
+        return tokens, labels
+
+    def describe(self, split: Split, index: int) -> SampleData:
+        found = self._dataset.describe(split, index)
+        return replace(found, num_labels=3) if index % 2 else found
+
+
+def accuracy_of_unequal_answers(made: Spec) -> float | None:
+    with RankSession(Plan.of(made), randomise=True) as session:
+        dataset = AnswersOfUnequalLength(build_dataset(made))
+        reader = StepReader(session, dataset, RunState(), lambda event: None)
+        return evaluate(session, reader, 4, 1).digit_accuracy
+
+
+def test_a_long_answer_may_stand_beside_one_that_starts_late() -> None:
+    """One more pass than there are places behind the late one."""
+    model = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 8}
+    data = {"kind": "synthetic", "min_text": 31, "text_only": 1.0}
+    made = spec({"language": box(0, model=model)}, batch={"global": 2, "seq": 32}, data=data)
+    [accuracy] = run_ranks(accuracy_of_unequal_answers, made, world_size=1)
+    assert accuracy is not None

@@ -88,8 +88,12 @@ def _decode(
     longest = max(sample.num_labels for sample in inputs.data.samples)
     for position in range(longest):
         for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():
-            at = (starts[microbatch] + position)[:, None]
-            tokens[microbatch].scatter_(1, at + 1, choices.gather(1, at))
+            written, at = tokens[microbatch], (starts[microbatch] + position)[:, None]
+            # A short answer may start too near the end of the sequence for all passes.
+            last = written.shape[1] - 1
+            goes_on, to = at < last, (at + 1).clamp(max=last)
+            chosen = choices.gather(1, at.clamp(max=last))
+            written.scatter_(1, to, chosen.where(goes_on, written.gather(1, to)))
     if not is_scorer(language, session.rank):
         return
     for microbatch, start in starts.items():
