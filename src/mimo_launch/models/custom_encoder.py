@@ -10,17 +10,18 @@ projector, L width of the language model.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.encoder_inputs import EncoderInput, Patches, own_share, reader
 from mimo_launch.models.projector import owned
+from mimo_launch.models.transformer_block import recomputed
 from mimo_launch.spec.model import CustomModel
 
 
@@ -90,7 +91,7 @@ class EncoderStage(nn.Module):
         self.layers = nn.ModuleDict({str(number): self.make_layer(number) for number in numbers})
         if recompute:
             for layer in self.layers.values():
-                _recompute(layer)
+                layer.forward = partial(recomputed, layer.forward)
         if stage.is_last:
             self.projector = self.make_projector()
 
@@ -216,18 +217,3 @@ class EncoderStage(nn.Module):
         if hidden is not None:
             hidden = hidden.new_zeros((size // shares, hidden.shape[1])) + hidden.sum()
         return self._run(hidden, one)[:0]
-
-
-def _recompute(layer: nn.Module) -> None:
-    """Make a layer keep only its inputs for its backward.
-
-    Inside the layer's own call, so that FSDP's hooks are outside and run once.
-    """
-    compute = layer.forward
-
-    def forward(*args: Any) -> Any:
-        if torch.is_grad_enabled():
-            return checkpoint(compute, *args, use_reentrant=False)
-        return compute(*args)
-
-    layer.forward = forward

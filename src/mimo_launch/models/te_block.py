@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -22,7 +21,7 @@ from mimo_launch.layers.te_attention import TeAttention
 from mimo_launch.layers.te_layers import TeLayers, te_layers
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.transformer_block import Block, BlockShape
+from mimo_launch.models.transformer_block import Block, BlockShape, recomputed
 
 # Parameters of the layers below and the canonical tensors fused in each, in order. SwiGLU is
 # silu(first half) * second half.
@@ -118,11 +117,10 @@ class TeBlock(SegmentedModule):
         return self._run(x_nD, attention_context)
 
     def _run(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
-            # Inside the block, so that FSDP's hooks are outside and run once.
-            out: Tensor = checkpoint(self._compute, x_nD, attention_context, use_reentrant=False)
-            return out
-        return self._compute(x_nD, attention_context)
+        if not self.recompute:
+            return self._compute(x_nD, attention_context)
+        out: Tensor = recomputed(self._compute, x_nD, attention_context)
+        return out
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         # Here, so that recomputing runs in it as well.

@@ -12,8 +12,9 @@ tp ranks that hold the same tokens (without sequence parallelism) each route a p
 otherwise every token would travel once per tp rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +180,16 @@ class Mlp(nn.Module):
         return out
 
 
+def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
+    """Return what a layer computes of `args`; its backward keeps only them and computes it again.
+
+    To be called inside the layer's own forward, so that FSDP's hooks are outside and run once.
+    """
+    if torch.is_grad_enabled():
+        return checkpoint(compute, *args, use_reentrant=False)
+    return compute(*args)
+
+
 class Layer(nn.Module):
     """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
 
@@ -188,11 +199,10 @@ class Layer(nn.Module):
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the layer's output for every token."""
-        if self.recompute and torch.is_grad_enabled():
-            # Inside the layer, so that FSDP's hooks are outside and run once.
-            out: Tensor = checkpoint(self._compute, x_nD, attention_context, use_reentrant=False)
-            return out
-        return self._compute(x_nD, attention_context)
+        if not self.recompute:
+            return self._compute(x_nD, attention_context)
+        out: Tensor = recomputed(self._compute, x_nD, attention_context)
+        return out
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         raise NotImplementedError
