@@ -10,7 +10,6 @@ Leaves: reading and writing to `storage`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,7 @@ NAMES_SHOWN = 8
 class Chunk:
     """A box of a full tensor: `tensor` holds the part that starts at `offsets` in a `shape`.
 
-    `counted` is true on the one rank that saves it.
+    Several ranks may hold the same box; on one of them it is `counted`, and that one saves it.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Chunk:
 
 def weight_chunks(module: RankModule) -> Iterator[Chunk]:
     """Yield this rank's parts of a module's weights, as views to read or fill."""
-    for item in local_segments(sharded(module), lambda p: p.detach()):
+    for item in local_segments(resharded_parameters(module), lambda p: p.detach()):
         yield _chunk(WEIGHTS, item)
 
 
@@ -64,7 +63,7 @@ def state_chunks(modules: dict[str, RankModule], updates: Updates) -> Iterator[C
             yield Chunk(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
     for item, state in _states(modules, updates):
         for moment in MOMENTS:
-            for part in local_segments([item], partial(_value, state[moment])):
+            for part in _moment_segments(item, state[moment]):
                 yield _chunk(moment, part)
 
 
@@ -75,7 +74,7 @@ def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str,
     """
     counts = {}
     for item, state in _states(modules, updates):
-        for part in local_segments([item], partial(_value, state[MOMENTS[0]])):
+        for part in _moment_segments(item, state[MOMENTS[0]]):
             chunk = _chunk("", part)
             if chunk.counted and not any(chunk.offsets):
                 counts[part.name] = int(state["step"])
@@ -90,12 +89,13 @@ def set_update_counts(
         state["step"].fill_(counts.get(item.placed[0].name, 0))
 
 
-def _value(tensor: Tensor, parameter: Tensor) -> Tensor:
-    return tensor
+def _moment_segments(item: DeclaredParameter, moment: Tensor) -> Iterator[LocalSegment]:
+    """Yield the segments of a moment, which is sharded like its parameter."""
+    return local_segments([item], lambda parameter: moment)
 
 
-def sharded(module: RankModule) -> list[DeclaredParameter]:
-    """Return a module's parameters as they are between steps.
+def resharded_parameters(module: RankModule) -> list[DeclaredParameter]:
+    """Reshard a module, and return its parameters as they are between steps.
 
     An evaluation leaves weights gathered, so that every rank holds all of them.
     """
@@ -112,7 +112,7 @@ def _states(
     for name, optimizer in updates.by_module.items():
         if not isinstance(optimizer, torch.optim.AdamW):
             continue
-        declared = sharded(modules[name])
+        declared = resharded_parameters(modules[name])
         # Create the state that the first step would create.
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             if parameter not in optimizer.state:

@@ -84,32 +84,32 @@ def load_hugging_face(
         for key, place in places.items()
         if place.name in stored
     }
-    found = fit(saved, [chunk for chunk, place in mine if place is not None], group)
+    fitting = fit(saved, [chunk for chunk, place in mine if place is not None], group)
     used = {stored[place.name].name for place in places.values() if place.name in stored}
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
-    missing = [f"{key} ({size(shape)})" for key, shape in found.missing.items()]
+    missing = [f"{key} ({size(shape)})" for key, shape in fitting.missing.items()]
     partial = spec.modules[name].init_partial
-    if found.num_loaded == 0 or ((missing or found.misfits or unknown) and not partial):
+    if fitting.num_loaded == 0 or ((missing or fitting.misfits or unknown) and not partial):
         raise WeightsDoNotFit(
             f"`init_from` of `{name}`: {folder} does not fit: "
             + differences(
                 missing_there=missing,
-                of_another_shape=found.misfits,
+                of_another_shape=fitting.misfits,
                 there_only=[f"{key} ({size(headers[key].shape)})" for key in unknown],
             )
-            + ("" if found.num_loaded == 0 else "; `init_partial: true` loads what fits")
+            + ("" if fitting.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    error = _read(folder, stored, found.chunks, places, vocab, session.progress.beat)
+    error = _read(folder, stored, fitting.chunks, places, vocab, session.progress.beat)
     for rank, problem in enumerate(gather_objects(error, group)):
         if problem:
             raise CheckpointError(f"`init_from` of `{name}`: rank {rank}: {problem}")
     return WeightsLoaded(
         module=name,
         checkpoint=str(folder),
-        num_loaded=found.num_loaded,
-        missing=(*found.missing, *sorted(every.keys() - places.keys())),
-        misfits=found.misfits,
+        num_loaded=fitting.num_loaded,
+        missing=(*fitting.missing, *sorted(every.keys() - places.keys())),
+        misfits=fitting.misfits,
         unused=tuple(unused),
     )
 

@@ -174,7 +174,10 @@ def prefix_of(module: str) -> str:
 def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
     """Return the checkpoint of a step of a run, or its newest; `path` may be a checkpoint itself.
 
-    A live run may complete one checkpoint and delete another meanwhile: then this looks again.
+    For commands that read weights: it takes the newest one whose files have the right sizes, and
+    `Checkpoint.check` reads their contents. A run itself resumes from
+    `checkpoint.loading.newest_usable`. A live run may complete one checkpoint and delete another
+    meanwhile: then this looks again.
 
     Raises: NoCheckpoint.
     """

@@ -72,6 +72,10 @@ def newest_usable(
 ) -> Usable | None:
     """Return the newest usable checkpoint of a run folder (or `start`, if it is one itself).
 
+    A run resumes from it. Here contents are compared with their checksums; the sizes alone are
+    checked by `launcher.run_folder.newest_checkpoint`, which tells the user where a run would
+    resume, and by `checkpoint.index.open_checkpoint`, for commands that read weights.
+
     Emits an event for each checkpoint that is passed over, and renames it if the folder is the
     run's `own`. One of the ranks reads each file, once, and calls `beat` meanwhile. Returns None if
     there never was a complete one.
@@ -125,20 +129,20 @@ def load_state(
         for chunk in state_chunks(session.modules, session.updates)
         if not chunk.name.startswith(FP8) or saved.get(chunk.name) == chunk.shape
     ]
-    found = fit(saved, chunks, group)
-    moments = tuple(
-        name for name in found.missing if name.startswith(tuple(f"{m}/" for m in MOMENTS))
+    fitting = fit(saved, chunks, group)
+    missing_moments = tuple(
+        name for name in fitting.missing if name.startswith(tuple(f"{m}/" for m in MOMENTS))
     )
-    weights = [name for name in found.missing if name not in moments]
-    if weights or found.misfits:
+    missing_weights = [name for name in fitting.missing if name not in missing_moments]
+    if missing_weights or fitting.misfits:
         raise WeightsDoNotFit(
             f"{usable.path} is of another model, so the run cannot go on from it: "
-            + differences(missing_there=weights, of_another_shape=found.misfits)
+            + differences(missing_there=missing_weights, of_another_shape=fitting.misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
-    read_chunks(usable.path, found.chunks, group, session.progress.beat)
+    read_chunks(usable.path, fitting.chunks, group, session.progress.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
-    fresh = {name.partition("/")[2].partition(".")[0] for name in moments}
+    fresh = {name.partition("/")[2].partition(".")[0] for name in missing_moments}
     return RunState(**usable.marker.counts), tuple(sorted(fresh))
 
 
@@ -152,24 +156,24 @@ def load_weights(
     """
     module = session.modules.get(name)
     chunks = [] if module is None else list(weight_chunks(module))
-    found = fit(usable.shapes(), chunks, group, f"{WEIGHTS}/{name}.")
-    missing, misfits = tuple(found.missing), found.misfits
-    if found.num_loaded == 0 or (
+    fitting = fit(usable.shapes(), chunks, group, f"{WEIGHTS}/{name}.")
+    missing, misfits = tuple(fitting.missing), fitting.misfits
+    if fitting.num_loaded == 0 or (
         (missing or misfits) and not session.spec.modules[name].init_partial
     ):
         raise WeightsDoNotFit(
             f"`init_from` of `{name}`: {usable.path} does not fit: "
             + differences(missing_there=missing, of_another_shape=misfits)
-            + ("" if found.num_loaded == 0 else "; `init_partial: true` loads what fits")
+            + ("" if fitting.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    read_chunks(usable.path, found.chunks, group, session.progress.beat)
+    read_chunks(usable.path, fitting.chunks, group, session.progress.beat)
     return WeightsLoaded(
         module=name,
         checkpoint=str(usable.path),
-        num_loaded=found.num_loaded,
+        num_loaded=fitting.num_loaded,
         missing=missing,
         misfits=misfits,
-        unused=found.unused,
+        unused=fitting.unused,
     )
 
 
@@ -201,9 +205,11 @@ def start_run(
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
     # Hosts may see a shared folder at different moments: the first rank says what is there.
-    found = from_first((run / CHECKPOINTS).is_dir(), group)
+    has_checkpoints = from_first((run / CHECKPOINTS).is_dir(), group)
     saver = None if spec.saving is None else CheckpointSaver(session, run, group)
-    usable = newest_usable(run, group, emit, session.progress.beat, own=True) if found else None
+    usable = None
+    if has_checkpoints:
+        usable = newest_usable(run, group, emit, session.progress.beat, own=True)
     if usable is not None:
         state, fresh = load_state(session, usable, group)
         changes = (

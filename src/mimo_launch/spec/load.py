@@ -107,6 +107,8 @@ def _step(parent: Any, path: YamlPath, key: str) -> str | int:
     raise _BadPathError(f"`{where}` is `{parent}`, a single value without a key `{key}`")
 
 
+# The file that completes a checkpoint. `checkpoint.folder` writes it; the name stands here because
+# `saved_spec` needs it, and `spec` does not import `checkpoint`.
 MARKER = "checkpoint.json"
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks are forked.
-from mimo_launch.checkpoint.chunks import MOMENTS, sharded
+from mimo_launch.checkpoint.chunks import MOMENTS, resharded_parameters
 from mimo_launch.comm.world import device_for
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
@@ -132,7 +132,7 @@ def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
     """Return weights, and moments of the modules that train."""
     found: dict[str, list[TensorPiece]] = {"weights": [], **{moment: [] for moment in MOMENTS}}
     for name, module in session.modules.items():
-        declared = sharded(module)
+        declared = resharded_parameters(module)
         found["weights"] += module_pieces(session, name, declared, lambda weight: weight)
         optimizer = session.updates.by_module.get(name)
         if optimizer is None:
