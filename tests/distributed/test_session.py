@@ -18,7 +18,7 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.model import Spec
 from mimo_launch.train.events import StepFinished
-from mimo_launch.train.loader import DatasetInputs, step_inputs
+from mimo_launch.train.loader import UnreadStep, step_inputs
 from mimo_launch.train.loop import train
 from mimo_launch.train.session import RankSession
 
@@ -28,7 +28,7 @@ def two_modules(**sections: Any) -> Spec:
     return spec({"vision": box(0, dp=2), "language": box(2, dp=2)}, microbatches=2, **sections)
 
 
-def inputs_of(made: Spec, step: int) -> DatasetInputs:
+def inputs_of(made: Spec, step: int) -> UnreadStep:
     dataset = build_dataset(made)
     order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, made.train.seed)
     return step_inputs(dataset, "train", order.ids(step), step)
@@ -79,7 +79,7 @@ def test_all_ranks_skip_the_same_step_when_one_sees_a_nan() -> None:
 
 
 @dataclass(frozen=True)
-class WithoutLabels(DatasetInputs):
+class WithoutLabels(UnreadStep):
     """A step in which no token has a label."""
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:

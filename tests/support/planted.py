@@ -570,10 +570,10 @@ def stacked_across_clips() -> None:
 
 def images_reversed() -> None:
     """The reader of training hands on the images of a sample from the last to the first."""
-    from mimo_launch.train.loader import ReadInputs
+    from mimo_launch.train.loader import ReadStep
 
-    correct = ReadInputs.images
-    ReadInputs.images = lambda self, *args: correct(self, *args)[::-1]
+    correct = ReadStep.images
+    ReadStep.images = lambda self, *args: correct(self, *args)[::-1]
 
 
 BUGS: dict[str, Bug] = {

@@ -12,13 +12,13 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.models.encoder_inputs import cut_image
-from mimo_launch.train.loader import MAX_REASON, ReadInputs, read_step, step_inputs
+from mimo_launch.train.loader import MAX_REASON, ReadStep, read_step, step_inputs
 
 MADE = spec({"vision": box(0)}, mbs=3, max_documents=4)
 EVERYTHING = Reads(texts=(0, 1, 2), documents=(0, 1, 2), answers=(), images={"vision": (0, 1, 2)})
 
 
-def read(faults: dict[tuple[str, str, int], Exception]) -> tuple[ReadInputs, dict[int, str]]:
+def read(faults: dict[tuple[str, str, int], Exception]) -> tuple[ReadStep, dict[int, str]]:
     source = step_inputs(damaged(MADE, faults), "train", (7, 8, 9), 0)
     return read_step(source, EVERYTHING, MADE, lambda: None)
 

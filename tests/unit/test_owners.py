@@ -193,7 +193,7 @@ def test_samples_that_cannot_be_read_move_no_other():
     largest = max(data.samples, key=lambda sample: sample.rows("vision"))
     left = tuple(SampleData(s.id, 0, 0) if s is largest else s for s in data.samples)
     vision = layout["vision"]
-    assert owners(layout, StepData(0, left, planned=data.samples), vision) == owners(
+    assert owners(layout, StepData(0, left, before_damage=data.samples), vision) == owners(
         layout, data, vision
     )
     assert owners(layout, StepData(0, left), vision) != owners(layout, data, vision)

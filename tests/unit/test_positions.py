@@ -17,7 +17,7 @@ from mimo_launch.layout.step_data import ImageSpan  # noqa: E402
 from mimo_launch.layout.step_views import StepViews  # noqa: E402
 from mimo_launch.runtime.model_inputs import axis_positions, read_positions  # noqa: E402
 from mimo_launch.spec.model import Spec  # noqa: E402
-from mimo_launch.train.loader import DatasetInputs, step_inputs  # noqa: E402
+from mimo_launch.train.loader import UnreadStep, step_inputs  # noqa: E402
 
 SEQ, SAMPLES = 80, 24
 
@@ -52,7 +52,7 @@ def several_images() -> Spec:
     )
 
 
-def theirs(made: Spec, inputs: DatasetInputs, sample: int) -> tuple[torch.Tensor, int] | None:
+def theirs(made: Spec, inputs: UnreadStep, sample: int) -> tuple[torch.Tensor, int] | None:
     """Return what `transformers` says of each document alone, and how many images there were.
 
     None where two images stand side by side: it takes them for one, since its texts part them.

@@ -33,7 +33,7 @@ from mimo_launch.drawing.report import build_report
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.train.events import Listener
-from mimo_launch.train.loader import ReadInputs
+from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.run_state import RunState
@@ -57,7 +57,7 @@ class Rotation:
         first = enumerate(steps_of(order, NUM_STEPS))
         self._steps = [reader.read("train", ids, step) for step, ids in first]
 
-    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadStep:
         """Return the samples of one of the steps, under the number `step`."""
         self._progress.enter(Phase.READING, step + 1)
         # A step of training begins without the views of an earlier pass.

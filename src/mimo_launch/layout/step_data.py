@@ -33,11 +33,11 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True)
 class SampleData:
-    """One sample: its index in the data set, its labels and, per encoder, its images in order.
+    """One sample: its number in the data set, its labels and, per encoder, its images in order.
 
     A *pack* is a sample made of several records of the data set, its `parts`: each is a sample
-    whose positions count from `first`. The pack's own counts and spans cover all of them; its index
-    is that of the first.
+    whose positions count from `first`. The pack's own counts and spans cover all of them; its
+    number is that of the first.
     """
 
     id: int
@@ -96,18 +96,18 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
 class StepData:
     """The samples of one step, in global order. Compared by identity: it is the key of caches.
 
-    If `samples` lacks some that could not be read, `planned` has all as indexed: the ranks that
-    read and encode a sample follow from it, and do not change.
+    If some samples could not be read and were left out of `samples`, `before_damage` has all as
+    indexed: which rank reads and encodes a sample is decided by it, and so does not change.
     """
 
     step: int
     samples: Sequence[SampleData]
-    planned: Sequence[SampleData] | None = None
+    before_damage: Sequence[SampleData] | None = None
 
     @property
     def indexed(self) -> Sequence[SampleData]:
         """The samples as indexed, including those that could not be read."""
-        return self.samples if self.planned is None else self.planned
+        return self.samples if self.before_damage is None else self.before_damage
 
     @cached_property
     def num_labels(self) -> int:

@@ -23,7 +23,7 @@ from mimo_launch.layout.sample_readers import Reads, reads_of
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.model import Spec, WebdatasetData
 from mimo_launch.survey.facts import first_steps
-from mimo_launch.train.loader import DatasetInputs, read_step
+from mimo_launch.train.loader import UnreadStep, read_step
 
 Kind = tuple[str, ...]
 
@@ -86,7 +86,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
     )
     with pool as threads:
         for _, _, data in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
-            source = DatasetInputs(dataset, "train", data)
+            source = UnreadStep(dataset, "train", data)
             every = tuple(range(len(data.samples)))
             all_reads = Reads(every, every, (), dict.fromkeys(spec.encoders, every))
             inputs, reasons = read_step(source, all_reads, spec, _rest, threads=threads)

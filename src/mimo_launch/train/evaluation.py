@@ -22,7 +22,7 @@ from mimo_launch.layout.sample_readers import is_scorer
 from mimo_launch.runtime.compute import StepState
 from mimo_launch.runtime.model_inputs import read_text
 from mimo_launch.train.events import EvalFinished
-from mimo_launch.train.loader import ReadInputs
+from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.session import RankSession
 
@@ -64,7 +64,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
 
 
 def _decode(
-    session: RankSession, forwarded: StepState, inputs: ReadInputs, end: int
+    session: RankSession, forwarded: StepState, inputs: ReadStep, end: int
 ) -> Iterator[tuple[int, int]]:
     """Yield (right tokens, tokens) of each answer of this rank's language replica.
 

@@ -1,7 +1,7 @@
 """Reads the samples of a step, on demand or ahead of the step.
 
 Decides: that padding replaces a record that cannot be read.
-Relies on: `data.order` for the ids.
+Relies on: `data.sample_order` for the ids.
 Leaves: decoding to the data set, agreeing on what cannot be read to `prefetch`.
 """
 
@@ -35,8 +35,8 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetInputs:
-    """The samples of one step by their position in it, each read on demand."""
+class UnreadStep:
+    """The samples of one step by their position in it, none read: each is read when asked for."""
 
     dataset: Dataset
     split: Split
@@ -69,14 +69,14 @@ class DatasetInputs:
         return [(record, ask(self.split, record.id)) for record in records]
 
 
-def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> DatasetInputs:
+def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> UnreadStep:
     """Return the inputs of a step that consists of the given samples."""
-    return DatasetInputs(dataset, split, make_step_data(dataset, split, ids, step))
+    return UnreadStep(dataset, split, make_step_data(dataset, split, ids, step))
 
 
 @dataclass(frozen=True, slots=True)
-class ReadInputs:
-    """The part of a step that one rank has read: the content of `DatasetInputs`, in memory.
+class ReadStep:
+    """The part of a step that one rank has read: the content of `UnreadStep`, in memory.
 
     Records are numbered through the step; `numbers` has those of each sample. Records `left_out`
     are empty in `data`: padding, no label, no image, no answer. `imbalance` is of the encoders with
@@ -117,13 +117,13 @@ class ReadInputs:
         position = bisect_right(self.numbers, number, key=lambda numbers: numbers.start) - 1
         return self.data.indexed[position].records[number - self.numbers[position].start]
 
-    def without(self, bad: Collection[int]) -> "ReadInputs":
+    def without(self, bad: Collection[int]) -> "ReadStep":
         """Return the step without some records."""
         samples = tuple(
             without_records(sample, [n - numbers.start for n in numbers if n in bad])
             for sample, numbers in zip(self.data.samples, self.numbers, strict=True)
         )
-        data = replace(self.data, samples=samples, planned=self.data.indexed)
+        data = replace(self.data, samples=samples, before_damage=self.data.indexed)
         return replace(self, data=data, left_out=frozenset(bad), views=None)
 
     def _readable(self, sample: int) -> list[tuple[int, SampleData]]:
@@ -133,21 +133,21 @@ class ReadInputs:
 
 
 def read_step(
-    source: DatasetInputs,
+    source: UnreadStep,
     reads: Reads,
     spec: Spec,
     beat: Callable[[], None],
     *,
     pinned: bool = False,
     threads: ThreadPoolExecutor | None = None,
-) -> tuple[ReadInputs, dict[int, str]]:
+) -> tuple[ReadStep, dict[int, str]]:
     """Read one rank's part of a step; return it, and the reason why each bad record is bad.
 
     `beat` is called for every record. With `pinned`, patches lie in memory from which a GPU copies.
     With `threads`, records are read in parallel. Raises: errors of a data set other than damage.
     """
     ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
-    made = ReadInputs(source.data, spec.batch.seq, tuple(map(range, ends, ends[1:])))
+    made = ReadStep(source.data, spec.batch.seq, tuple(map(range, ends, ends[1:])))
     reasons: dict[int, str] = {}
     records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
     if threads is not None:  # Start all of them before waiting for the first one.
@@ -171,7 +171,7 @@ Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
 
 
 def _records(
-    source: DatasetInputs, reads: Reads, spec: Spec, into: ReadInputs, *, pinned: bool
+    source: UnreadStep, reads: Reads, spec: Spec, into: ReadStep, *, pinned: bool
 ) -> Iterator[Record]:
     """Yield for each read the number of the record, a function to read, and one to keep it."""
     dataset, split = source.dataset, source.split
@@ -200,7 +200,7 @@ def _records(
 
 
 def _read_images(
-    source: DatasetInputs,
+    source: UnreadStep,
     record: SampleData,
     encoder: str,
     model: EncoderModel,

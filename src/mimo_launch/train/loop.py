@@ -2,7 +2,7 @@
 
 Decides: when to evaluate and save; that a signal that one rank has seen ends the run on all of them
 after the same step.
-Relies on: `step` for steps, `data.order` for samples, `checkpoint` for saving.
+Relies on: `step` for steps, `data.sample_order` for samples, `checkpoint` for saving.
 Leaves: showing and storing events to listeners.
 """
 
@@ -95,7 +95,7 @@ def train(
     with StepReader(session, dataset, state, emit) as reader:
         steps = StepRunner(session, reader, emit, hooks.profile)
         try:
-            stopped = _steps(session, steps, reader, order, emit, hooks, state)
+            stop_signal_seen = _steps(session, steps, reader, order, emit, hooks, state)
         except EndOfRun:
             # A save under way must not be lost: all ranks wait for it.
             if hooks.saver is not None:
@@ -103,8 +103,8 @@ def train(
                 _tell(hooks.saver, emit)
             raise
         saved = None if hooks.saver is None else _finish_saves(session, emit, hooks.saver)
-    if stopped:
-        emit(RunStopped(step=state.step, signal=stopped, checkpoint=saved))
+    if stop_signal_seen:
+        emit(RunStopped(step=state.step, signal=stop_signal_seen, checkpoint=saved))
     else:
         seconds = time.perf_counter() - begin
         emit(
@@ -115,7 +115,7 @@ def train(
                 saved=hooks.saver is not None,
             )
         )
-    return stopped
+    return stop_signal_seen
 
 
 def _steps(
@@ -128,33 +128,34 @@ def _steps(
     state: RunState,
 ) -> int:
     """Run steps until the last one or a signal, and return the signal or 0; save and evaluate."""
-    spec, stopped, save = session.spec, 0, False
+    spec, stop_signal_seen, save = session.spec, 0, False
     saving = None if hooks.saver is None else spec.saving
-    while state.step < spec.train.steps and not stopped:
+    while state.step < spec.train.steps and not stop_signal_seen:
         steps.start(state, order, step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
         save = save or (saving is not None and _is_due(spec, state.step, saving.every))
         last = state.step == spec.train.steps
         metrics = steps.settle(state, all_steps=save or evaluates or last)
-        stopped = max(map(stop_signal, metrics), default=0)
-        if stopped:
+        stop_signal_seen = max(map(stop_signal, metrics), default=0)
+        if stop_signal_seen:
             metrics += steps.settle(state)
         if last:
             steps.finish(state)  # Before the last save: a run that failed must not look finished.
-        if hooks.saver is not None and any(step.flags[-1] for step in metrics):
+        if hooks.saver is not None and any(map(write_failed, metrics)):
             _finish_saves(session, emit, hooks.saver)
-        if spec.eval is not None and evaluates and not stopped:
+        if spec.eval is not None and evaluates and not stop_signal_seen:
             session.progress.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None:
-            # Do not save while numbers are bad: a run that they end resumes from before them.
-            if stopped or (save and (metrics[-1].finite or last)):
+            # While numbers are bad no interval saves: a run that they end resumes from before them.
+            # The end and a stop signal do.
+            if stop_signal_seen or (save and (metrics[-1].finite or last)):
                 session.progress.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 save = False
-            if not stopped:  # The last save of a run that stops is reported at its end.
+            if not stop_signal_seen:  # The last save of a run that stops is reported at its end.
                 _tell(hooks.saver, emit)
-    return stopped
+    return stop_signal_seen
 
 
 def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
@@ -174,13 +175,22 @@ def stop_signal(metrics: StepMetrics) -> int:
     return max((int(number) for number, count in flags if count), default=0)
 
 
+def write_failed(metrics: StepMetrics) -> bool:
+    """Return whether a save has failed on any rank and must end the run."""
+    return bool(metrics.flags[-1])
+
+
 def _is_due(spec: Spec, step: int, every: int | None) -> bool:
     """Return whether something is due after `step` steps; it is after the last one."""
     return step == spec.train.steps or (every is not None and step % every == 0)
 
 
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:
-    """Wait for the save under way; return the path of the last. Raises: CheckpointNotWritten."""
+    """Wait for the save under way, and emit its outcome.
+
+    Return the path of the newest checkpoint whose outcome was not emitted before, or None. Raises:
+    CheckpointNotWritten.
+    """
     session.progress.enter(Phase.SAVING)
     saver.finish()
     events = _tell(saver, emit)

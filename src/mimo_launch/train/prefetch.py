@@ -36,7 +36,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.model import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading
-from mimo_launch.train.loader import ReadInputs, read_step, step_inputs
+from mimo_launch.train.loader import ReadStep, read_step, step_inputs
 from mimo_launch.train.run_state import EndOfRun, RunState
 from mimo_launch.train.session import RankSession
 
@@ -44,10 +44,10 @@ _MOST_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _RankPart:
     """This rank's part of a step, and the number of samples that the ranks could not read."""
 
-    inputs: ReadInputs
+    inputs: ReadStep
     reasons: dict[int, str]
     num_bad: SumOverRanks
     seconds: float
@@ -81,7 +81,7 @@ class StepReader:
             self._decoders = ThreadPoolExecutor(
                 data.decode_threads, "decoder", initializer=_use, initargs=(session.device,)
             )
-        self._ahead: tuple[tuple[Sample, ...], int, Future[_Read]] | None = None
+        self._ahead: tuple[tuple[Sample, ...], int, Future[_RankPart]] | None = None
 
     def __enter__(self) -> "StepReader":
         return self
@@ -114,7 +114,7 @@ class StepReader:
         """
         self._ahead = (ids, step, self._start("train", ids, step))
 
-    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadStep:
         """Return the samples `ids` of a step, which is counted from 0.
 
         Samples that any rank cannot read are left out.
@@ -138,7 +138,7 @@ class StepReader:
         self._report(split, step, named, len(bad))
         return inputs.without(bad)
 
-    def _taken(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_Read]":
+    def _taken(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_RankPart]":
         """Return the step that is being read ahead, or start to read this one."""
         if split == "train" and self._ahead is not None:
             (*asked, future), self._ahead = self._ahead, None
@@ -150,10 +150,10 @@ class StepReader:
             self._ahead[-1].result()
         return self._start(split, ids, step)
 
-    def _start(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_Read]":
+    def _start(self, split: Split, ids: tuple[Sample, ...], step: int) -> "Future[_RankPart]":
         return self._thread.submit(self._read, split, ids, step)
 
-    def _read(self, split: Split, ids: tuple[Sample, ...], step: int) -> _Read:
+    def _read(self, split: Split, ids: tuple[Sample, ...], step: int) -> _RankPart:
         """Read a step and start to agree on it, in the thread."""
         begin = time.perf_counter()
         # This is progress of the rank only while the main thread waits for it.
@@ -173,7 +173,7 @@ class StepReader:
             imbalance = {module.name: views.imbalance(module) for module in shared}
             inputs = replace(inputs, imbalance=imbalance)
         seconds = time.perf_counter() - begin
-        return _Read(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
+        return _RankPart(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":

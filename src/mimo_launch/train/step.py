@@ -35,7 +35,7 @@ from mimo_launch.optimizer.grad_norm import PendingMetrics, StepMetrics
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished
-from mimo_launch.train.loader import ReadInputs
+from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
 from mimo_launch.train.run_state import EndOfRun, RunState
 from mimo_launch.train.session import RankSession
@@ -92,7 +92,7 @@ def steps_late(device: torch.device) -> int:
 class StepSource(Protocol):
     """Reads the steps of a run; see `prefetch.StepReader`."""
 
-    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadInputs:
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadStep:
         """Return the samples `ids` of a step, which is counted from 0."""
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
