@@ -262,6 +262,8 @@ class Launcher:
             for pid in (*self.workers(), self.pid):
                 os.kill(pid, signal.SIGKILL)
             self._process.join()
+        if self._terminal is not None:
+            self._terminal.close()
         return self._process.exitcode, self.out.read_text(), self.err.read_text()
 
 

@@ -27,7 +27,8 @@ class Terminal:
         size = struct.pack("HHHH", ROWS, COLUMNS, 0, 0)
         fcntl.ioctl(self._follower, termios.TIOCSWINSZ, size)
         self._written = bytearray()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         while True:
@@ -43,6 +44,11 @@ class Terminal:
         for number in range(3):
             os.dup2(self._follower, number)
         os.environ["TERM"] = "xterm"
+
+    def close(self) -> None:
+        """Wait for the last of what was written; every process on the terminal has ended."""
+        os.close(self._follower)
+        self._reader.join(timeout=10)
 
     def press(self, keys: bytes) -> None:
         """Type."""
