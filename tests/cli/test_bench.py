@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.faulty_train import Launcher
 
-from mimo_launch.estimate.calibration import Calibration, load
+from mimo_launch.estimate.device_constants import Calibration, load
 from mimo_launch.launcher import gpus
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec

@@ -33,7 +33,7 @@ from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
     CheckpointPassedOver,
     CheckpointSaved,
@@ -43,7 +43,7 @@ from mimo_launch.train.events import (
 )
 from mimo_launch.train.loop import CheckpointNotWritten, Hooks, train
 from mimo_launch.train.non_finite import NonFiniteRun
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
 LANGUAGE = {

@@ -12,8 +12,8 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.session import RankSession
+from mimo_launch.spec.spec import Spec
+from mimo_launch.train.rank_session import RankSession
 
 DELAY_SECONDS = 1.5
 ROOT = Path(__file__).parents[2]

@@ -20,12 +20,12 @@ from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
-from mimo_launch.train.session import RankSession
 
 
 def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:

@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 MOE = {"experts": 4, "top_k": 2, "width": 24, "bias_update_rate": 0.05}
 MAMBA = {"heads": 12, "head_dim": 4, "state": 6, "groups": 1, "chunk": 8, "conv": 3}

@@ -20,7 +20,7 @@ from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layout.step_data import SampleData
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 from mimo_launch.verify.shrink import shrink
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from mimo_launch.export.export_plan import CannotExport
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 LEARN = {"train": {"steps": 2, "precision": "fp32"}, "optimizer": {"lr": 1e-2}}
 

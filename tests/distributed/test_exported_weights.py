@@ -27,7 +27,7 @@ from tests.support.hugging_face import (
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 @pytest.mark.parametrize(

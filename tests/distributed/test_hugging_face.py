@@ -16,7 +16,7 @@ from mimo_launch.checkpoint.chunks import Chunk
 from mimo_launch.hugging_face.registry import FAMILIES
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.runtime.progress import Progress
-from mimo_launch.spec.model import DecoderModel
+from mimo_launch.spec.spec import DecoderModel
 
 
 def tensor_name(chunk: str) -> str:

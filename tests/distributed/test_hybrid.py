@@ -7,7 +7,7 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 SP = {"sequence_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from mimo_launch.comm.world import device_for
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train import step as step_module
 from mimo_launch.train.events import (
     CheckpointSaved,
@@ -29,8 +29,8 @@ from mimo_launch.train.events import (
     StepFinished,
 )
 from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
-from mimo_launch.train.session import RankSession
 from mimo_launch.train.step import Profile
 
 Weights = dict[str, torch.Tensor]

@@ -8,7 +8,7 @@ from tests.distributed.test_topologies import run_steps
 from mimo_launch.checks.all_checks import check
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 
 VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}

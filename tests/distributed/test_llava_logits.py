@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def deviation(found: Tensor, wanted: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 EP2: dict[str, Any] = {"experts": {"ep": 2}}
 CASES: list[tuple[str, str, dict[str, Any]]] = [

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def of_experts(layout: str, folder: Path | None, precision: str = "fp32", **moe: Any) -> Spec:

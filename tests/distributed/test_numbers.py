@@ -13,12 +13,12 @@ from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import build_layout, world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop, prefetch
 from mimo_launch.train.events import NonFinite, RunFinished, StepFinished
 from mimo_launch.train.loop import train
 from mimo_launch.train.non_finite import NonFiniteRun, NoUpdate
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 Arm = Callable[[RankSession], None]
 STEPS = {"steps": 3, "precision": "fp64"}

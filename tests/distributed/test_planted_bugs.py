@@ -25,7 +25,7 @@ from mimo_launch.data.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 from mimo_launch.verify.shrink import shrink
 

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.support.proof import failures, verdicts
 from tests.support.specs import brief, layout_specs
 
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 @seed(20260101)

@@ -16,11 +16,11 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loader import UnreadStep, step_inputs
 from mimo_launch.train.loop import train
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 
 def two_modules(**sections: Any) -> Spec:

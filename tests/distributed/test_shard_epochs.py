@@ -15,10 +15,10 @@ from tests.support.specs import box
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loop import train
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
 from mimo_launch.train.loop import train
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 TOPOLOGIES = sorted(Path("topologies").glob("*.yaml"))
 BENCH = sorted(Path("topologies/bench").glob("*.yaml"))

@@ -10,7 +10,7 @@ from tests.support.llava import features_on_rank, made_llava, made_tower, tiny_l
 from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import WeightsLoaded
 
 PROJECTOR = tuple(f"projector.{x}.{y}" for x in ("down", "up") for y in ("bias", "weight"))

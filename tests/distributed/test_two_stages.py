@@ -13,11 +13,11 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.yaml_source import read_text
 from mimo_launch.train.events import Event, StepFinished, WeightsLoaded
 from mimo_launch.train.loop import Hooks, train
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 

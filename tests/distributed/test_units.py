@@ -16,9 +16,9 @@ from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models import build, fsdp
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.proof import verify_spec
 
 DEEP = {"layers": 5}

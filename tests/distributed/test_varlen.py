@@ -26,7 +26,7 @@ from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.attention_contexts import class_token_context, image_context
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CPU = torch.device("cpu")
 MOST = 1e-12

@@ -19,9 +19,9 @@ from mimo_launch.layers.parameter_segments import SegmentedModule, local_tensor
 from mimo_launch.layout.layout import world_size
 from mimo_launch.models import fsdp
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 DEEP = {"layers": 3, "hidden": 64, "heads": 4}
 Case = dict[str, Any]

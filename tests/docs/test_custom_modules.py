@@ -13,7 +13,7 @@ from tests.support.proof import failures, verdicts
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_stages import build_custom_stage, whole_stage
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 PAGE = ROOT / "docs" / "custom-encoders.md"
 

@@ -18,7 +18,7 @@ import pytest
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.app import run
-from mimo_launch.drawing.report import build_report
+from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from mimo_launch.data.digits import DigitStrips
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models import language_model
 from mimo_launch.runtime.executor import Executor
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 FAULT: dict[str, Any] = {}
 

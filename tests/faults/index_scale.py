@@ -21,7 +21,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.webdataset.index_columns import ColumnWriter, write_bad
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 PER_SHARD = 10_000
 

@@ -15,9 +15,9 @@ from mimo_launch.checkpoint.chunks import state_chunks
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import CheckpointSaved
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 pytestmark = pytest.mark.faults
 SAVES = 6

@@ -21,7 +21,7 @@ from tests.support.mutations import mutated
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 NUM_SPECS = int(os.environ.get("FUZZ_SPECS", "20000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or int(time.time())
@@ -89,7 +89,7 @@ def outcomes(folder: Path) -> list[Outcome]:
     """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
     import mimo_launch.checks.load_and_check
     import mimo_launch.cli.plan.tables
-    import mimo_launch.drawing.report  # noqa: F401
+    import mimo_launch.drawing.plan_report  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     found: list[Outcome] = []
@@ -142,7 +142,7 @@ def two_steps(spec: Spec) -> list[float]:
     """Train as one rank of many; return the losses."""
     from mimo_launch.train.events import Event, StepFinished
     from mimo_launch.train.loop import train
-    from mimo_launch.train.session import RankSession
+    from mimo_launch.train.rank_session import RankSession
 
     events: list[Event] = []
     with RankSession(Plan.of(spec)) as session:

@@ -13,15 +13,15 @@ from tests.support.gpu_ranks import SIZES
 from tests.support.specs import box, spec
 
 from mimo_launch.bench.calibrate import calibrate
-from mimo_launch.bench.measure import bench
+from mimo_launch.bench.measure_steps import bench
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.time_shares import Shares
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.world import device_for
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
-from mimo_launch.train.session import RankSession
+from mimo_launch.spec.spec import Spec
+from mimo_launch.train.rank_session import RankSession
 
 pytestmark = pytest.mark.gpu
 

@@ -25,9 +25,9 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Progress
 from mimo_launch.runtime.stage_transfers import StageEdges
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 pytestmark = pytest.mark.gpu
 

@@ -16,9 +16,9 @@ from mimo_launch.data.sample_order import global_order, steps_of
 from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks
 from mimo_launch.layers.router import ExpertBias
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.proof import verify_on
 from mimo_launch.verify.shrink import shrink
 

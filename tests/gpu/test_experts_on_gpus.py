@@ -14,9 +14,9 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.layers.experts import _is_grouped, grouped_linear
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 pytestmark = pytest.mark.gpu
 

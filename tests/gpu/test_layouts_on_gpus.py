@@ -18,7 +18,7 @@ from tests.support.specs import brief, layout_specs
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.run_on_ranks import RankError, Ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_on
 from mimo_launch.verify.shrink import shrink
 

@@ -11,7 +11,7 @@ from tests.distributed.test_weight_gradients import CASES, gradients_of, judge, 
 from tests.support.gpu_ranks import DEVICE
 
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 pytestmark = pytest.mark.gpu
 

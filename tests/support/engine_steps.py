@@ -16,10 +16,10 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.loop import Hooks, train
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 ENGINE = "transformer_engine"
 BACKENDS = ("torch", ENGINE)

@@ -2,9 +2,9 @@
 
 from tests.support.specs import AXES
 
+from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.sample_owners import replicas_that_share
-from mimo_launch.spec.model import HybridModel, Spec
+from mimo_launch.spec.spec import HybridModel, Spec
 
 LETTERS = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers", "E": "experts"}
 

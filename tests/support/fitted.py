@@ -2,7 +2,7 @@
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.shrink import shrink
 from mimo_launch.verify.shrink_grids import regrid
 

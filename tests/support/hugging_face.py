@@ -19,10 +19,10 @@ from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.layers.attention_contexts import zigzag_positions
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Event, WeightsLoaded
 from mimo_launch.train.loader import step_inputs
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 VOCAB = 37
 SIZES = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
 
 VOCAB, GRID, PATCH = 41, 4, 2

@@ -6,7 +6,7 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 TOKENS, WIDTH, INNER = 512, 256, 1024
 DECODER = {

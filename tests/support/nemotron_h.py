@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 VOCAB = 37
 MODEL = {

@@ -21,8 +21,8 @@ from mimo_launch.layers import attention_contexts, linear
 from mimo_launch.models import fsdp
 from mimo_launch.runtime import compute, executor
 from mimo_launch.runtime.mailbox import Address
-from mimo_launch.spec.model import Spec
-from mimo_launch.train import session
+from mimo_launch.spec.spec import Spec
+from mimo_launch.train import rank_session
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ def dropped_last_microbatch() -> None:
 
 def norm_over_one_grid() -> None:
     """The norm that clips every module is that of language alone."""
-    correct = session.reduce_metrics
+    correct = rank_session.reduce_metrics
 
     def partial_norm(*args: Any, **options: Any) -> Any:
         metrics = correct(*args, **options)
         return replace(metrics, norm=metrics.squares["language"].sqrt())
 
-    session.reduce_metrics = partial_norm
+    rank_session.reduce_metrics = partial_norm
 
 
 def replicated_counted_twice() -> None:
@@ -164,7 +164,7 @@ def gather_rows_summed() -> None:
 
 def partial_sums_dropped() -> None:
     """Terms that tp ranks hold of a gradient (QK norms) are never added up."""
-    session.sum_partial_gradients = lambda *args: None
+    rank_session.sum_partial_gradients = lambda *args: None
 
 
 def partial_sums_only_under_sequence_parallelism() -> None:

@@ -7,14 +7,14 @@ import torch
 from tests.support.specs import box, spec
 
 from mimo_launch.comm import autograd_collectives
-from mimo_launch.comm.non_finite import WatchedReduceScatter
+from mimo_launch.comm.finite_flags import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.layers import router
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import fsdp, transformer_block
 from mimo_launch.optimizer import module_optimizers
 from mimo_launch.runtime import compute
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def mixture(**settings: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.layers import mamba
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def split_heads(groups: int = 2, **grid: int) -> Spec:

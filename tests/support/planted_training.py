@@ -14,7 +14,7 @@ from mimo_launch.layers import router
 from mimo_launch.optimizer import module_optimizers
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.runtime.executor import Executor
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 # Settings of which each matters: nothing is a default, and 0 is a value.
 OPTIMIZER = {

@@ -11,7 +11,7 @@ import torch
 
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.runtime.mailbox import Address
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 POISONED_STEP = 1
 NAN = float("nan")

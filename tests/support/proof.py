@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.compare import ModuleVerdict
 from mimo_launch.verify.proof import verify_spec, verify_training_on
 from mimo_launch.verify.shrink import short_run, shrink

@@ -15,7 +15,7 @@ from torch import Tensor
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.kinds.vocabulary import placeholder_id
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 VOCAB, SIDE, MERGE, FRAMES = 40, 2, 2, 2
 TEXT = {

@@ -20,7 +20,7 @@ from mimo_launch.schedule.generate import Programs, generate, generate_forward
 from mimo_launch.schedule.lower_bound import lower_bound
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulate import Costs, Simulation, simulate
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 # Fractions that floating point holds exactly, so that times can be compared.

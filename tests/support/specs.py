@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mimo_launch.data.sample_sizes import longest_sample
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 AXES = ("tp", "cp", "dp", "pp")
 # Every order in which cp varies faster than dp, the default first.

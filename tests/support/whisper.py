@@ -13,7 +13,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.loader import step_inputs
 

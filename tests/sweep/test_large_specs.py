@@ -10,7 +10,7 @@ from tests.support.specs import brief, layout_specs
 from tests.support.sweeps import of_this_run
 
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.coverage import not_proved
 from mimo_launch.verify.shrink import shrink
 

@@ -8,7 +8,7 @@ from tests.support.features import features
 from tests.support.simulated import broken_rules
 from tests.support.specs import DRAWS, brief, layout_specs
 
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 NUM_SPECS = 2000
 SEEN: Counter[str] = Counter()

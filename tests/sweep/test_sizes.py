@@ -15,7 +15,7 @@ from tests.support.specs import box, spec
 from tests.support.sweeps import of_this_run
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 from mimo_launch.verify.shrink import shrink
 

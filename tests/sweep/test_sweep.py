@@ -11,7 +11,7 @@ from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import SPARSE, brief, layout_specs
 from tests.support.sweeps import of_this_run
 
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 NUM_SPECS = int(os.environ.get("SWEEP_SPECS", "300"))
 NUM_SPARSE = int(os.environ.get("SWEEP_SPARSE_SPECS", "100"))

@@ -15,7 +15,7 @@ from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import parse_program
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.simulate import simulate
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=25, deadline=None)
 PAIR = spec({"vision": box(0), "language": box(1)})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.estimate.calibration import Calibration, CalibrationError, constants, load
+from mimo_launch.estimate.device_constants import Calibration, CalibrationError, constants, load
 
 
 def test_reads_back_what_it_wrote(tmp_path: Path) -> None:

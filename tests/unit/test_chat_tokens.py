@@ -22,7 +22,7 @@ from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.media_rows import media_inputs_of
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import EncodedSample, SampleEncoder
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 TEMPLATES = {
     "chatml": CHATML,

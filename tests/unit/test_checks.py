@@ -13,7 +13,7 @@ import pytest
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.load_and_check import check_text, load_and_check
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VALID = (FIXTURES / "valid.yaml").read_text(encoding="utf-8")

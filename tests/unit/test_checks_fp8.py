@@ -9,7 +9,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.launcher import gpus
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.row_owners import held_patches, local_rows
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 ENGINE = {"backend": "transformer_engine", "fp8": {}}
 WIDE = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 128, "head_dim": 16}

@@ -11,7 +11,7 @@ from torch import nn
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.sample_sizes import nominal_step_data
-from mimo_launch.drawing.report import build_report
+from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.attention_contexts import image_context
@@ -28,7 +28,7 @@ from mimo_launch.models.custom_stages import (
 )
 from mimo_launch.models.encoder_inputs import EncoderInput, Patches, reader
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 MIXER, WIDE = "tests.support.custom_encoders:Mixer", "tests.support.custom_encoders:Wide"
 HEAD = """

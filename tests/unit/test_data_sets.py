@@ -15,7 +15,7 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digits import DigitStrips, image_split, load_digits
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds import vocabulary as tok
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 DIGITS = {"kind": "digits"}
 SYNTHETIC = {"kind": "synthetic"}
@@ -280,7 +280,7 @@ def test_samples_are_the_same_in_another_process():
     specs = [make_spec(data, (4, 8), seed=3) for data in (DIGITS, SYNTHETIC)]
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]); import test_data_sets as t\n"
-        "from mimo_launch.spec.model import Spec\n"
+        "from mimo_launch.spec.spec import Spec\n"
         "specs = [t.make_spec(d, (4, 8), seed=3) for d in (t.DIGITS, t.SYNTHETIC)]\n"
         "prints = [t.fingerprint(t.build_dataset(s), list(s.encoders)) for s in specs]\n"
         "print(json.dumps([prints, 'torch' in sys.modules]))"

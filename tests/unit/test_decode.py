@@ -11,7 +11,12 @@ import soundfile
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode import clip_length, decode_clip, decode_image, image_size
+from mimo_launch.data.webdataset.decode_media import (
+    clip_length,
+    decode_clip,
+    decode_image,
+    image_size,
+)
 from mimo_launch.data.webdataset.indexer import header_size
 from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
 

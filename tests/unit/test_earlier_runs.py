@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.hugging_face.image_processor import processor_folder, recipe_of
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def saved(folder: Path, **of_spec: Any) -> str:

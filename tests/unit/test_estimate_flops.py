@@ -16,7 +16,7 @@ from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network
 from mimo_launch.models.encoder_inputs import EncoderInput, Patches
 from mimo_launch.models.language_model import LanguageInput
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
 VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}

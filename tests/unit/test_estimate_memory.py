@@ -6,13 +6,13 @@ import pytest
 from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
 from tests.support.specs import box, spec
 
-from mimo_launch.drawing.report import build_report
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.drawing.plan_report import build_report
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def test_recomputing_keeps_the_input_alone() -> None:

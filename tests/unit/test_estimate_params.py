@@ -13,7 +13,7 @@ from mimo_launch.kinds.layer import Weight
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import ModuleLayout, build_layout
 from mimo_launch.models import build, fsdp
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
 EXPERTS: dict[str, Any] = {

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.drawing.report import build_rank_report, build_report
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.drawing.plan_report import build_rank_report, build_report
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.load import load_spec
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=60, deadline=None)
 DECODER = {

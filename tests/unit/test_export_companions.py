@@ -9,7 +9,7 @@ from tests.support.shards import tokenizer_folder
 
 from mimo_launch.export.sources import Companions, companions_of
 from mimo_launch.hugging_face.tokenizer import token_id
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 VISION = {"kind": "vit", "layers": 1, "hidden": 16, "heads": 2, "patch": 4, "channels": 3}
 LANGUAGE = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 400}

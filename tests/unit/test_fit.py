@@ -8,8 +8,8 @@ import pytest
 
 from mimo_launch.checks.load_and_check import check_text, load_and_check
 from mimo_launch.checks.memory import TOLERANCE, memory_findings
-from mimo_launch.drawing.report import build_report
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.drawing.plan_report import build_report
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
 

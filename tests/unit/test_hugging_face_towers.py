@@ -11,7 +11,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.hugging_face.family import NoSuchPart
 from mimo_launch.hugging_face.registry import part_of, parts_of
-from mimo_launch.spec.model import VitModel
+from mimo_launch.spec.spec import VitModel
 
 TOWER: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mimo_launch.data.webdataset.decode import decode_image, process
+from mimo_launch.data.webdataset.decode_media import decode_image, process
 from mimo_launch.hugging_face.image_processor import (
     ImageRecipe,
     ImageTooThin,

@@ -17,7 +17,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import PRECISIONS
 from mimo_launch.models.hybrid_layers import HybridLayer
-from mimo_launch.spec.model import HybridModel, Spec
+from mimo_launch.spec.spec import HybridModel, Spec
 
 TOKENS, WIDTH = 512, 256
 MODEL = {

@@ -13,7 +13,7 @@ from tests.support.wandb_files import history
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layout.step_views import Imbalance
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,

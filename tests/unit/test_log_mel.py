@@ -10,8 +10,8 @@ from tests.support.shards import clip_bytes
 from transformers import WhisperFeatureExtractor
 
 from mimo_launch.data.log_mel import RATE, ClipTooLong, log_mel, num_frames
-from mimo_launch.data.webdataset.decode import decode_clip
-from mimo_launch.spec.model import AudioModel
+from mimo_launch.data.webdataset.decode_media import decode_clip
+from mimo_launch.spec.spec import AudioModel
 
 SECONDS = 2.345
 

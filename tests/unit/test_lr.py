@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mimo_launch.optimizer.learning_rate import learning_rate
-from mimo_launch.spec.model import LrSchedule
+from mimo_launch.spec.spec import LrSchedule
 
 KINDS = ("constant", "cosine", "wsd")
 

@@ -6,7 +6,7 @@ from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_sizes import longest_sample, nominal_step_data
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 ENCODERS = {
     "vision": box(0, dp=2, model={"patch": 4}),

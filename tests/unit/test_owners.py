@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.sample_owners import (
+from mimo_launch.layout.balance import (
     balanced,
     replica_links,
     replica_sources,
     replicas_that_share,
 )
+from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.layout.sample_readers import reads_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
 from mimo_launch.layout.step_views import StepViews

@@ -13,13 +13,12 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.packing import best_fit, joined_documents
 from mimo_launch.data.sample_order import (
     GlobalOrder,
     PackedOrder,
     SampleOrder,
-    best_fit,
     global_order,
-    joined_documents,
     make_step_data,
     records_of,
     steps_of,
@@ -27,7 +26,7 @@ from mimo_launch.data.sample_order import (
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.layout.step_data import SampleData, packed
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 
 

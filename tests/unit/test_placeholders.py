@@ -9,7 +9,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.shrink import shrink
 
 

@@ -10,7 +10,7 @@ from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.bridge_rows import fan
-from mimo_launch.drawing.report import build_rank_report, build_report, report_json
+from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
 from mimo_launch.drawing.rows import Report
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.bridge_routing import route
@@ -19,9 +19,9 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
+from mimo_launch.schedule.deadlock_proof import DeadlockError
 from mimo_launch.schedule.generate import generate
-from mimo_launch.schedule.proof import DeadlockError
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=40, deadline=None)
 # Every axis at once, which no file may ask for yet.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.support.specs import layout_specs
 from tests.support.timelines import DEEP, SHARED
 
-from mimo_launch.drawing.report import build_report
+from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.drawing.spans import (
     Span,
     Timeline,
@@ -19,7 +19,7 @@ from mimo_launch.drawing.spans import (
 from mimo_launch.drawing.svg_layout import mean_bubble
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=25, deadline=None)
 

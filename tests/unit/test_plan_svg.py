@@ -16,7 +16,7 @@ from mimo_launch.drawing.spans import Timeline, Unit, planned
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.svg_layout import rows_of, sizes_of, ticks_of
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=25, deadline=None)
 NS = "{http://www.w3.org/2000/svg}"

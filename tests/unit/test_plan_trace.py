@@ -14,7 +14,7 @@ from mimo_launch.drawing.spans import Span, Timeline, Unit, planned
 from mimo_launch.drawing.trace import edge_of, ranks_shown, render_trace
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=25, deadline=None)
 

@@ -13,12 +13,12 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.schedule.channels import Meetings, channels_of, p2p_group_of, p2p_groups_of
+from mimo_launch.schedule.deadlock_proof import DeadlockError, by_class, proven
 from mimo_launch.schedule.generate import Programs, generate
-from mimo_launch.schedule.proof import DeadlockError, by_class, proven
 from mimo_launch.schedule.rank_classes import ClassMeetings, refined
 from mimo_launch.schedule.simulate import simulate
 from mimo_launch.schedule.simulation_result import Costs, Event
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "topologies").rglob("*.yaml"))
 # Costs that differ by module, stage and kind, so that times tell alike ranks from others.

@@ -10,7 +10,7 @@ from tests.support.headers import NO_TENSORS
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.hugging_face import qwen2_vl
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.spec.model import DecoderModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, VitModel
 
 TEXT = """version: 1
 name: t

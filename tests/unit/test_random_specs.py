@@ -5,7 +5,7 @@ from tests.support.features import features
 from tests.support.specs import KINDS, SPARSE, layout_specs
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 NAMED = {
     *KINDS, "language tp > 1", "language cp > 1", "language pp > 1", "language dp > 1",

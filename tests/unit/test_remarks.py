@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.support.specs import box, spec
 
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.coverage import lines_of, not_proved
 from mimo_launch.verify.shrink import shrink
 

@@ -7,7 +7,7 @@ import torch
 
 from mimo_launch.hugging_face.architectures import Modules, alone
 from mimo_launch.layers.attention_contexts import scaled
-from mimo_launch.spec.model import DecoderModel, RopeScaling
+from mimo_launch.spec.spec import DecoderModel, RopeScaling
 from mimo_launch.verify.oracle_layers import frequencies
 
 LLAMA = RopeScaling(factor=8.0)

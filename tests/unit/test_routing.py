@@ -20,7 +20,7 @@ from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.row_owners import row_cut
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=100, deadline=None)
 

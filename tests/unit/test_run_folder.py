@@ -14,7 +14,7 @@ from mimo_launch.launcher.run_folder import (
     newest_checkpoint,
     open_run_folder,
 )
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 

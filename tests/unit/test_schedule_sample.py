@@ -12,7 +12,7 @@ from tests.support.specs import KINDS, box, brief, layout_specs, spec
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.generate import Programs, generate
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def test_fixed_specs_on_many_ranks_end_and_follow_the_data() -> None:

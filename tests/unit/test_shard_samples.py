@@ -33,7 +33,7 @@ from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.samples import NotTrainable, ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.sample_readers import Reads
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 
 VIT = {"kind": "vit", "patch": 2, "shuffle": 2, "channels": 3}

@@ -9,7 +9,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order, records_of
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import HybridModel, Spec, SyntheticData
+from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData
 from mimo_launch.verify.coverage import not_proved
 from mimo_launch.verify.shrink import shrink
 

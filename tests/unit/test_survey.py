@@ -11,14 +11,14 @@ from tests.support.damage import damaged
 from tests.support.shards import planted, sample, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.cli.data.answer import page, png, record_text
+from mimo_launch.cli.data.tables import page, png, record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.survey.facts import find_facts, first_steps
 from mimo_launch.survey.reading_speed import read_steps
 from mimo_launch.survey.shown_samples import show_samples

@@ -6,8 +6,8 @@ from tests.support.specs import box, spec
 
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program, parse_action, parse_program
-from mimo_launch.schedule.proof import DeadlockError, proven
-from mimo_launch.spec.model import Spec
+from mimo_launch.schedule.deadlock_proof import DeadlockError, proven
+from mimo_launch.spec.spec import Spec
 
 END = "step:NORM step:UPDATE"
 SMALL = {"steps": 1, "precision": "fp64"}

@@ -1,8 +1,8 @@
 """Measures the constants with which `plan` estimates, on the machine and at the sizes of a spec.
 
 Decides: which measurement becomes which constant; medians over ranks, groups and channels.
-Relies on: `device_rates` and `links` for the parts, steps of `measure` for the time that these do
-not explain.
+Relies on: `measure_device` and `links` for the parts, steps of `measure_steps` for the time that
+these do not explain.
 Leaves: the formulas that use the constants to `estimate.cost_model`.
 
 What cannot be measured with this spec (a network without several hosts, transfers without a
@@ -19,24 +19,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mimo_launch.bench.device_rates import compute_rates
 from mimo_launch.bench.links import MeasuredLink, channels, collectives
 from mimo_launch.bench.machine import device_name
-from mimo_launch.bench.measure import measure
+from mimo_launch.bench.measure_device import compute_rates
+from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.sample_sizes import nominal_step_data
-from mimo_launch.drawing.report import build_report
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.workload import workload
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.train.events import Listener
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 # Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the full names that torch reports: an
 # H100 NVL or H200 NVL is slower than an H100 or H200.

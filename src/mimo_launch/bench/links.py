@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from mimo_launch.bench.device_rates import REPEATS, seconds_of
+from mimo_launch.bench.measure_device import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.data.sample_sizes import nominal_step_data
@@ -23,7 +23,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.schedule.channels import Channel
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
 _LEAST_BYTES = 1 << 12

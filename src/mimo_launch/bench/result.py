@@ -2,7 +2,7 @@
 
 Decides: the fields of `bench.json` and of `bench --json` (docs/bench.md), and their version.
 Relies on: nothing; no torch.
-Leaves: finding the values to `measure` and `calibrate`, showing them to `cli`.
+Leaves: finding the values to `measure_steps` and `calibrate`, showing them to `cli`.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mimo_launch.bench.time_shares import Shares
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 
 VERSION = 1
 

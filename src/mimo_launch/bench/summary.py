@@ -3,7 +3,7 @@
 Decides: how the ranks' timelines are aligned; when an estimate can be compared; that the FLOPs of a
 step are those of its own images and records, padding included.
 Relies on: `time_shares` for where time went, `estimate` for FLOPs and estimates.
-Leaves: measuring to `measure`.
+Leaves: measuring to `measure_steps`.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from mimo_launch.bench.result import Memory, RankResult, Speed
 from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps_of
 from mimo_launch.comm.step_clock import Noted
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.workload import backward_flops, forward_flops, language_spans
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Decides: what counts as computing, as moving data and as waiting.
 Relies on: `comm.step_clock` for times; the layout for the peers that a rank waits for.
-Leaves: measuring to `measure`, showing to `cli`.
+Leaves: measuring to `measure_steps`, showing to `cli`.
 
 A rank that waits in a transfer cannot know how long its data were on the way. The timeline of its
 peer shows it: before the peer was ready to send, the rank waited; after that, data moved. A rank

@@ -43,7 +43,7 @@ from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.models.build import RankModule
 from mimo_launch.train.events import WeightsLoaded
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 # Rows of a vocabulary in memory at once while their mean is computed.
 BLOCK = 4096

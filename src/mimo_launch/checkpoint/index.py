@@ -22,7 +22,7 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.spec.files import MEGABYTE, read_json
 from mimo_launch.spec.load import MARKER, spec_from_data
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 TENSORS = "tensors.json"
 # An entry has some hundred bytes, and there may be thousands of ranks and tensors.

@@ -48,8 +48,8 @@ from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
-from mimo_launch.train.session import RankSession
 
 
 @dataclass(frozen=True, slots=True)

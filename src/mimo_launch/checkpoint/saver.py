@@ -34,8 +34,8 @@ from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
-from mimo_launch.train.session import RankSession
 
 Outcome = CheckpointSaved | CheckpointFailed
 

@@ -23,7 +23,7 @@ from mimo_launch.checks import (
 )
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     AudioModel,
     CustomModel,
     DecoderModel,

@@ -17,7 +17,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     ModuleSpec,
     Spec,
     SyntheticData,

@@ -11,7 +11,7 @@ from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
-from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 _DP = ("modules", LANGUAGE, "grid", "dp")
 _GLOBAL = ("batch", "global")

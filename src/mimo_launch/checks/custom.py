@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.spec.model import CustomModel, Spec
+from mimo_launch.spec.spec import CustomModel, Spec
 from mimo_launch.spec.wording import did_you_mean
 
 

@@ -12,7 +12,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     DigitsData,
     Spec,
     SyntheticData,

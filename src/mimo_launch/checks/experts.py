@@ -8,7 +8,7 @@ Leaves: the backend to `backends`.
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.model import ExpertGrid, LanguageModel, Spec
+from mimo_launch.spec.spec import ExpertGrid, LanguageModel, Spec
 
 
 def experts_have_model(spec: Spec, name: str) -> Findings:

@@ -29,7 +29,7 @@ from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
-from mimo_launch.spec.model import LanguageModel, Model, Spec
+from mimo_launch.spec.spec import LanguageModel, Model, Spec
 
 # Keys of custom models that are not compared: what they change is seen in the tensors.
 OWN_KEYS = ("kind", "parameters", "options")

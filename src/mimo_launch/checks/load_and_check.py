@@ -14,9 +14,9 @@ from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.packages import backends_are_here
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
 from mimo_launch.diag.text import has_errors
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.spec.load import Loaded, load_spec, load_text
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from functools import partial
 from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text, ranks_text
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator, RankClass
 from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 # Estimates are within 10 % of what is measured: beyond that, the ranks cannot fit.
 TOLERANCE = 0.10

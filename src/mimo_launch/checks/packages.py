@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     Spec,
     WebdatasetData,
 )

@@ -7,7 +7,7 @@ Leaves: how widths are cut over tp to `widths`.
 
 from mimo_launch.checks.rule import Findings, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
     LanguageModel,

@@ -13,7 +13,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.model import AXES, Spec, rank_range
+from mimo_launch.spec.spec import AXES, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.

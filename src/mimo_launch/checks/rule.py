@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
-from mimo_launch.spec.model import MissingPartError, Spec
+from mimo_launch.spec.spec import MissingPartError, Spec
 
 Findings = Iterator[Diagnostic]
 M = TypeVar("M")

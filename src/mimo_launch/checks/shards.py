@@ -23,7 +23,7 @@ from mimo_launch.hugging_face.image_processor import (
     processor_folder,
     recipe_of,
 )
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     Spec,
     WebdatasetData,
     clip_input,

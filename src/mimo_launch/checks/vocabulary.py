@@ -26,7 +26,7 @@ from mimo_launch.kinds.vocabulary import (
     vocab_size,
 )
 from mimo_launch.layout.encoder_placement import LANGUAGE
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     ChatTemplate,
     DigitsData,
     Spec,

@@ -12,8 +12,8 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.encoder_placement import LANGUAGE
-from mimo_launch.spec.language import MAMBA, MambaSizes
-from mimo_launch.spec.model import HybridModel, LanguageModel, Spec
+from mimo_launch.spec.language_models import MAMBA, MambaSizes
+from mimo_launch.spec.spec import HybridModel, LanguageModel, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.flow import flow
+from mimo_launch.cli.shared.yaml_line import flow
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint

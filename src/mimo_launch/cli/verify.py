@@ -16,7 +16,7 @@ from mimo_launch.cli.shared.findings import custom_classes_fail
 from mimo_launch.cli.shared.options import Device, Overrides, Where, device_here
 
 if TYPE_CHECKING:
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
     from mimo_launch.verify.compare import ModuleVerdict
     from mimo_launch.verify.coverage import Remark
 

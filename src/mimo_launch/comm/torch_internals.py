@@ -46,6 +46,7 @@ class FsdpParameter:
 
     @gradient.setter
     def gradient(self, value: Tensor) -> None:
+        """Give FSDP2 the gradient to reduce."""
         self._record.unsharded_accumulated_grad = value
 
     @property

@@ -8,7 +8,7 @@ Leaves: samples to the data sets.
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digits import DigitStrips
 from mimo_launch.data.synthetic import SyntheticSamples
-from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
+from mimo_launch.spec.spec import DigitsData, Spec, WebdatasetData
 
 
 def build_dataset(spec: Spec) -> Dataset:

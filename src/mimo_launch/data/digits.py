@@ -40,7 +40,7 @@ from mimo_launch.kinds.vocabulary import (
     placeholder_id,
 )
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.model import DigitsData, ImageInput, Spec, VitModel, image_input
+from mimo_launch.spec.spec import DigitsData, ImageInput, Spec, VitModel, image_input
 
 HELDOUT_SHARE = 0.2
 # Strips are made up as they are asked for, so this only has to exceed any sensible evaluation.

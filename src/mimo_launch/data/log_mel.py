@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.model import Clips
+from mimo_launch.spec.spec import Clips
 
 RATE = 16_000
 WINDOW, HOP = 400, 160

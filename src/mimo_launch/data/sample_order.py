@@ -1,20 +1,12 @@
 """The samples of each step: one global order, the same for every layout, packed or not.
 
-Decides: the order of an epoch, how steps walk through epochs, the samples of an evaluation, and
-which records share a sequence. Each record is one document or several; padding and records left out
-belong to the document before them; a gap at the very front is a separate document, to which no
-token attends.
-Relies on: a data set that answers for any index in any order; the StepData for where a record
-begins.
+Decides: the order of an epoch, how steps walk through epochs, the samples of an evaluation.
+Relies on: a data set that answers for any index in any order; `packing` for which records share a
+sequence.
 Leaves: sharing a step's samples among replicas to the layout.
-
-Packing is best fit decreasing: the longest record first, each into the fullest sequence that has
-room. Asymptotically it needs at most 11/9 of the fewest sequences (Johnson et al., 1974, SIAM J.
-Comput. 3), and nearly the fewest where many records are short. No record is cut.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -22,74 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.packing import best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
-from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.layout.step_data import SampleData, StepData, packed
-from mimo_launch.spec.model import Spec
-
-Int64s = npt.NDArray[np.int64]
-
-
-def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
-    """Return packs as indices of `lengths`, each in one pack of at most `seq`.
-
-    A pure function: ties go to lower indices. Indices of a pack are in increasing order.
-
-    Raises:
-        ValueError: A length exceeds `seq`.
-    """
-    packs: list[list[int]] = []
-    # Packs by the room they have, and the rooms that occur, in order.
-    by_room: dict[int, list[int]] = {}
-    rooms: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        if length > seq:
-            raise ValueError(f"a record of {length} tokens does not fit in {seq}")
-        at = bisect_left(rooms, length)
-        if at == len(rooms):
-            pack, room = len(packs), seq
-            packs.append([])
-        else:
-            room = rooms[at]
-            pack = by_room[room].pop()
-            if not by_room[room]:
-                del by_room[room], rooms[at]
-        packs[pack].append(index)
-        left = room - length
-        if left:
-            if left not in by_room:
-                by_room[left] = []
-                insort(rooms, left)
-            by_room[left].append(pack)
-    return [sorted(pack) for pack in packs]
-
-
-def joined_texts(
-    records: Iterable[tuple[SampleData, tuple[Int64s, Int64s]]], seq: int
-) -> tuple[Int64s, Int64s]:
-    """Return tokens and labels, int64 [seq] each, of records with tokens and labels [seq] each."""
-    tokens = np.full(seq, PAD, dtype=np.int64)
-    labels = np.full(seq, IGNORE_LABEL, dtype=np.int64)
-    for record, (own_tokens, own_labels) in records:
-        here = slice(record.first, record.first + record.num_tokens)
-        # Its last token has no label: no record predicts what comes after its end.
-        tokens[here] = own_tokens[: record.num_tokens]
-        labels[here] = own_labels[: record.num_tokens]
-    return tokens, labels
-
-
-def joined_documents(records: Iterable[tuple[SampleData, Int64s]], seq: int) -> Int64s:
-    """Return the document of each position, int64 [seq], of records with documents [seq] each."""
-    documents = np.zeros(seq, dtype=np.int64)
-    num_documents = 0
-    for record, own in records:
-        if record.first and not num_documents:
-            num_documents = 1
-        documents[record.first :] = num_documents + own[: seq - record.first]
-        num_documents = int(documents[record.first + record.num_tokens - 1]) + 1
-    return documents
-
+from mimo_launch.layout.step_data import StepData, packed
+from mimo_launch.spec.spec import Spec
 
 # A sample of a step: the id of a record, or of all records of a pack.
 Sample = int | tuple[int, ...]

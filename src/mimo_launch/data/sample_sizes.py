@@ -19,7 +19,7 @@ from typing import overload
 from mimo_launch.hugging_face.image_processor import Smart, recipe_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     DigitsData,
     Spec,
     SyntheticData,

@@ -25,7 +25,7 @@ from mimo_launch.data.random_draws import (
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     Clips,
     ImageInput,
     Spec,

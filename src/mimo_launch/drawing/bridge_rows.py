@@ -11,9 +11,9 @@ from dataclasses import replace
 from math import gcd
 
 from mimo_launch.drawing.rows import BridgeRow, Link, PeerRow
+from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.sample_owners import replicas_that_share
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews

@@ -18,7 +18,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import ExpertGrid, Grid, Spec
+from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
 Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates of a step.
-Leaves: computing the facts to `report` and its siblings, drawing to `cli`.
+Leaves: computing the facts to `plan_report` and its siblings, drawing to `cli`.
 """
 
 from dataclasses import dataclass

@@ -2,19 +2,19 @@
 
 Decides: which ranks communicate over the network; the bytes of gathering weights, of accumulating
 and reducing their gradients, and of updating them.
-Relies on: `calibration` for latencies and bandwidths; `parameters` for the weights of a stage and
-its FSDP units.
+Relies on: `device_constants` for latencies and bandwidths; `parameters` for the weights of a stage
+and its FSDP units.
 Leaves: the bytes of activations, and what overlaps, to `cost_model`.
 """
 
 from dataclasses import dataclass
 
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED, STORED
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
 from mimo_launch.kinds.layer import Weight
 from mimo_launch.layout.layout import ModuleLayout
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 MICRO, GIGA = 1e-6, 1e9
 

@@ -1,7 +1,7 @@
 """Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
 
 Decides: what overlaps and what does not; docs/estimates.md lists it.
-Relies on: `parameters` and `workload` for amounts, `calibration` for rates,
+Relies on: `parameters` and `workload` for amounts, `device_constants` for rates,
 `communication_times` for collectives and for what a step does with weights.
 Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
 """
@@ -9,8 +9,8 @@ Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import backward_flops, forward_by_kind, row_bytes
@@ -22,7 +22,7 @@ from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.roles import exchanges
 from mimo_launch.schedule.simulation_result import Costs
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 TERA = 1e12
 

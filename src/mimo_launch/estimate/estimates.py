@@ -2,16 +2,16 @@
 
 Decides: which ranks form a class, which of them represents it, and what follows the schedule.
 Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate` for the course.
-Leaves: showing it to `drawing.report` and `cli`, judging it to `checks.memory`.
+Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.memory`.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from mimo_launch.data.sample_sizes import nominal_step_data
-from mimo_launch.estimate.calibration import Calibration
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel, StageCost
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED, stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
@@ -26,7 +26,7 @@ from mimo_launch.schedule.channels import channels_of, components_of
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
 from mimo_launch.schedule.simulate import Simulation, simulate
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 _MILLI = 1e-3
 

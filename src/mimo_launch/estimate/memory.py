@@ -17,7 +17,7 @@ from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Grid, Spec
+from mimo_launch.spec.spec import Grid, Spec
 
 # Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}

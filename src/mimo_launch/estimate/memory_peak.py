@@ -8,7 +8,7 @@ Leaves: whether it fits to `checks.memory`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import StageMemory
 from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.layout.layout import Layout

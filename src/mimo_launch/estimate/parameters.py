@@ -13,7 +13,7 @@ from mimo_launch.kinds.layer import Ends, Share, Weight
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.stages import Stage
-from mimo_launch.spec.model import ExpertGrid, ModuleSpec, Spec
+from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 # A run of consecutive blocks with this many parameters is an FSDP unit (`models.fsdp`, tested).
 MIN_PARAMETERS_PER_UNIT = 64_000_000

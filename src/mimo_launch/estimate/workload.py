@@ -16,7 +16,7 @@ from mimo_launch.layout.row_owners import held_patches, local_class_tokens
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:

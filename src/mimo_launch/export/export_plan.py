@@ -27,7 +27,7 @@ from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
-from mimo_launch.spec.model import LanguageModel, Spec
+from mimo_launch.spec.spec import LanguageModel, Spec
 
 DType = Literal["auto", "source", "bf16", "fp16", "fp32", "fp64"]
 TORCH = {

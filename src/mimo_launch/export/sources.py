@@ -36,7 +36,7 @@ from mimo_launch.hugging_face.image_processor import PREPROCESSOR, PROCESSOR, pr
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tokenizer import TOKENIZER, TokenizerError, token_text
 from mimo_launch.spec.files import read_json
-from mimo_launch.spec.model import Model, Spec, WebdatasetData
+from mimo_launch.spec.spec import Model, Spec, WebdatasetData
 
 TORCH = {
     "F64": torch.float64,

@@ -22,7 +22,7 @@ from mimo_launch.export.sources import PARTS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.spec.model import Model, VitModel
+from mimo_launch.spec.spec import Model, VitModel
 
 # Segments of a decoder with a row per token.
 VOCABULARY = ("embedding.weight", "head.weight")

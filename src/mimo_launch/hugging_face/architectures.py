@@ -14,7 +14,7 @@ from mimo_launch.hugging_face import decoder, llava, moe_decoder, qwen2_vl, vit
 from mimo_launch.hugging_face.family import Family, Part
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
-from mimo_launch.spec.model import DecoderModel, Model, Moe, Strict, VitModel
+from mimo_launch.spec.spec import DecoderModel, Model, Moe, Strict, VitModel
 
 # Keys that have a default, with the property of the model that applies it.
 _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Family, Place, differs
 from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.spec.model import DecoderModel, RopeScaling
+from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)

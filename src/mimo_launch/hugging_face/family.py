@@ -2,7 +2,7 @@
 
 Decides: the functions of each family; the prefixes of names in the files of a part, and the
 settings of the whole model for the part.
-Relies on: `folder` for configurations; `spec.language` for the keys of experts.
+Relies on: `folder` for configurations; `spec.language_models` for the keys of experts.
 Leaves: the functions to one file per architecture, finding families and parts to `registry`.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
-from mimo_launch.spec.language import Moe
+from mimo_launch.spec.language_models import Moe
 
 
 def moe_keys(**said: Any) -> dict[str, Any]:

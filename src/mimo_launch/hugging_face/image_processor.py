@@ -3,7 +3,7 @@
 Decides: the steps, the sizes that they make, and which image processors are supported.
 Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them;
 defaults are those of its classes.
-Leaves: pixels to `data.webdataset.decode`, which carries out a recipe.
+Leaves: pixels to `data.webdataset.decode_media`, which carries out a recipe.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
-from mimo_launch.spec.model import Spec, WebdatasetData, image_input
+from mimo_launch.spec.spec import Spec, WebdatasetData, image_input
 
 BICUBIC = 3
 MAX_ASPECT = 200

@@ -14,7 +14,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder, vit
 from mimo_launch.hugging_face.family import NoSuchPart, Part, differs
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
-from mimo_launch.spec.model import DecoderModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, VitModel
 
 MODEL_TYPE = "llava"
 _PROJECTOR = "multi_modal_projector."

@@ -17,7 +17,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder
 from mimo_launch.hugging_face.family import Family, Place, differs, moe_keys
 from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.spec.model import DecoderModel
+from mimo_launch.spec.spec import DecoderModel
 
 # The default weight of the auxiliary loss in transformers.
 BALANCE = 0.001

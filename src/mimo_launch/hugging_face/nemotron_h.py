@@ -18,7 +18,7 @@ from typing import Any
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs, moe_keys
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
-from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
+from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"
 # Letters by the names of layers, including those of older versions.

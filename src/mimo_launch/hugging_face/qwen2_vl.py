@@ -17,7 +17,7 @@ from mimo_launch.hugging_face import decoder
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.hugging_face.vit import ACTIVATIONS
-from mimo_launch.spec.model import DecoderModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, VitModel
 
 MODEL_TYPE = "qwen2_vl"
 TEXT, VISION = "qwen2_vl_text", "qwen2_vl_vision"

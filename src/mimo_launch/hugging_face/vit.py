@@ -16,7 +16,7 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
 from mimo_launch.hugging_face.folder import Config, number, section, short
-from mimo_launch.spec.model import VitModel
+from mimo_launch.spec.spec import VitModel
 
 # Our activations by their names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}

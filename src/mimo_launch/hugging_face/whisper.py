@@ -14,7 +14,7 @@ from typing import Any
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
 from mimo_launch.hugging_face.folder import Config, number, short
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import AudioModel
+from mimo_launch.spec.spec import AudioModel
 
 WHISPER = "whisper"
 # The decoder, and the layers after the encoder in models that classify sounds.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.layer import Weight
 from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import AudioModel
+from mimo_launch.spec.spec import AudioModel
 
 
 @dataclass(frozen=True, slots=True)

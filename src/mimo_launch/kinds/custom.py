@@ -12,7 +12,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
-from mimo_launch.spec.model import CustomModel
+from mimo_launch.spec.spec import CustomModel
 
 
 @dataclass(frozen=True, slots=True)

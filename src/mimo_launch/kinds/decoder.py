@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
-from mimo_launch.spec.model import DecoderModel, RopeScaling
+from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 BLOCK = (
     Saved(name="block input", stream=1, shared=True),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
-from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP
-from mimo_launch.spec.model import HybridModel, MambaSizes
+from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP
+from mimo_launch.spec.spec import HybridModel, MambaSizes
 
 NAMES = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "MLP", EXPERTS: "experts"}
 

@@ -20,7 +20,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.spec.model import EncoderModel, LanguageModel, Moe, RopeScaling
+from mimo_launch.spec.spec import EncoderModel, LanguageModel, Moe, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
-from mimo_launch.spec.model import LanguageModel, Moe
+from mimo_launch.spec.spec import LanguageModel, Moe
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import prod
 from typing import Literal
 
-from mimo_launch.spec.model import MambaSizes, Moe
+from mimo_launch.spec.spec import MambaSizes, Moe
 
 
 def even_cut(total: int, parts: int, index: int) -> range:

@@ -14,7 +14,7 @@ from typing import get_type_hints
 
 from mimo_launch import kinds
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.spec.model import EncoderModel, LanguageModel
+from mimo_launch.spec.spec import EncoderModel, LanguageModel
 
 
 def kind_of(model: EncoderModel | LanguageModel) -> ModelKind:

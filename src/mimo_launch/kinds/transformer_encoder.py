@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passes, Saved
-from mimo_launch.spec.model import TransformerEncoder
+from mimo_launch.spec.spec import TransformerEncoder
 
 BLOCK = (
     Saved(name="block input", stream=1, shared=True),

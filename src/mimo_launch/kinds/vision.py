@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.layer import Weight, Widths
 from mimo_launch.kinds.saved_activations import ROTATED, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
-from mimo_launch.spec.model import VitModel
+from mimo_launch.spec.spec import VitModel
 
 # Besides, where passes are not compiled.
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)

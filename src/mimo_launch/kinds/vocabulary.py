@@ -6,7 +6,7 @@ Leaves: making samples to `data`.
 """
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 PAD, BOS, EOS, ASK = 0, 1, 2, 3
 FIRST_DIGIT = 4

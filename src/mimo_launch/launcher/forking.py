@@ -18,7 +18,7 @@ from functools import cache
 from typing import TextIO, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 Answer = TypeVar("Answer")
 

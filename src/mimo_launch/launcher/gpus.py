@@ -21,7 +21,7 @@ from mimo_launch.launcher.forking import ChildDied, ask_child
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
 
 # Per rank: its last transfers and collectives, with shapes, states and the stack of each start.
 RECORDED_TRANSFERS = "2000"

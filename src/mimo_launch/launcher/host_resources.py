@@ -20,7 +20,7 @@ from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_folder import ResumePoint
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 # All that libuv says, on which the stores of torch are built.
 _NO_STORE = "init uv loop"

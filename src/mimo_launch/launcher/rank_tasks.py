@@ -16,10 +16,10 @@ from mimo_launch.plan.plan import Plan
 if TYPE_CHECKING:
     from mimo_launch.bench.result import BenchOptions
     from mimo_launch.comm.world import DeviceKind
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners import Closable
-    from mimo_launch.train.session import RankSession
+    from mimo_launch.train.rank_session import RankSession
 
 BENCH = "bench.json"
 
@@ -98,7 +98,7 @@ class Benching:
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
         """Measure. Raises: what `train` raises; NotWritten."""
-        from mimo_launch.bench.measure import bench
+        from mimo_launch.bench.measure_steps import bench
         from mimo_launch.runtime.progress import Phase
         from mimo_launch.train.events import BenchFinished
 
@@ -126,7 +126,7 @@ class Calibrating(Benching):
     ) -> int:
         """Measure. Raises: what `train` raises; NotWritten."""
         from mimo_launch.bench.calibrate import calibrate
-        from mimo_launch.estimate.calibration import constants
+        from mimo_launch.estimate.device_constants import constants
         from mimo_launch.runtime.progress import Phase
         from mimo_launch.train.events import CalibrationFinished
 

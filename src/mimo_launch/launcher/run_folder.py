@@ -25,7 +25,7 @@ from mimo_launch.checkpoint.folder import (
 from mimo_launch.launcher.run_lock import LOCK, RunLock, lock_run
 from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 SPEC, PLAN, FAILURE = "spec.yaml", "plan.json", "failure.txt"
 

@@ -32,7 +32,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase, Progress
 from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners import Closable
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 # A failed worker stays this long, unless the launcher kills it before.
 STAY_SECONDS = 5.0

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.spec.model import RopeScaling
+from mimo_launch.spec.spec import RopeScaling
 
 Index = npt.NDArray[np.int64]
 # Base of the 2-D rotary embedding, the same in every published model that has one.

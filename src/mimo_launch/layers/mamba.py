@@ -26,7 +26,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
 from mimo_launch.layers.pointwise import gated_scaled, gated_squares, widened
 from mimo_launch.layers.ssd_kernels import causal_conv, ssd
-from mimo_launch.spec.language import MambaSizes
+from mimo_launch.spec.language_models import MambaSizes
 
 
 class GroupNorm(SegmentedModule):

@@ -32,7 +32,7 @@ from mimo_launch.layers.aux_loss import AuxLoss, add_aux_loss
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.spec.language import Moe
+from mimo_launch.spec.language_models import Moe
 
 
 @dataclass(frozen=True, slots=True)

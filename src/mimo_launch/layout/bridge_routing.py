@@ -11,9 +11,9 @@ language input replicated over tp) are gathered inside that tp group at the end.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import Piece
-from mimo_launch.layout.sample_owners import replica_links, replica_sources
 from mimo_launch.layout.step_views import StepViews
 
 

@@ -5,7 +5,7 @@ Relies on: the spec's types only.
 Leaves: the order of work to `schedule`.
 """
 
-from mimo_launch.spec.model import ModuleSpec, Spec
+from mimo_launch.spec.spec import ModuleSpec, Spec
 
 LANGUAGE = "language"
 

@@ -14,7 +14,7 @@ from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, r
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.stages import Stage, cut_into_stages
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     Balance,
     ExpertGrid,
     ScheduleKind,
@@ -36,7 +36,7 @@ class ModuleLayout:
     the first stage with anything to train, beyond which no gradient flows back; with
     `full_sharding` gradients are summed at every backward, not only the last. In an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may also have a
-    `class_token`, and samples move among replicas as `balance` says (see `sample_owners`).
+    `class_token`, and samples move among replicas as `balance` says (see `layout.balance`).
     `experts` are the ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs
     multiples of some number of tokens.
     """

@@ -2,7 +2,7 @@
 
 Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out.
 Relies on: divisibility, proved by `checks`.
-Leaves: moving samples among encoder replicas to `sample_owners`, rows inside a sample to
+Leaves: moving samples among encoder replicas to `balance`, rows inside a sample to
 `row_owners`.
 
 Language replica d owns a contiguous share of the step's samples, cut into microbatches of `mbs`:

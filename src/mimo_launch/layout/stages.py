@@ -7,7 +7,7 @@ Leaves: which ranks hold a stage to `layout`.
 
 from dataclasses import dataclass
 
-from mimo_launch.spec.model import ModuleSpec
+from mimo_launch.spec.spec import ModuleSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The data of a step for one replica: what it encodes for a group, what a microbatch holds.
 
 Decides: which facts about its samples and rows a replica may use, each computed once.
-Relies on: `sample_owners` for who encodes a sample, `row_owners` for how rows are cut over ranks.
+Relies on: `balance` for who encodes a sample, `row_owners` for how rows are cut over ranks.
 Leaves: pairing the two ends of a bridge to `bridge_routing`, tensors to `runtime`.
 
 Encoder end: the rows of a view are those of its samples, one sample after another.
@@ -13,6 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mimo_launch.layout.balance import (
+    Shares,
+    even_share,
+    replicas_that_share,
+    shared_out,
+)
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import (
     Piece,
@@ -22,12 +28,6 @@ from mimo_launch.layout.row_owners import (
     local_class_tokens,
     row_cut,
     zigzag_parts,
-)
-from mimo_launch.layout.sample_owners import (
-    Shares,
-    even_share,
-    replicas_that_share,
-    shared_out,
 )
 from mimo_launch.layout.step_data import ImageSpan, StepData
 

@@ -27,7 +27,7 @@ from mimo_launch.models.encoder_inputs import VALUES_PER_BAND, EncoderInput, Pat
 from mimo_launch.models.projector import owned, projector
 from mimo_launch.models.transformer_block import encoder_shape
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import AudioModel
+from mimo_launch.spec.spec import AudioModel
 
 KERNEL = 3
 

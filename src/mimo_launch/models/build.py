@@ -13,7 +13,7 @@ from importlib import import_module
 import torch
 from torch import nn
 
-from mimo_launch.comm.non_finite import FiniteFlag
+from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.kinds.registry import kind_of
@@ -28,7 +28,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_model import LanguageStage
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     LanguageModel,
     Spec,
     TransformerEncoder,

@@ -22,7 +22,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.encoder_inputs import EncoderInput, Patches, own_share, reader
 from mimo_launch.models.projector import owned
 from mimo_launch.models.transformer_block import recomputed
-from mimo_launch.spec.model import CustomModel
+from mimo_launch.spec.spec import CustomModel
 
 
 class CustomClassError(ValueError):

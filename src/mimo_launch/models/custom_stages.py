@@ -33,7 +33,7 @@ from mimo_launch.layers.parameter_segments import (
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_encoder import CustomClassError, EncoderFactory
-from mimo_launch.spec.model import CustomModel, Spec
+from mimo_launch.spec.spec import CustomModel, Spec
 
 MAX_NAMES = 5
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import ImageInput, Model, VitModel, clip_input, image_input
+from mimo_launch.spec.spec import ImageInput, Model, VitModel, clip_input, image_input
 
 
 @dataclass(frozen=True, slots=True)

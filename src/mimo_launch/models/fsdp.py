@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from mimo_launch.comm.non_finite import FiniteFlag, watch
+from mimo_launch.comm.finite_flags import FiniteFlag, watch
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.estimate.parameters import MIN_PARAMETERS_PER_UNIT
 from mimo_launch.layers.experts import Experts

@@ -16,7 +16,7 @@ from mimo_launch.layers.mamba import Mamba
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.transformer_block import Layer, Mlp, MoeMlp, MoeShape
-from mimo_launch.spec.language import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel
+from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel
 
 
 class HybridLayer(Layer):

@@ -31,7 +31,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.hybrid_layers import hybrid_layers
 from mimo_launch.models.transformer_block import BlockShape, MoeShape
-from mimo_launch.spec.model import DecoderModel, HybridModel, LanguageModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.spec.encoders import Activation, TransformerEncoder
-from mimo_launch.spec.language import Moe
+from mimo_launch.spec.language_models import Moe
 
 
 @dataclass(frozen=True, slots=True)

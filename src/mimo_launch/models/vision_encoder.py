@@ -27,7 +27,7 @@ from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
 from mimo_launch.models.projector import owned, projector
 from mimo_launch.models.transformer_block import encoder_shape
-from mimo_launch.spec.model import Model, VitModel
+from mimo_launch.spec.spec import Model, VitModel
 
 # The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
 CUBIC = -0.75

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from mimo_launch.comm.non_finite import FiniteFlag
+from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.parameter_segments import (
     DeclaredParameter,
@@ -29,7 +29,7 @@ TIED_NAME = "language.embedding.weight"
 def watch_unreduced_gradients(module: RankModule) -> None:
     """Show the gradients of parameters without other replicas to the flags of their stages.
 
-    FSDP2's reduction has shown the others (`comm.non_finite`).
+    FSDP2's reduction has shown the others (`comm.finite_flags`).
     """
     for stage, network in module.stages.items():
         found = [p.grad for p in network.parameters() if p.grad is not None]

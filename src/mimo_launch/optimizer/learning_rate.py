@@ -8,7 +8,7 @@ Leaves: setting it to `module_optimizers`.
 
 import math
 
-from mimo_launch.spec.model import LrSchedule, Spec
+from mimo_launch.spec.spec import LrSchedule, Spec
 
 
 def rate_at(spec: Spec, step: int, module: str | None = None) -> float:

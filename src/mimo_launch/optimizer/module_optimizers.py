@@ -16,7 +16,7 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layers.router import ExpertBias, move_biases
 from mimo_launch.models.build import RankModule
 from mimo_launch.optimizer.learning_rate import rate_at
-from mimo_launch.spec.model import ModuleOptimizer, OptimizerSpec, Spec
+from mimo_launch.spec.spec import ModuleOptimizer, OptimizerSpec, Spec
 
 
 class Updates:

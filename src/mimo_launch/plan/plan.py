@@ -2,7 +2,7 @@
 
 Decides: what a plan consists of. It is made once; `plan`, `train`, `verify` and `bench` read it.
 Relies on: a spec that the checks have passed; `layout` and `schedule` for the parts.
-Leaves: carrying it out to `runtime`, showing it to `drawing.report`.
+Leaves: carrying it out to `runtime`, showing it to `drawing.plan_report`.
 """
 
 import json
@@ -14,11 +14,11 @@ from mimo_launch import __version__
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, format_program
 from mimo_launch.schedule.channels import Channel, channels_of
+from mimo_launch.schedule.deadlock_proof import proven
 from mimo_launch.schedule.generate import Programs, generate, generate_decoding, generate_forward
-from mimo_launch.schedule.proof import proven
 from mimo_launch.schedule.reductions import completed
 from mimo_launch.schedule.simulation_result import Costs, Simulation
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 @dataclass(frozen=True)

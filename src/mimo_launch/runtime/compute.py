@@ -41,7 +41,7 @@ from mimo_launch.runtime.model_inputs import (
     token_shares,
 )
 from mimo_launch.schedule.actions import Action
-from mimo_launch.spec.model import Spec, image_input
+from mimo_launch.spec.spec import Spec, image_input
 
 
 @dataclass(slots=True)

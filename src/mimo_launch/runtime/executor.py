@@ -28,7 +28,7 @@ from mimo_launch.runtime.progress import Progress
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.reductions import last_index
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 class Executor:
@@ -84,7 +84,7 @@ class Executor:
         """Run the computes and transfers of a training step.
 
         Gradients are left in the parameters, summed over dp x cp. The rest of a program is about
-        whole modules and the step (see `train.session`).
+        whole modules and the step (see `train.rank_session`).
 
         Ranks: collective, as the program says.
         """

@@ -1,7 +1,7 @@
 """The partners of an action: the ranks at the other end of a transfer, or those of a collective.
 
 Decides: the partners of every transfer, as ranks that may exchange at least one row.
-Relies on: `layout.sample_owners` for the links between replicas, `layout.bridge_routing` for
+Relies on: `layout.balance` for the links between replicas, `layout.bridge_routing` for
 components.
 Leaves: how many rows each pair moves to the StepData of a step.
 """
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.sample_owners import replica_links, replica_sources
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import fills_bubbles
 

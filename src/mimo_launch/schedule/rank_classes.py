@@ -12,8 +12,8 @@ meets: where its ranks differ in that, each is taken to wait for all.
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+from mimo_launch.layout.balance import replica_links
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.sample_owners import replica_links
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import Meetings, components_of
 from mimo_launch.schedule.roles import fills_bubbles

@@ -16,9 +16,9 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.rule import divisors
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.spec.load import spec_from_data
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 MICROBATCHES_PER_STAGE = 4
 

@@ -2,7 +2,7 @@
 
 Decides: sizes, defaults and derived sizes of each kind of encoder.
 Relies on: `base`.
-Leaves: language models to `language`, what fits together to `checks`.
+Leaves: language models to `language_models`, what fits together to `checks`.
 """
 
 from typing import Annotated, Literal

@@ -26,7 +26,7 @@ from mimo_launch.spec.base import (
     words_in,
 )
 from mimo_launch.spec.custom import CLASS_PATH
-from mimo_launch.spec.model import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
+from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
 

@@ -21,7 +21,7 @@ from mimo_launch.spec.base import (
     section_per_name,
     words_in,
 )
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import expected, listing
 
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.packing import best_fit
 from mimo_launch.data.sample_order import (
     CHUNK,
     GlobalOrder,
     Sample,
     SampleOrder,
-    best_fit,
     global_order,
     make_step_data,
 )
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance, StepViews
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 # Steps whose balance is measured: enough for a mean, few enough to take a second at most.
 MOST_STEPS = 32

@@ -21,7 +21,7 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.sample_readers import Reads, reads_of
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 from mimo_launch.survey.facts import first_steps
 from mimo_launch.train.loader import UnreadStep, read_step
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
-from mimo_launch.spec.model import DigitsData, Spec, WebdatasetData
+from mimo_launch.spec.spec import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.loader import BAD
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

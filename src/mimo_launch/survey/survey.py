@@ -10,7 +10,7 @@ from itertools import islice
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 from mimo_launch.survey.facts import Facts, find_facts, first_steps
 from mimo_launch.survey.reading_speed import Read, read_steps
 from mimo_launch.survey.shown_samples import Shown, show_samples

@@ -24,7 +24,7 @@ from mimo_launch.runtime.model_inputs import read_text
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 
 
 def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) -> EvalFinished:

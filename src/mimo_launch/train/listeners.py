@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.model import Spec, WandbSpec
+from mimo_launch.spec.spec import Spec, WandbSpec
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,

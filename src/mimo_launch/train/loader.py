@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Dataset
+from mimo_launch.data.packing import joined_documents, joined_texts
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import Sample, joined_documents, joined_texts, make_step_data
+from mimo_launch.data.sample_order import Sample, make_step_data
 from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.layout.step_data import SampleData, StepData, without_records
 from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.models.encoder_inputs import Patches, reader
-from mimo_launch.spec.model import EncoderModel, Spec
+from mimo_launch.spec.spec import EncoderModel, Spec
 from mimo_launch.train.events import Reading
 
 # The errors of damaged samples; decoders do not know BadSample. Other errors are bugs.

@@ -15,7 +15,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import SampleOrder, global_order
 from mimo_launch.optimizer.grad_norm import StepMetrics
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import (
     CheckpointSaved,
@@ -26,8 +26,8 @@ from mimo_launch.train.events import (
     RunStopped,
 )
 from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import STOP_SIGNALS, EndOfRun, RunState
-from mimo_launch.train.session import RankSession
 from mimo_launch.train.step import Profile, StepRunner
 
 

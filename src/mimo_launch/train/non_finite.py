@@ -25,8 +25,8 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.train.events import NonFinite
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun
-from mimo_launch.train.session import RankSession
 
 
 class NonFiniteRun(EndOfRun):

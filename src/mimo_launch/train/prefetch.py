@@ -34,11 +34,11 @@ from mimo_launch.data.sample_order import Sample
 from mimo_launch.layout.sample_readers import reads_of
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.spec.model import WebdatasetData
+from mimo_launch.spec.spec import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun, RunState
-from mimo_launch.train.session import RankSession
 
 _MOST_LISTED = 5
 

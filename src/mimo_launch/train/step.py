@@ -2,7 +2,7 @@
 
 Decides: which metrics a step has, and when they are read; which steps are measured for a timeline,
 and where their files go.
-Relies on: `prefetch` for samples, `session` for computing, `non_finite` for judging,
+Relies on: `prefetch` for samples, `rank_session` for computing, `non_finite` for judging,
 `comm.step_clock` for when each action ran.
 Leaves: which samples a step takes, evaluating and saving to `loop`, pictures to `drawing`.
 
@@ -37,8 +37,8 @@ from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun, RunState
-from mimo_launch.train.session import RankSession
 
 WARM_UP_STEPS = 2
 

@@ -16,7 +16,7 @@ from math import gcd
 from typing import Any
 
 from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
     HybridModel,

@@ -27,7 +27,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.build import build_network
 from mimo_launch.models.custom_stages import plain_values, whole_stage
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     CustomModel,
     DecoderModel,
     HybridModel,

@@ -22,7 +22,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
 from mimo_launch.spec.encoders import Activation
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     AudioModel,
     CustomModel,
     Model,

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.language import HybridModel, MambaSizes
-from mimo_launch.spec.model import DecoderModel
+from mimo_launch.spec.language_models import HybridModel, MambaSizes
+from mimo_launch.spec.spec import DecoderModel
 from mimo_launch.verify.oracle_layers import (
     RecordText,
     Weights,

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.language import Moe
-from mimo_launch.spec.model import RopeScaling
+from mimo_launch.spec.language_models import Moe
+from mimo_launch.spec.spec import RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]

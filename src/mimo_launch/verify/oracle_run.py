@@ -16,7 +16,7 @@ from torch import Tensor
 from mimo_launch.data.sample_order import global_order, heldout_batches, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.spec.model import LrSchedule, Spec
+from mimo_launch.spec.spec import LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_layers import Load
 

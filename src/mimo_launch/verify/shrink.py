@@ -17,7 +17,7 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.layout.encoder_placement import encoder_group_size
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     AudioModel,
     CheckpointSpec,
     CustomModel,

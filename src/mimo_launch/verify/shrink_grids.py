@@ -22,7 +22,7 @@ from math import gcd, inf, lcm
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
     HybridModel,

@@ -8,7 +8,7 @@ Leaves: all else to `shrink`.
 from math import lcm
 from typing import TypeVar
 
-from mimo_launch.spec.model import (
+from mimo_launch.spec.spec import (
     DecoderModel,
     ExpertGrid,
     Grid,

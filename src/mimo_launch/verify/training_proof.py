@@ -29,10 +29,10 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.grad_norm import PendingMetrics
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.model_inputs import StepInputs
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
-from mimo_launch.train.session import RankSession
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.compare import (
     EXACT,
     TRAINED,

@@ -88,7 +88,7 @@ def bench(
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
-    from mimo_launch.estimate.calibration import Calibration
+    from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.launcher.rank_tasks import Benching, Calibrating
     from mimo_launch.plan.plan import Plan
 

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from mimo_launch.bench.result import VERSION
-from mimo_launch.estimate.calibration import constants
+from mimo_launch.estimate.device_constants import constants
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.wording import found
 from mimo_launch.train.events import CalibrationFinished

@@ -3,7 +3,7 @@
 Decides: the options and the exit code. It writes an index of shards if there is none, and no other
 file unless asked to.
 Relies on: `survey` for the facts.
-Leaves: the words to `answer`.
+Leaves: the words to `tables`.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from mimo_launch.cli.shared.shards import ready_shards
 
 if TYPE_CHECKING:
     from mimo_launch.data.dataset import Dataset
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
     from mimo_launch.survey.survey import Survey
 
 HELP = """
@@ -72,7 +72,7 @@ def data(
         raise typer.Exit(2)
     spec = checked.spec
     dataset = _open(spec, console)
-    from mimo_launch.cli.data.answer import as_json_text, as_text, page
+    from mimo_launch.cli.data.tables import as_json_text, as_text, page
     from mimo_launch.survey.survey import survey
 
     found = survey(spec, dataset, records=records, steps=steps, show=show)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.cli.shared.flow import flow
+from mimo_launch.cli.shared.yaml_line import flow
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.hugging_face import vit
 from mimo_launch.hugging_face.contents import NAMES, Module, read_contents

@@ -41,16 +41,8 @@ def join(
     from mimo_launch.launcher.run_lock import FolderLost
     from mimo_launch.launcher.signals import JoinedStop
     from mimo_launch.launcher.worker import Links, run_worker
-    from mimo_launch.launcher.worker_errors import cause_of, write_error
     from mimo_launch.launcher.worker_logs import RECORDER
-    from mimo_launch.runtime.progress import Cause, Progress
-
-    def report_error_and_stay(error: BaseException) -> None:
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:
-            with suppress(Exception):
-                write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
-        if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
-            time.sleep(STAY_SECONDS)
+    from mimo_launch.runtime.progress import Progress
 
     if job.device != "cpu":
         os.environ.update(gpu_settings(job.run / RECORDER))
@@ -68,7 +60,7 @@ def join(
     links = Links(
         progress=Progress(),
         stop=stop,
-        report_error_and_stay=report_error_and_stay,
+        report_error_and_stay=_report_error_and_stay,
         group=world.group,
     )
     listeners = [] if listener is None else [listener]
@@ -89,3 +81,14 @@ def join(
             stream.flush()
     # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
     os._exit(status)
+
+
+def _report_error_and_stay(error: BaseException) -> None:
+    from mimo_launch.launcher.worker_errors import cause_of, write_error
+    from mimo_launch.runtime.progress import Cause
+
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        with suppress(Exception):
+            write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+    if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
+        time.sleep(STAY_SECONDS)

@@ -18,9 +18,9 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.options import Device
 
 if TYPE_CHECKING:
-    from mimo_launch.estimate.calibration import Calibration
+    from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

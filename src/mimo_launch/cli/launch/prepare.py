@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.run_folder import RunFolder
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.plan.plan import Plan
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
     from mimo_launch.train.events import Listener
 
 
@@ -92,7 +92,7 @@ def prepare(
     Raises: Interrupted.
     """
     from mimo_launch.diag.quantities import sizes_text, span_text
-    from mimo_launch.drawing.report import report_json
+    from mimo_launch.drawing.plan_report import report_json
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
 
@@ -161,9 +161,9 @@ def _planned(request: "Start", console: Console) -> "Report | int":
     """Return the report of the plan, or an exit code if it would deadlock or not fit in memory."""
     from mimo_launch.checks.memory import memory_lacking
     from mimo_launch.cli.shared.findings import show_deadlock
-    from mimo_launch.drawing.report import build_report
+    from mimo_launch.drawing.plan_report import build_report
     from mimo_launch.launcher.host_resources import host_memory
-    from mimo_launch.schedule.proof import DeadlockError
+    from mimo_launch.schedule.deadlock_proof import DeadlockError
 
     try:
         request.plan.prove()

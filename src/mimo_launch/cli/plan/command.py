@@ -1,7 +1,7 @@
 """`mimo-launch plan`: shows what every rank will do, and starts nothing.
 
 Decides: what goes to stdout (tables or JSON), which files are written, and the exit code.
-Relies on: `checks.load_and_check` for findings, `drawing.report` for the facts.
+Relies on: `checks.load_and_check` for findings, `drawing.plan_report` for the facts.
 Leaves: executing the plan to `train`.
 """
 
@@ -65,9 +65,9 @@ def plan(
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
     from mimo_launch.cli.shared.findings import show_deadlock, show_findings
-    from mimo_launch.drawing.report import build_rank_report, build_report, report_json
+    from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
     from mimo_launch.plan.plan import Plan
-    from mimo_launch.schedule.proof import DeadlockError
+    from mimo_launch.schedule.deadlock_proof import DeadlockError
 
     console = console_of(ctx)
     check_targets(file, timeline, trace)

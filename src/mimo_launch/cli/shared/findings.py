@@ -14,8 +14,8 @@ from mimo_launch.cli.shared.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.checks.load_and_check import Checked
-    from mimo_launch.schedule.proof import DeadlockError
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.schedule.deadlock_proof import DeadlockError
+    from mimo_launch.spec.spec import Spec
 
 
 def show_findings(checked: "Checked", console: Console) -> None:

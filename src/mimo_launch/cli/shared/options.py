@@ -13,9 +13,9 @@ import typer
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
-    from mimo_launch.estimate.calibration import Calibration
+    from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.launcher.run_on_ranks import RankDevice
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
 
 
 class Device(StrEnum):
@@ -74,7 +74,7 @@ CalibrationFile = Annotated[
 
 def constants_of(path: Path | None) -> "Calibration | None":
     """Return the constants that `--calibration` names. Raises: typer.BadParameter."""
-    from mimo_launch.estimate.calibration import CalibrationError, load
+    from mimo_launch.estimate.device_constants import CalibrationError, load
 
     try:
         return None if path is None else load(path)

@@ -15,7 +15,7 @@ from mimo_launch.cli.shared.console import Console
 
 if TYPE_CHECKING:
     from mimo_launch.data.webdataset.index import IndexProgress, Say
-    from mimo_launch.spec.model import Spec
+    from mimo_launch.spec.spec import Spec
 
 
 def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
@@ -25,7 +25,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     Raises: typer.Exit if there is nothing to train on, or an index cannot be made.
     """
-    from mimo_launch.spec.model import WebdatasetData
+    from mimo_launch.spec.spec import WebdatasetData
 
     if not isinstance(spec.data, WebdatasetData):
         return

@@ -19,10 +19,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode import Medium
+from mimo_launch.data.webdataset.decode_media import Medium
 from mimo_launch.data.webdataset.records import REASONING, Message, Record
 from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS
-from mimo_launch.spec.model import ChatTemplate
+from mimo_launch.spec.spec import ChatTemplate
 
 # The marks around blocks of `{% generation %}`, where they are asked for. No text has these
 # characters: the last two planes of Unicode are for private use.

@@ -34,7 +34,7 @@ from mimo_launch.data.webdataset.index_columns import (
 from mimo_launch.data.webdataset.indexer import SampleIndexer, indexed_shards
 from mimo_launch.data.webdataset.tar_files import shard_files
 from mimo_launch.hugging_face.tokenizer import TOKENIZER, chat_sources, special_texts
-from mimo_launch.spec.model import WebdatasetData
+from mimo_launch.spec.spec import WebdatasetData
 
 FOLDER = ".mimo-index"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode import Medium, clip_length, image_size, medium_of
+from mimo_launch.data.webdataset.decode_media import Medium, clip_length, image_size, medium_of
 from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Column
 from mimo_launch.data.webdataset.media_rows import (
     MediaInput,
@@ -41,7 +41,7 @@ from mimo_launch.data.webdataset.tar_files import (
     ShardReader,
     samples_of,
 )
-from mimo_launch.spec.model import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode import Medium
+from mimo_launch.data.webdataset.decode_media import Medium
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.model import EncoderModel, Spec, clip_input, image_input
+from mimo_launch.spec.spec import EncoderModel, Spec, clip_input, image_input
 
 # Height and width of an image in pixels, or length and rate of a clip in samples and Hz.
 MediumSize = tuple[int, int]

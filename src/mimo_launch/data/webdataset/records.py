@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode import Medium
-from mimo_launch.spec.model import CaptionTemplate, WebdatasetData
+from mimo_launch.data.webdataset.decode_media import Medium
+from mimo_launch.spec.spec import CaptionTemplate, WebdatasetData
 
 TEXT_SUFFIXES = ("json", "txt")
 _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
-from mimo_launch.data.webdataset.decode import Medium
+from mimo_launch.data.webdataset.decode_media import Medium
 from mimo_launch.data.webdataset.media_rows import MediaInput
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
@@ -31,7 +31,7 @@ from mimo_launch.hugging_face.tokenizer import (
     special_texts,
 )
 from mimo_launch.kinds.vocabulary import placeholder_id
-from mimo_launch.spec.model import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
+from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
 _WORDS: dict[Medium, str] = {"image": "image", "audio": "clip"}
 _USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}

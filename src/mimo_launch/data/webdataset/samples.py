@@ -2,7 +2,7 @@
 
 Decides: which samples are too long, what the user learns of samples that are left out, and that
 errors name the shard and the key; how the members of a sample become tokens and pixels.
-Relies on: `index_columns` and `tar_files`; `sample_encoder` and `decode` for what is in members.
+Relies on: `index_columns` and `tar_files`; `sample_encoder` and `decode_media` for members.
 Leaves: the order of samples to `data.sample_order`, threads to `loader`.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.webdataset.decode import decode_clip, decode_image, medium_of, process
+from mimo_launch.data.webdataset.decode_media import decode_clip, decode_image, medium_of, process
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD
 from mimo_launch.data.webdataset.indexer import SampleIndexer
@@ -26,7 +26,7 @@ from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.model import Spec, WebdatasetData, clip_input, image_input
+from mimo_launch.spec.spec import Spec, WebdatasetData, clip_input, image_input
 
 _MOST_LISTED = 5
 T = TypeVar("T")

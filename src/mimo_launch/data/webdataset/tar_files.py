@@ -6,7 +6,7 @@ up to the first dot of the file name, the rule of the webdataset library
 (https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format").
 Relies on: plain tar files, in which a member is contiguous; `braceexpand`, which the webdataset
 library uses, too.
-Leaves: what members mean to `records` and `decode`.
+Leaves: what members mean to `records` and `decode_media`.
 """
 
 import os

@@ -32,8 +32,8 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.build import PRECISIONS, RankModule, encoder_stage
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.language_model import LanguageInput, LanguageStage
-from mimo_launch.spec.model import DecoderModel, ExpertGrid, HybridModel, Spec, TransformerEncoder
-from mimo_launch.train.session import RankSession
+from mimo_launch.spec.spec import DecoderModel, ExpertGrid, HybridModel, Spec, TransformerEncoder
+from mimo_launch.train.rank_session import RankSession
 
 REPEATS, WARM_UP = 10, 3
 # Constants of `Calibration`.

@@ -29,7 +29,7 @@ from mimo_launch.drawing.rows import (
     StageRow,
 )
 from mimo_launch.drawing.timeline import peak_live, program_rows, timeline_row, timeline_rows
-from mimo_launch.estimate.calibration import Calibration
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import EXPERT_GROUPS, MODULE_GROUPS, Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
@@ -37,7 +37,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.lower_bound import lower_bound
-from mimo_launch.spec.model import Spec
+from mimo_launch.spec.spec import Spec
 
 
 def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:

@@ -36,7 +36,7 @@ from mimo_launch.spec.encoders import (
     TransformerEncoder,
     VitModel,
 )
-from mimo_launch.spec.language import (
+from mimo_launch.spec.language_models import (
     DecoderModel,
     ExpertGrid,
     HybridModel,

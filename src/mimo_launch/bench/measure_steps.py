@@ -29,15 +29,15 @@ from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder, global_order, steps_of
-from mimo_launch.drawing.report import build_report
+from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.train.events import Listener
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
-from mimo_launch.train.session import RankSession
 from mimo_launch.train.step import StepRunner
 
 # Steps differ in lengths and images. More of them would fill memory, and the warm-up would not
