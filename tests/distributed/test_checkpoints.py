@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mimo_launch.checkpoint import loading
 from mimo_launch.checkpoint import saver as saver_module
-from mimo_launch.checkpoint.chunks import NAMES_SHOWN, Chunk, differences, weight_chunks
+from mimo_launch.checkpoint.boxes import NAMES_SHOWN, Box, differences, weight_boxes
 from mimo_launch.checkpoint.folder import (
     DamagedCheckpoint,
     all_checkpoints,
@@ -27,7 +27,7 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.checkpoint.index import read_index
 from mimo_launch.checkpoint.loading import start_run
-from mimo_launch.checkpoint.storage import CheckpointError, read_chunks, write_chunks
+from mimo_launch.checkpoint.storage import CheckpointError, read_boxes, write_boxes
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
@@ -250,7 +250,7 @@ def test_forgetting_a_part_of_the_state_shows(
     all_checkpoints(tmp_path)[0].rename(tmp_path / "end")
 
     def weights_only(modules: Any, _: Any) -> Any:
-        return [chunk for module in modules.values() for chunk in weight_chunks(module)]
+        return [chunk for module in modules.values() for chunk in weight_boxes(module)]
 
     planted = {"set_update_counts": lambda *_: None, "state_chunks": weights_only}
     monkeypatch.setattr(loading, forgotten, planted[forgotten])
@@ -318,13 +318,13 @@ def test_a_run_of_skipped_steps_leaves_nothing_that_looks_finished(tmp_path: Pat
 
 def run_into_bad_numbers(spec: Spec, folder: Path) -> None:
     """Every step after the third is bad, and writing takes its time."""
-    write = saver_module.write_chunks
+    write = saver_module.write_boxes
 
     def slowly(*args: Any) -> None:
         time.sleep(1)
         write(*args)
 
-    saver_module.write_chunks = slowly
+    saver_module.write_boxes = slowly
     with pytest.raises(NonFiniteRun):
         run_with_bad_steps(spec, folder, (4, 5, 6))
 
@@ -505,12 +505,12 @@ def read_own_folder(folder: Path, *, with_group: bool) -> str:
     own = [dist.new_group([r], backend="gloo") for r in range(dist.get_world_size())][rank]
     where.mkdir()
     values = torch.arange(3.0) + rank
-    write_chunks(where, [Chunk("a", (3,), (0,), values, counted=True)], own, lambda: None)
+    write_boxes(where, [Box("a", (3,), (0,), values, counted=True)], own, lambda: None)
     if rank == 1:
         next(where.glob("*.distcp")).unlink()
-    found = Chunk("a", (3,), (0,), torch.zeros(3), counted=True)
+    found = Box("a", (3,), (0,), torch.zeros(3), counted=True)
     try:
-        read_chunks(where, [found], own if with_group else None, lambda: None)
+        read_boxes(where, [found], own if with_group else None, lambda: None)
     except CheckpointError as error:
         return str(error)
     return "read" if torch.equal(found.tensor, values) else "not read"

@@ -12,7 +12,7 @@ from tests.support.hugging_face import KINDS, VOCAB, made, save, tiny, weights_o
 from torch import Tensor
 
 from mimo_launch.checkpoint import hugging_face
-from mimo_launch.checkpoint.chunks import Chunk
+from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.hugging_face.registry import FAMILIES
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.runtime.progress import Progress
@@ -32,7 +32,7 @@ def count_beats_and_read_few_rows() -> list[int]:
     return beats
 
 
-def full_tensor(chunk: Chunk, state: dict[str, Tensor]) -> Tensor:
+def full_tensor(chunk: Box, state: dict[str, Tensor]) -> Tensor:
     """Return a tensor of transformers with rows of the mean, then padding, which is not known."""
     saved = state[tensor_name(chunk.name)]
     if saved.shape[0] != VOCAB or saved.ndim != 2:

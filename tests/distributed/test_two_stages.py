@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import yaml
 
-from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.checkpoint.boxes import Box, weight_boxes
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.launcher.run_on_ranks import run_ranks
@@ -52,13 +52,13 @@ def run_on_rank(spec: Spec, run: Path) -> tuple[list[Event], Weights, Weights]:
     with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, run, events.append)
         modules = session.modules.values()
-        before = {key(c): c.tensor.clone() for module in modules for c in weight_chunks(module)}
+        before = {key(c): c.tensor.clone() for module in modules for c in weight_boxes(module)}
         train(session, events.append, Hooks(saver=saver), state)
-        after = {key(c): c.tensor.clone() for module in modules for c in weight_chunks(module)}
+        after = {key(c): c.tensor.clone() for module in modules for c in weight_boxes(module)}
     return events, before, after
 
 
-def key(chunk: Chunk) -> str:
+def key(chunk: Box) -> str:
     return f"{chunk.name} {chunk.offsets}"
 
 

@@ -136,7 +136,7 @@ def plant_in_groups() -> None:
 
 def plant_in_save() -> None:
     """A rank is killed a moment after a save has begun to write."""
-    write = saver.write_chunks
+    write = saver.write_boxes
 
     def write_and_die(folder: Path, *rest: Any) -> None:
         if is_mine() and folder.name.startswith(f"step-{FAULT['step']:08d}"):
@@ -149,12 +149,12 @@ def plant_in_save() -> None:
             threading.Thread(target=kill, daemon=True).start()
         write(folder, *rest)
 
-    saver.write_chunks = write_and_die
+    saver.write_boxes = write_and_die
 
 
 def plant_full_disk() -> None:
     """The disk of the run folder is full from one save on."""
-    write = saver.write_chunks
+    write = saver.write_boxes
 
     def fill_and_write(folder: Path, *rest: Any) -> None:
         if is_mine() and folder.name.startswith(f"step-{FAULT['step']:08d}"):
@@ -167,7 +167,7 @@ def plant_full_disk() -> None:
                     pass
         write(folder, *rest)
 
-    saver.write_chunks = fill_and_write
+    saver.write_boxes = fill_and_write
 
 
 PLANTS = {

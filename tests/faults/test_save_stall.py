@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.checkpoint.chunks import state_chunks
+from mimo_launch.checkpoint.boxes import state_boxes
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
@@ -52,7 +52,7 @@ def save_often(spec: Spec, folder: Path) -> tuple[list[CheckpointSaved], float]:
             saver.save(state)
             saver.finish()
         saves = saver.poll()
-        tensors = [c.tensor for c in state_chunks(session.modules, session.updates) if c.counted]
+        tensors = [c.tensor for c in state_boxes(session.modules, session.updates) if c.counted]
         copies = [tensor.clone() for tensor in tensors]
         seconds = []
         for _ in range(SAVES):

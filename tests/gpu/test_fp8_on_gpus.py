@@ -12,7 +12,7 @@ from tests.support import engine_steps
 from tests.support.engine_steps import BOTH, ENGINE, Layout
 from tests.support.gpu_ranks import engine_ranks
 
-from mimo_launch.checkpoint.chunks import FP8
+from mimo_launch.checkpoint.boxes import FP8
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.checkpoint.chunks import FP8
+from mimo_launch.checkpoint.boxes import FP8
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 from torch import Tensor, nn
 
-from mimo_launch.checkpoint.chunks import Chunk, weight_chunks
+from mimo_launch.checkpoint.boxes import Box, weight_boxes
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
@@ -221,13 +221,13 @@ def joined(spec: Spec, parts: list[list[Seen]], num_words: int) -> Tensor:
 
 def weights_on_rank(
     spec: Spec, run: Path, prepare: Callable[[], object] | None = None
-) -> tuple[list[Chunk], list[WeightsLoaded], object]:
+) -> tuple[list[Box], list[WeightsLoaded], object]:
     """Return what this rank holds of language after `init_from`, the event, and what was noted."""
     noted = prepare() if prepare is not None else None
     session, events = started(spec, run)
     chunks = [
-        Chunk(c.name, c.shape, c.offsets, c.tensor.clone(), c.counted)
-        for c in weight_chunks(session.modules["language"])
+        Box(c.name, c.shape, c.offsets, c.tensor.clone(), c.counted)
+        for c in weight_boxes(session.modules["language"])
     ]
     dist.barrier()
     session.__exit__(None, None, None)

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
-from mimo_launch.checkpoint.chunks import WEIGHTS as PREFIX
-from mimo_launch.checkpoint.chunks import (
-    Chunk,
+from mimo_launch.checkpoint.boxes import WEIGHTS as PREFIX
+from mimo_launch.checkpoint.boxes import (
+    Box,
     WeightsDoNotFit,
     differences,
     fit,
     size,
-    weight_chunks,
+    weight_boxes,
 )
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
@@ -76,7 +76,7 @@ def load_hugging_face(
     module = session.modules.get(name)
     mine = [] if module is None else list(_placed(part, model, module, stored, vocab))
     every: dict[str, Place | None] = {}
-    for theirs in gather_objects({chunk.name: place for chunk, place in mine}, group):
+    for theirs in gather_objects({box.name: place for box, place in mine}, group):
         every |= theirs
     places = {key: place for key, place in every.items() if place is not None}
     saved = {
@@ -84,7 +84,7 @@ def load_hugging_face(
         for key, place in places.items()
         if place.name in stored
     }
-    fitting = fit(saved, [chunk for chunk, place in mine if place is not None], group)
+    fitting = fit(saved, [box for box, place in mine if place is not None], group)
     used = {stored[place.name].name for place in places.values() if place.name in stored}
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
@@ -100,7 +100,7 @@ def load_hugging_face(
             )
             + ("" if fitting.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    error = _read(folder, stored, fitting.chunks, places, vocab, session.progress.beat)
+    error = _read(folder, stored, fitting.boxes, places, vocab, session.progress.beat)
     for rank, problem in enumerate(gather_objects(error, group)):
         if problem:
             raise CheckpointError(f"`init_from` of `{name}`: rank {rank}: {problem}")
@@ -147,15 +147,15 @@ def _stored(part: Part[Any], headers: Mapping[str, TensorHeader]) -> dict[str, S
 
 def _placed(
     part: Part[Any], model: Any, module: RankModule, stored: Mapping[str, Stored], vocab: int
-) -> Iterator[tuple[Chunk, Place | None]]:
-    """Yield this rank's chunks under their names in the files, and their places there.
+) -> Iterator[tuple[Box, Place | None]]:
+    """Yield this rank's boxes under their names in the files, and their places there.
 
-    Rows of a tensor are named like a slice of it. A chunk without a place keeps its name, and its
+    Rows of a tensor are named like a slice of it. A box without a place keeps its name, and its
     initial values. The full shape of a vocabulary has the rows that the files and the model share:
     the model's rows beyond those are filled by rule, and its padding is never used.
     """
-    for chunk in weight_chunks(module):
-        key, shape = chunk.name.removeprefix(f"{PREFIX}/{module.name}."), chunk.shape
+    for box in weight_boxes(module):
+        key, shape = box.name.removeprefix(f"{PREFIX}/{module.name}."), box.shape
         if (place := part.place(key, model)) is not None:
             key = place.name
             if place.num_rows is not None:
@@ -163,7 +163,7 @@ def _placed(
             if key in (EMBEDDING, HEAD):
                 there = stored[key].shape[0] if key in stored else vocab
                 shape = (min(there, vocab), *shape[1:])
-        yield replace(chunk, name=key, shape=shape), place
+        yield replace(box, name=key, shape=shape), place
 
 
 def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
@@ -179,17 +179,17 @@ def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
 def _read(
     folder: Path,
     stored: Mapping[str, Stored],
-    chunks: Sequence[Chunk],
+    boxes: Sequence[Box],
     places: Mapping[str, Place],
     vocab: int,
     beat: Callable[[], None],
 ) -> str:
-    """Fill chunks; return the first error in words, or ""."""
+    """Fill boxes; return the first error in words, or ""."""
     with ExitStack() as stack:
         opened: dict[str, Any] = {}
-        for chunk in chunks:
+        for box in boxes:
             beat()
-            place = places[chunk.name]
+            place = places[box.name]
             source = stored[place.name]
             if source.dtype not in TYPES:
                 return f"{source.file} cannot be read: {source.name} has type {source.dtype}"
@@ -197,16 +197,16 @@ def _read(
                 if source.file not in opened:
                     file = safe_open(folder / source.file, framework="pt")
                     opened[source.file] = stack.enter_context(file)
-                _fill(chunk, opened[source.file].get_slice(source.name), place, vocab, beat)
+                _fill(box, opened[source.file].get_slice(source.name), place, vocab, beat)
             except (OSError, RuntimeError, ValueError, SafetensorError) as error:
                 return f"{source.file} cannot be read: {type(error).__name__}: {error}"
     return ""
 
 
-def _fill(chunk: Chunk, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
-    """Read the box of one chunk; a vocabulary may reach beyond the tensor of the file."""
-    rows, *rest = [range(o, o + n) for o, n in zip(chunk.offsets, chunk.tensor.shape, strict=True)]
-    end = min(rows.stop, chunk.shape[0])
+def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
+    """Read one box; a vocabulary may reach beyond the tensor of the file."""
+    rows, *rest = [range(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)]
+    end = min(rows.stop, box.shape[0])
     columns = [slice(x.start, x.stop) for x in rest]
     if rows.start < end:
         there = slice(place.first_row + rows.start, place.first_row + end)
@@ -214,12 +214,12 @@ def _fill(chunk: Chunk, saved: Any, place: Place, vocab: int, beat: Callable[[],
             held = saved[(there, *columns)]
         else:
             held = saved[there].flatten(1)[(slice(None), *columns)]
-        chunk.tensor[: end - rows.start].copy_(held)
-    if chunk.name in (EMBEDDING, HEAD):
-        first, last = max(rows.start, chunk.shape[0]), min(rows.stop, vocab)
+        box.tensor[: end - rows.start].copy_(held)
+    if box.name in (EMBEDDING, HEAD):
+        first, last = max(rows.start, box.shape[0]), min(rows.stop, vocab)
         if first < last:
-            mean = _mean_row(saved, chunk.shape[0], beat)
-            chunk.tensor[first - rows.start : last - rows.start].copy_(mean)
+            mean = _mean_row(saved, box.shape[0], beat)
+            box.tensor[first - rows.start : last - rows.start].copy_(mean)
 
 
 def _mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> torch.Tensor:

@@ -167,7 +167,7 @@ class Checkpoint:
 
 
 def prefix_of(module: str) -> str:
-    """Return the prefix that `chunks` gives the names of a module's weights."""
+    """Return the prefix that `boxes` gives the names of a module's weights."""
     return f"weights/{module}."
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mimo_launch.checkpoint.chunks import (
+from mimo_launch.checkpoint.boxes import (
     FP8,
     MOMENTS,
     WEIGHTS,
@@ -25,8 +25,8 @@ from mimo_launch.checkpoint.chunks import (
     differences,
     fit,
     set_update_counts,
-    state_chunks,
-    weight_chunks,
+    state_boxes,
+    weight_boxes,
 )
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
@@ -42,7 +42,7 @@ from mimo_launch.checkpoint.folder import (
 from mimo_launch.checkpoint.hugging_face import load_hugging_face
 from mimo_launch.checkpoint.index import read_index
 from mimo_launch.checkpoint.saver import CheckpointSaver
-from mimo_launch.checkpoint.storage import CheckpointError, read_chunks
+from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.progress import Phase
@@ -124,12 +124,12 @@ def load_state(
     """
     saved = usable.shapes()
     # Scales of another backend or history are not loaded: they adapt within a few steps.
-    chunks = [
-        chunk
-        for chunk in state_chunks(session.modules, session.updates)
-        if not chunk.name.startswith(FP8) or saved.get(chunk.name) == chunk.shape
+    boxes = [
+        box
+        for box in state_boxes(session.modules, session.updates)
+        if not box.name.startswith(FP8) or saved.get(box.name) == box.shape
     ]
-    fitting = fit(saved, chunks, group)
+    fitting = fit(saved, boxes, group)
     missing_moments = tuple(
         name for name in fitting.missing if name.startswith(tuple(f"{m}/" for m in MOMENTS))
     )
@@ -140,7 +140,7 @@ def load_state(
             + differences(missing_there=missing_weights, of_another_shape=fitting.misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
-    read_chunks(usable.path, fitting.chunks, group, session.progress.beat)
+    read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in missing_moments}
     return RunState(**usable.marker.counts), tuple(sorted(fresh))
@@ -155,8 +155,8 @@ def load_weights(
     not say `init_partial`, or if none fits; CheckpointError if a file cannot be read.
     """
     module = session.modules.get(name)
-    chunks = [] if module is None else list(weight_chunks(module))
-    fitting = fit(usable.shapes(), chunks, group, f"{WEIGHTS}/{name}.")
+    boxes = [] if module is None else list(weight_boxes(module))
+    fitting = fit(usable.shapes(), boxes, group, f"{WEIGHTS}/{name}.")
     missing, misfits = tuple(fitting.missing), fitting.misfits
     if fitting.num_loaded == 0 or (
         (missing or misfits) and not session.spec.modules[name].init_partial
@@ -166,7 +166,7 @@ def load_weights(
             + differences(missing_there=missing, of_another_shape=misfits)
             + ("" if fitting.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
-    read_chunks(usable.path, fitting.chunks, group, session.progress.beat)
+    read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
     return WeightsLoaded(
         module=name,
         checkpoint=str(usable.path),

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.checkpoint.chunks import Chunk, state_chunks, update_counts
+from mimo_launch.checkpoint.boxes import Box, state_boxes, update_counts
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
@@ -29,7 +29,7 @@ from mimo_launch.checkpoint.folder import (
     folder_name,
 )
 from mimo_launch.checkpoint.index import TENSORS
-from mimo_launch.checkpoint.storage import CheckpointError, write_chunks
+from mimo_launch.checkpoint.storage import CheckpointError, write_boxes
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
@@ -82,12 +82,12 @@ class CheckpointSaver:
         started = time.perf_counter()
         self._collect()
         session = self._session
-        chunks = [c for c in state_chunks(session.modules, session.updates) if c.counted]
+        boxes = [c for c in state_boxes(session.modules, session.updates) if c.counted]
         counts = Counts(asdict(state), update_counts(session.modules, session.updates))
         if not self._settings.asynchronous:
-            self._note(self._write(chunks, counts, started, None))
+            self._note(self._write(boxes, counts, started, None))
             return
-        copies = self._copy(chunks)
+        copies = self._copy(boxes)
         stall = time.perf_counter() - started
         self._pending = self._writer.submit(self._write, copies, counts, started, stall)
 
@@ -114,29 +114,29 @@ class CheckpointSaver:
         self._outcomes.append(outcome)
         self._newest = outcome
 
-    def _copy(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Return copies of the chunks in host memory, which the next save reuses."""
+    def _copy(self, boxes: Iterable[Box]) -> list[Box]:
+        """Return copies of the boxes in host memory, which the next save reuses."""
         copies = []
-        for chunk in chunks:
-            key = (chunk.name, chunk.offsets)
+        for box in boxes:
+            key = (box.name, box.offsets)
             if key not in self._buffers:
-                pinned = chunk.tensor.is_cuda
-                self._buffers[key] = torch.empty_like(chunk.tensor, device="cpu", pin_memory=pinned)
-            self._buffers[key].copy_(chunk.tensor, non_blocking=True)
-            copies.append(replace(chunk, tensor=self._buffers[key]))
+                pinned = box.tensor.is_cuda
+                self._buffers[key] = torch.empty_like(box.tensor, device="cpu", pin_memory=pinned)
+            self._buffers[key].copy_(box.tensor, non_blocking=True)
+            copies.append(replace(box, tensor=self._buffers[key]))
         if self._session.device.type == "cuda":
             torch.cuda.synchronize()
         return copies
 
     def _write(
-        self, chunks: list[Chunk], counts: Counts, started: float, stall: float | None
+        self, boxes: list[Box], counts: Counts, started: float, stall: float | None
     ) -> Outcome:
         """Write one checkpoint and complete it; the outcome is the same on all ranks."""
         step = counts.run["step"]
         final = self._run / CHECKPOINTS / folder_name(step)
         unfinished = final.with_name(final.name + PARTIAL)
         try:
-            write_chunks(unfinished, chunks, self._group, self._beat)
+            write_boxes(unfinished, boxes, self._group, self._beat)
             files = self._files(unfinished)
             self._complete(unfinished, final, counts, files)
         except CheckpointError as error:

@@ -1,11 +1,11 @@
 """Writes and reads tensors through torch's distributed checkpoint (DCP), without pickle.
 
-Decides: that a chunk is a box of a full tensor on both sides, so that any layout reads any other's;
+Decides: that both sides have boxes of full tensors, so that any layout reads any other's;
 that the index of tensors is JSON (`tensors.json`): DCP's own is a pickle, which would run
 code from a stranger's checkpoint. Tensors are read with `weights_only`.
 Relies on: DCP's planners and storage, its documented extension points
 (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
-Leaves: what is saved to `chunks`, when a folder counts as complete to `folder`.
+Leaves: what is saved to `boxes`, when a folder counts as complete to `folder`.
 """
 
 import json
@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from mimo_launch.checkpoint.chunks import Chunk
+from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.checkpoint.folder import DamagedCheckpoint
 from mimo_launch.checkpoint.index import TENSORS, read_index, uncovered
 from mimo_launch.train.run_state import EndOfRun
@@ -57,28 +57,28 @@ def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]
             yield name, entry
 
 
-class ChunkSavePlanner(SavePlanner):
-    """Saves chunks as they are; the state dict that DCP passes along is empty.
+class BoxSavePlanner(SavePlanner):
+    """Saves boxes as they are; the state dict that DCP passes along is empty.
 
-    `beat` is called for each chunk.
+    `beat` is called for each box.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
-        self._chunks = {MetadataIndex(c.name, c.offsets): c for c in chunks}
+    def __init__(self, boxes: Sequence[Box], beat: Callable[[], None]) -> None:
+        self._boxes = {MetadataIndex(c.name, c.offsets): c for c in boxes}
         self._beat = beat
 
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Do nothing: the chunks are known."""
+        """Do nothing: the boxes are known."""
 
     def create_local_plan(self) -> SavePlan:
-        """Return one item per chunk."""
+        """Return one item per box."""
         items = []
-        for index, chunk in self._chunks.items():
-            box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
-            properties = TensorProperties(dtype=chunk.tensor.dtype)
-            data = TensorWriteData(box, properties, torch.Size(chunk.shape))
+        for index, box in self._boxes.items():
+            where = ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.shape)
+            properties = TensorProperties(dtype=box.tensor.dtype)
+            data = TensorWriteData(where, properties, torch.Size(box.shape))
             items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return SavePlan(items)
 
@@ -86,7 +86,7 @@ class ChunkSavePlanner(SavePlanner):
         """Join the plans of all ranks, on the first rank, and check that they cover each tensor."""
         plans, metadata = create_default_global_save_plan(all_plans)
         for name, entry in tensors_of(metadata):
-            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks]
+            boxes = [(tuple(box.offsets), tuple(box.sizes)) for box in entry.chunks]
             if reason := uncovered(tuple(entry.size), boxes):
                 raise ValueError(f"of {name}, as ranks would save it, {reason}")
         return plans, metadata
@@ -98,15 +98,15 @@ class ChunkSavePlanner(SavePlanner):
     def resolve_data(self, write_item: WriteItem) -> Tensor:
         """Return the tensor of an item."""
         self._beat()
-        return self._chunks[write_item.index].tensor
+        return self._boxes[write_item.index].tensor
 
 
-class ChunkLoadPlanner(LoadPlanner):
-    """Fills chunks from the boxes of any layout, and calls `beat` for each."""
+class BoxLoadPlanner(LoadPlanner):
+    """Fills boxes from those that any layout saved, and calls `beat` for each."""
 
-    def __init__(self, chunks: Sequence[Chunk], beat: Callable[[], None]) -> None:
-        self._chunks, self._beat = chunks, beat
-        self._targets = {MetadataIndex(c.name, c.offsets): c.tensor for c in chunks}
+    def __init__(self, boxes: Sequence[Box], beat: Callable[[], None]) -> None:
+        self._boxes, self._beat = boxes, beat
+        self._targets = {MetadataIndex(c.name, c.offsets): c.tensor for c in boxes}
 
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
@@ -117,11 +117,11 @@ class ChunkLoadPlanner(LoadPlanner):
         self._saved = dict(tensors_of(metadata))
 
     def create_local_plan(self) -> LoadPlan:
-        """Return what to read for each chunk."""
+        """Return what to read for each box."""
         items: list[ReadItem] = []
-        for chunk in self._chunks:
-            box = ChunkStorageMetadata(torch.Size(chunk.offsets), chunk.tensor.shape)
-            items += create_read_items_for_chunk_list(chunk.name, self._saved[chunk.name], [box])
+        for box in self._boxes:
+            where = ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.shape)
+            items += create_read_items_for_chunk_list(box.name, self._saved[box.name], [where])
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -137,7 +137,7 @@ class ChunkLoadPlanner(LoadPlanner):
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Return the part of a chunk that an item fills."""
+        """Return the part of a box that an item fills."""
         self._beat()
         target = self._targets[read_item.dest_index]
         for dim, (start, size) in enumerate(
@@ -154,31 +154,31 @@ class CheckpointError(EndOfRun):
     """A checkpoint cannot be written or read; the message says why, without torch's tracebacks."""
 
 
-def write_chunks(
-    folder: Path, chunks: Iterable[Chunk], group: dist.ProcessGroup, beat: Callable[[], None]
+def write_boxes(
+    folder: Path, boxes: Iterable[Box], group: dist.ProcessGroup, beat: Callable[[], None]
 ) -> None:
-    """Write the counted chunks of all ranks and their index into a folder, synced to disk.
+    """Write the counted boxes of all ranks and their index into a folder, synced to disk.
 
-    `beat` is called as chunks are written.
+    `beat` is called as boxes are written.
 
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
-    planner = ChunkSavePlanner([chunk for chunk in chunks if chunk.counted], beat)
+    planner = BoxSavePlanner([box for box in boxes if box.counted], beat)
     try:
         save({}, storage_writer=_Writer(folder), planner=planner, process_group=group)
     except CheckpointException as error:  # It derives from BaseException.
         raise CheckpointError(_first_words(error)) from None
 
 
-def read_chunks(
+def read_boxes(
     folder: Path,
-    chunks: Sequence[Chunk],
+    boxes: Sequence[Box],
     group: dist.ProcessGroup | None,
     beat: Callable[[], None],
 ) -> None:
-    """Fill the tensors of `chunks`, all of which must be in the folder in their shapes.
+    """Fill the tensors of `boxes`, all of which must be in the folder in their shapes.
 
-    `beat` is called as chunks are read. Without a group this process reads alone.
+    `beat` is called as boxes are read. Without a group this process reads alone.
 
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
@@ -189,7 +189,7 @@ def read_chunks(
             load(
                 {},
                 storage_reader=_Reader(folder),
-                planner=ChunkLoadPlanner(chunks, beat),
+                planner=BoxLoadPlanner(boxes, beat),
                 process_group=group,
                 no_dist=group is None,
             )

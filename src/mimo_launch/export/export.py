@@ -27,7 +27,7 @@ from torch import Tensor
 from mimo_launch import __version__
 from mimo_launch.checkpoint.folder import sync_folder
 from mimo_launch.checkpoint.index import Checkpoint
-from mimo_launch.checkpoint.storage import read_chunks
+from mimo_launch.checkpoint.storage import read_boxes
 from mimo_launch.export.export_plan import FolderPlan
 from mimo_launch.export.tensors import FileTensor
 from mimo_launch.hugging_face.folder import CONFIG, INDEX, WEIGHTS
@@ -180,8 +180,8 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
         except SafetensorError as error:
             raise OSError(f"{file}: {error}") from error
     pairs = zip(tensors, made, strict=True)
-    chunks = [chunk for each, tensor in pairs for chunk in each.chunks(tensor)]
-    read_chunks(checkpoint.path, chunks, None, lambda: None)
+    boxes = [box for each, tensor in pairs for box in each.boxes(tensor)]
+    read_boxes(checkpoint.path, boxes, None, lambda: None)
     return made
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mimo_launch.checkpoint.chunks import Chunk
+from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.export.sources import PARTS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
@@ -63,14 +63,14 @@ class FileTensor:
         """Size in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def chunks(self, tensor: Tensor) -> list[Chunk]:
-        """Return the chunks that fill `tensor`, which has this shape and type, as views of it."""
+    def boxes(self, tensor: Tensor) -> list[Box]:
+        """Return the boxes that fill `tensor`, which has this shape and type, as views of it."""
         found = []
         for part in self.parts:
             num_rows = math.prod(part.shape) * self.shape[0] // math.prod(self.shape)
             rows = tensor.narrow(0, part.first_row, num_rows).view(part.shape)
             zero = (0,) * len(part.saved)
-            found.append(Chunk(part.name, part.saved, zero, rows, counted=False))
+            found.append(Box(part.name, part.saved, zero, rows, counted=False))
         return found
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks are forked.
-from mimo_launch.checkpoint.chunks import MOMENTS, resharded_parameters
+from mimo_launch.checkpoint.boxes import MOMENTS, resharded_parameters
 from mimo_launch.comm.world import device_for
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training

@@ -29,7 +29,7 @@ NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Box:
     """A box of a full tensor: `tensor` holds the part that starts at `offsets` in a `shape`.
 
     Several ranks may hold the same box; on one of them it is `counted`, and that one saves it.
@@ -42,29 +42,29 @@ class Chunk:
     counted: bool
 
 
-def weight_chunks(module: RankModule) -> Iterator[Chunk]:
+def weight_boxes(module: RankModule) -> Iterator[Box]:
     """Yield this rank's parts of a module's weights, as views to read or fill."""
     for item in local_segments(resharded_parameters(module), lambda p: p.detach()):
-        yield _chunk(WEIGHTS, item)
+        yield _box(WEIGHTS, item)
 
 
-def state_chunks(modules: dict[str, RankModule], updates: Updates) -> Iterator[Chunk]:
+def state_boxes(modules: dict[str, RankModule], updates: Updates) -> Iterator[Box]:
     """Yield this rank's parts of all weights, of all optimizer state and of the scales of FP8.
 
     An optimizer that has made no step yet gets the state that it would start with.
     """
     for module in modules.values():
-        yield from weight_chunks(module)
+        yield from weight_boxes(module)
         if (fp8 := module.context.fp8) is None:
             continue
         # What FP8 keeps from step to step is the same on all ranks of a stage.
         for name, tensor in fp8.tensors():
             shape = tuple(tensor.shape)
-            yield Chunk(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
+            yield Box(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
     for item, state in _states(modules, updates):
         for moment in MOMENTS:
             for part in _moment_segments(item, state[moment]):
-                yield _chunk(moment, part)
+                yield _box(moment, part)
 
 
 def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:
@@ -75,8 +75,8 @@ def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str,
     counts = {}
     for item, state in _states(modules, updates):
         for part in _moment_segments(item, state[MOMENTS[0]]):
-            chunk = _chunk("", part)
-            if chunk.counted and not any(chunk.offsets):
+            box = _box("", part)
+            if box.counted and not any(box.offsets):
                 counts[part.name] = int(state["step"])
     return counts
 
@@ -125,13 +125,13 @@ def _states(
                 yield item, optimizer.state[item.parameter]
 
 
-def _chunk(kind: str, item: LocalSegment) -> Chunk:
+def _box(kind: str, item: LocalSegment) -> Box:
     segment = item.segment
     offsets = [0] * len(segment.shape)
     if segment.axis is not None:
         offsets[segment.axis] = segment.start
     offsets[0] += item.first_row
-    return Chunk(f"{kind}/{item.name}", segment.shape, tuple(offsets), item.local, segment.counted)
+    return Box(f"{kind}/{item.name}", segment.shape, tuple(offsets), item.local, segment.counted)
 
 
 class WeightsDoNotFit(EndOfRun):
@@ -140,13 +140,13 @@ class WeightsDoNotFit(EndOfRun):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """This rank's chunks that fit, and the names over all ranks that do not.
+    """This rank's boxes that fit, and the names over all ranks that do not.
 
     `num_loaded` counts the fitting names. `missing` maps names to their shapes in the model;
     `misfits` are in words.
     """
 
-    chunks: tuple[Chunk, ...]
+    boxes: tuple[Box, ...]
     num_loaded: int
     missing: dict[str, tuple[int, ...]]
     misfits: tuple[str, ...]
@@ -155,18 +155,18 @@ class Fit:
 
 def fit(
     saved: Mapping[str, tuple[int, ...]],
-    chunks: Sequence[Chunk],
+    boxes: Sequence[Box],
     group: dist.ProcessGroup,
     prefix: str = "",
 ) -> Fit:
-    """Compare this rank's chunks with the shapes of all saved tensors.
+    """Compare this rank's boxes with the shapes of all saved tensors.
 
     `prefix` restricts which saved names count as unused.
 
     Ranks: collective over `group`.
     """
-    fits = tuple(chunk for chunk in chunks if saved.get(chunk.name) == chunk.shape)
-    mine = {chunk.name: chunk.shape for chunk in chunks}
+    fits = tuple(box for box in boxes if saved.get(box.name) == box.shape)
+    mine = {box.name: box.shape for box in boxes}
     known: dict[str, tuple[int, ...]] = {}
     for theirs in gather_objects(mine, group):
         known |= theirs
@@ -176,7 +176,7 @@ def fit(
         if name in saved and saved[name] != shape
     )
     return Fit(
-        chunks=fits,
+        boxes=fits,
         num_loaded=sum(saved.get(name) == shape for name, shape in known.items()),
         missing={plain(name): known[name] for name in sorted(known) if name not in saved},
         misfits=tuple(misfits),
