@@ -241,7 +241,7 @@ def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path
     assert {step: exact(events)[step] for step in (4, 5, 6)} == exact(again)
 
 
-@pytest.mark.parametrize("forgotten", ["set_update_counts", "state_chunks"])
+@pytest.mark.parametrize("forgotten", ["set_update_counts", "state_boxes"])
 def test_forgetting_a_part_of_the_state_shows(
     forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +252,7 @@ def test_forgetting_a_part_of_the_state_shows(
     def weights_only(modules: Any, _: Any) -> Any:
         return [chunk for module in modules.values() for chunk in weight_boxes(module)]
 
-    planted = {"set_update_counts": lambda *_: None, "state_chunks": weights_only}
+    planted = {"set_update_counts": lambda *_: None, "state_boxes": weights_only}
     monkeypatch.setattr(loading, forgotten, planted[forgotten])
     again = numbers(run(make_spec("colocated dp4", 6), tmp_path))
     assert again[6]["loss"] != pytest.approx(numbers(events)[6]["loss"], rel=1e-6)

@@ -43,13 +43,13 @@ def test_fused_reshaped_and_padded_segments_fill_the_tensors_of_a_file() -> None
     }  # fmt: skip
     for each in made.values():
         tensor = torch.full(each.shape, torch.nan)
-        for number, chunk in enumerate(each.chunks(tensor)):
+        for number, chunk in enumerate(each.boxes(tensor)):
             assert chunk.name.startswith("weights/m.")
             assert all(size <= n for size, n in zip(chunk.tensor.shape, chunk.shape, strict=True))
             chunk.tensor.fill_(number)
         assert not tensor.isnan().any()
     tensor = torch.empty(8, 6)
-    for number, chunk in enumerate(made["qkv.weight"].chunks(tensor)):
+    for number, chunk in enumerate(made["qkv.weight"].boxes(tensor)):
         chunk.tensor.fill_(number)
     assert tensor[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
 
