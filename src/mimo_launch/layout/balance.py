@@ -26,11 +26,10 @@ SigLIP so400m, where it would matter if large images met small ones in one islan
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from heapq import heapify, heapreplace
 from math import gcd
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.step_data import StepData
 
 # A largest share within this factor of the mean is not improved any more.
@@ -98,7 +97,7 @@ def replicas_that_share(layout: Layout, module: ModuleLayout) -> int:
     return module.grid.size("dp") // num_islands(layout, module)
 
 
-@lru_cache(maxsize=64)
+@cached_in_layout
 def replica_links(layout: Layout, encoder: str) -> tuple[range, ...]:
     """Return, per encoder replica, the language replicas whose samples it may encode.
 
@@ -117,7 +116,7 @@ def replica_links(layout: Layout, encoder: str) -> tuple[range, ...]:
     return tuple(range(e // inside * wide, (e // inside + 1) * wide) for e in range(num_replicas))
 
 
-@lru_cache(maxsize=64)
+@cached_in_layout
 def replica_sources(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
     """Return, per language replica, the encoder replicas that may encode its samples."""
     found: list[list[int]] = [[] for _ in range(layout.language.grid.size("dp"))]

@@ -5,9 +5,10 @@ Relies on: a spec that `checks` has passed.
 Leaves: the order of work to `schedule`, rows to `bridge_routing`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
@@ -24,6 +25,8 @@ from mimo_launch.spec.spec import (
 
 # The (module, stage) pairs that a rank holds, encoders first.
 Role = tuple[tuple[str, int], ...]
+More = ParamSpec("More")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,33 @@ class RankGroup:
     ranks: tuple[int, ...]
 
 
+def cached_in_layout(
+    function: Callable[Concatenate["Layout", More], Made],
+) -> Callable[Concatenate["Layout", More], Made]:
+    """Keep what a pure function makes of a layout in that layout, as long as that lives."""
+
+    @wraps(function)
+    def cached(layout: "Layout", /, *args: More.args, **kwargs: More.kwargs) -> Made:
+        key = (function, *args, *kwargs.items())
+        if key not in layout._made:
+            layout._made[key] = function(layout, *args, **kwargs)
+        made: Made = layout._made[key]
+        return made
+
+    return cached
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The whole job, the same on every rank; language is the last module.
-
-    Compared by identity: it is the key of caches, where hashing every module would take most of the
-    time.
-    """
+    """The whole job, the same on every rank; language is the last module."""
 
     world_size: int
     modules: tuple[ModuleLayout, ...]
     samples: SampleMap
     seq: int
     schedule: ScheduleKind = "1f1b"
+    # What `cached_in_layout` keeps.
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __getitem__(self, name: str) -> ModuleLayout:
         return self._by_name[name]

@@ -7,12 +7,11 @@ Leaves: how many rows each pair moves to the StepData of a step.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.bridge_routing import components
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import fills_bubbles
 
@@ -200,28 +199,28 @@ def component_of(layout: Layout, rank: int, encoder: str) -> tuple[int, ...]:
     return _component_by_rank(layout, encoder)[rank]
 
 
-@lru_cache(maxsize=64)
+@cached_in_layout
 def _component_by_rank(layout: Layout, encoder: str) -> dict[int, tuple[int, ...]]:
     return {rank: ranks for ranks in components_of(layout, encoder) for rank in ranks}
 
 
-@lru_cache(maxsize=64)
+@cached_in_layout
 def components_of(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
     """Return the components of a bridge (cached)."""
     return components(layout, encoder)
 
 
-@lru_cache(maxsize=65536)
+@cached_in_layout
 def _replica(layout: Layout, module: str, rank: int) -> tuple[int, ...]:
     return layout[module].grid.group_of(rank, "tp", "cp")
 
 
-@lru_cache(maxsize=1024)
+@cached_in_layout
 def _stage(layout: Layout, module: str, stage: int) -> tuple[int, ...]:
     return layout[module].stage_ranks(stage)
 
 
-@lru_cache(maxsize=65536)
+@cached_in_layout
 def _bridge_partners(layout: Layout, encoder: str, rank: int, at_encoder: bool) -> tuple[int, ...]:
     module, language = layout[encoder], layout.language
     linked: Iterable[int]
