@@ -39,7 +39,6 @@ _ROLE = ("wrong-kind-for-role",)
 _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
-_SCHEDULES = (*_KINDS, "interleaved-microbatches-uneven", "full-sharding-in-bubbles")
 _PACKAGES = ("missing-package",)
 _SHARDS = ("shards-not-found", "shards-compressed", "shards-not-tar")
 _IMAGES = (

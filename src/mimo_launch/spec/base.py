@@ -93,7 +93,6 @@ _SIZE_SCHEMA = {
 
 
 Size = Annotated[str, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
-Float = Annotated[float, Field(allow_inf_nan=False)]
 # Counts that a loop runs over have lower limits; all other counts fit into 32 bits.
 MAX_COUNT, MAX_INTEGER = 2**31 - 1, 2**63 - 1
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
