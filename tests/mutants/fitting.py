@@ -101,6 +101,7 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Generator[None, Any, Any]:
         self.clear()
+        sys.settrace(self.saw)  # Python drops it where a test runs out of stack.
         started = time.monotonic()
         result = yield
         seconds = time.monotonic() - started
