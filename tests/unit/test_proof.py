@@ -153,6 +153,13 @@ def test_there_is_a_process_group_for_each_channel_and_no_other(file: Path) -> N
     assert len({str(group) for group in made_at_start}) == len(made_at_start)
 
 
+@pytest.mark.parametrize(("rank", "ways"), [(0, {"up"}), (1, {"up", "down"}), (3, {"down"})])
+def test_rows_from_the_end_of_a_pipeline_need_groups_one_way(rank: int, ways: set[str]) -> None:
+    layout = layout_of(4, 1, "bubble_filling", vision=box(rank), language=box(0, pp=4))
+    forward = [str(group) for group in p2p_groups_of(layout) if group.is_bridge and group.forward]
+    assert {name.rpartition(".")[2] for name in forward} == ways
+
+
 def test_a_class_meets_all_that_its_ranks_meet() -> None:
     layout = layout_of(1, vision=box(0, dp=2), language=box(2, dp=4, tp=2))
     meetings = ClassMeetings(layout, (0, 0, 1, 1, 1, 1, 2, 2, 2, 2))

@@ -83,6 +83,12 @@ def test_a_step_is_no_shorter_than_the_way_through_all_stages_of_an_encoder():
     )
 
 
+def test_a_step_is_no_shorter_than_all_work_of_a_rank():
+    layout = layout_of(8, 1, vision=box(0), language=box(0))
+    costs = Costs({"vision": 5.0, "language": 1.0}, {"vision": 7.0, "language": 2.0})
+    assert lower_bound(layout, costs) == 8 * (5 + 7 + 1 + 2)
+
+
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("m", [4, 8, 16])
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
