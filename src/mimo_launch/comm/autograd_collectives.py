@@ -26,7 +26,6 @@ from mimo_launch.comm.collectives import (
     reduce_scatter_uneven,
 )
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.comm.step_clock import StepClock
 
 
 class _EnterTp(torch.autograd.Function):
@@ -181,80 +180,67 @@ Sizes = tuple[int, ...]
 
 class _TokenExchange(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group, clock: StepClock
-    ) -> Tensor:
-        ctx.send, ctx.receive, ctx.group, ctx.clock = send, receive, group, clock
-        with clock.meeting(group):
+    def forward(ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        with group.noted():
             return all_to_all_uneven(x, send, receive, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        with ctx.clock.meeting(ctx.group):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        with ctx.group.noted():
             back = all_to_all_uneven(grad, ctx.receive, ctx.send, ctx.group)
-        return back, None, None, None, None
+        return back, None, None, None
 
 
 class _GatherUneven(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
-        ctx.sizes, ctx.group, ctx.clock = sizes, group, clock
-        with clock.meeting(group):
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        with group.noted():
             return all_gather_uneven(x, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        with ctx.clock.meeting(ctx.group):
-            return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        with ctx.group.noted():
+            return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None
 
 
 class _ScatterUneven(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
-        ctx.sizes, ctx.group, ctx.clock = sizes, group, clock
-        with clock.meeting(group):
+    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
+        ctx.sizes, ctx.group = sizes, group
+        with group.noted():
             return reduce_scatter_uneven(x, sizes, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        with ctx.clock.meeting(ctx.group):
-            return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        with ctx.group.noted():
+            return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
 
 
-def exchange_tokens(
-    x_rD: Tensor, send: Sizes, receive: Sizes, group: Group, clock: StepClock
-) -> Tensor:
+def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
     """Send rows to each rank of `group` in turn and return what they sent, in their order.
 
     Shapes: [sum(send), D] -> [sum(receive), D]. Gradient: the same exchange, back. Traffic: an
     all-to-all with uneven splits; a rank without rows takes part, too.
     """
-    if group.handle is None:
-        return x_rD
-    out: Tensor = _TokenExchange.apply(x_rD, send, receive, group, clock)  # type: ignore[no-untyped-call]
-    return out
+    return x_rD if group.handle is None else _apply(_TokenExchange, x_rD, send, receive, group)
 
 
-def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
     """Return the rows of all ranks, each of which then computes a part of a product with them.
 
     Shapes: [sizes[index], D] -> [sum(sizes), D]. Gradient: summed over `group`, own rows kept.
     """
-    if group.handle is None:
-        return x_rD
-    out: Tensor = _GatherUneven.apply(x_rD, sizes, group, clock)  # type: ignore[no-untyped-call]
-    return out
+    return x_rD if group.handle is None else _apply(_GatherUneven, x_rD, sizes, group)
 
 
-def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group, clock: StepClock) -> Tensor:
+def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
     """Sum partial outputs for the rows of all ranks, and keep those of this one.
 
     Shapes: [sum(sizes), D] -> [sizes[index], D]. Gradient: all-gather.
     """
-    if group.handle is None:
-        return x_RD
-    out: Tensor = _ScatterUneven.apply(x_RD, sizes, group, clock)  # type: ignore[no-untyped-call]
-    return out
+    return x_RD if group.handle is None else _apply(_ScatterUneven, x_RD, sizes, group)
 
 
 def exchange_counts(counts_E: Tensor, ep: Group, tp: Group) -> Tensor:

@@ -9,7 +9,8 @@ Leaves: choosing collectives to `comm`.
 # gets the job's timeout.
 """
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mimo_launch.comm.step_clock import StepClock, TokenExchange
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.channels import (
     Channel,
@@ -35,20 +37,30 @@ P2P_THREAD_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group with this rank's `index` in it; `handle` is None if it has no other rank."""
+    """A process group with this rank's `index` in it; `handle` is None if it has no other rank.
+
+    `clock` notes when its ranks exchange tokens.
+    """
 
     ranks: tuple[int, ...]
     index: int
     handle: ProcessGroup | None
+    clock: StepClock | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
 
+    def noted(self) -> AbstractContextManager[None]:
+        """Note what happens inside as an exchange of tokens, if there are several ranks."""
+        if self.clock is None or self.size == 1:
+            return nullcontext()
+        return self.clock.span(TokenExchange(self.ranks))
+
 
 class GridSet:
-    """Every process group that this rank belongs to; `close()` destroys them once."""
+    """Every process group of this rank, and its clock; `close()` destroys the groups once."""
 
     def __init__(
         self, layout: Layout, rank: int, *, timeout: timedelta, device: torch.device
@@ -58,6 +70,7 @@ class GridSet:
         Ranks: collective over the world. Raises: RuntimeError from torch if a rank is missing.
         """
         self.layout, self.rank, self.device = layout, rank, device
+        self.clock = StepClock(device)
         self._timeout, self._backend = timeout, "nccl" if device.type == "cuda" else "gloo"
         self._by_ranks: dict[tuple[int, ...], ProcessGroup] = {}
         self._named: dict[str, Group] = {}
@@ -89,7 +102,7 @@ class GridSet:
             )
         if self.rank in ranks:
             handle = self._by_ranks.get(ranks) if len(ranks) > 1 else None
-            self._named[name] = Group(ranks, ranks.index(self.rank), handle)
+            self._named[name] = Group(ranks, ranks.index(self.rank), handle, self.clock)
 
     def group(self, module: str, *axes: str) -> Group:
         """Return this rank's group of `module` along `axes`, e.g. `group("language", "tp")`."""

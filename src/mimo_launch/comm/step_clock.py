@@ -3,20 +3,19 @@
 Decides: what a time is: on a CPU when a call was made and returned, on a GPU when the stream that
 computes got to it, because the host runs ahead of the GPU.
 Relies on: one clock for all ranks of a host; CUDA events, which cost a few microseconds each.
-Leaves: which parts of a step are noted to the executor, the session and `autograd_collectives`,
-reading it to `train`.
+Leaves: which parts of a step are noted to the executor, the session and `process_groups`, reading
+it to `train`.
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 
-from mimo_launch.comm.process_groups import Group
 from mimo_launch.schedule.actions import Slot
 
 
@@ -67,11 +66,6 @@ class StepClock:
         begin = self._now()
         yield
         self._noted.append((what, begin, self._now()))
-
-    def meeting(self, *groups: Group) -> AbstractContextManager[None]:
-        """Note what happens inside as a meeting of the first group of several ranks, if any."""
-        several = next((group for group in groups if group.size > 1), None)
-        return nullcontext() if several is None else self.span(TokenExchange(several.ranks))
 
     def stop(self) -> list[Noted]:
         """Return what was noted since `start`, in the order of ends; waits for the GPU."""

@@ -164,7 +164,7 @@ class PlannedDispatch:
         ep, tp = context.ep, context.expert_tp
         chosen = experts_nk.flatten()
         counts_E = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
-        with context.clock.meeting(ep, tp):
+        with (ep if ep.size > 1 else tp).noted():
             self._theirs = exchange_counts(counts_E, ep, tp)
         mine = counts_E.view(1, ep.size, -1)
         self._sizes = HostCopy(torch.cat([mine, self._theirs]).flatten(), sleeps=False)
@@ -233,16 +233,16 @@ def _reordered(x: Tensor, order: Order) -> Tensor:
 
 def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
     """Return the tokens that have arrived for this rank's experts, [M, D]."""
-    leaving, clock = dispatch.departure, context.clock
+    leaving = dispatch.departure
     copies = _Copies.apply(x_nD, dispatch.choices, leaving.places, leaving.back)  # type: ignore[no-untyped-call]
-    received = exchange_tokens(copies, dispatch.send, dispatch.receive, context.ep, clock)
-    gathered = gather_uneven_tokens(received, dispatch.gathered, context.expert_tp, clock)
+    received = exchange_tokens(copies, dispatch.send, dispatch.receive, context.ep)
+    gathered = gather_uneven_tokens(received, dispatch.gathered, context.expert_tp)
     return _reordered(gathered, dispatch.arrival)
 
 
 def from_experts(y_MD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
     """Return the answers to this rank's tokens, [n * k, D]; those to one token are adjacent."""
-    answers, clock = _reordered(y_MD, dispatch.arrival.reversed()), context.clock
-    summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp, clock)
-    returned = exchange_tokens(summed, dispatch.receive, dispatch.send, context.ep, clock)
+    answers = _reordered(y_MD, dispatch.arrival.reversed())
+    summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp)
+    returned = exchange_tokens(summed, dispatch.receive, dispatch.send, context.ep)
     return _reordered(returned, dispatch.departure.reversed())

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
@@ -45,7 +44,7 @@ class ParallelContext:
     `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
     passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
     provides the blocks. The experts of a layer are distributed over `ep`, and each is split over
-    `expert_tp`; `clock` notes when tokens travel. `replicas` (dp x cp) are the ranks that hold the
+    `expert_tp`. `replicas` (dp x cp) are the ranks that hold the
     same layers and other tokens. `fp8`: blocks multiply in 8 bits.
     """
 
@@ -62,7 +61,6 @@ class ParallelContext:
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
     replicas: Group = SINGLE
-    clock: StepClock = field(default_factory=lambda: StepClock(torch.device("cpu")))
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""

@@ -15,7 +15,6 @@ from torch import nn
 
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
 from mimo_launch.layers.aux_loss import AuxLoss
@@ -81,17 +80,15 @@ def compute_dtype(precision: str) -> torch.dtype:
 
 
 def build_modules(
-    spec: Spec, layout: Layout, grids: GridSet, clock: StepClock, *, randomise: bool = False
+    spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False
 ) -> dict[str, RankModule]:
     """Return this rank's modules by name, initialised by (seed, name) and sharded.
-
-    `clock` notes when tokens travel to experts.
 
     Ranks: collective over the dp x cp group of each module, in the order of the layout.
     """
     modules = {}
     for module in layout.modules_of(grids.rank):
-        context = _context(spec, module, grids, clock)
+        context = _context(spec, module, grids)
         sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
         before_dp_sum: dict[int, FiniteFlag] = {}
@@ -120,7 +117,7 @@ def build_modules(
     return modules
 
 
-def _context(spec: Spec, module: ModuleLayout, grids: GridSet, clock: StepClock) -> ParallelContext:
+def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContext:
     """Return the parallelism of one module on this rank."""
     name, written, precision = module.name, spec.modules[module.name], spec.train.precision
     tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
@@ -150,7 +147,6 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet, clock: StepClock)
         ep=ep,
         expert_tp=expert_tp,
         replicas=replicas,
-        clock=clock,
     )
 
 

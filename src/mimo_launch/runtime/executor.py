@@ -13,7 +13,6 @@ from torch import Tensor
 
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.comm.step_clock import StepClock
 from mimo_launch.layers.attention_contexts import zigzag_positions
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
@@ -32,7 +31,7 @@ from mimo_launch.spec.spec import Spec
 
 
 class Executor:
-    """Runs programs over this rank's modules; `clock` notes each slot while it is started."""
+    """Runs programs over this rank's modules; the clock notes each slot while it is started."""
 
     def __init__(
         self,
@@ -43,10 +42,9 @@ class Executor:
         *,
         dtype: torch.dtype,
         progress: Progress,
-        clock: StepClock,
     ) -> None:
         """Open this rank's end of every bridge and stage edge; they carry `dtype`."""
-        self.progress, self.clock = progress, clock
+        self.progress, self.clock = progress, grids.clock
         self.layout, self.grids, self.modules = layout, grids, modules
         self.mail = Mailbox()
         self.bridges = {

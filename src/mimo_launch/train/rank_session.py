@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.warm_up import warm
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parameter_segments import DeclaredParameter
@@ -67,8 +67,7 @@ class RankSession:
         )
         warm(self.grids, self.mine.channels)
         self.progress.enter(Phase.BUILDING)
-        clock = StepClock(self.device)
-        self.modules = build_modules(spec, self.layout, self.grids, clock, randomise=randomise)
+        self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
         self.executor = Executor(
             spec,
             self.layout,
@@ -76,7 +75,6 @@ class RankSession:
             self.modules,
             dtype=compute_dtype(spec.train.precision),
             progress=self.progress,
-            clock=clock,
         )
         self.updates = Updates(spec, self.modules)
         # This rank's losses of the last step by microbatch, for `non_finite` if the step is bad.
