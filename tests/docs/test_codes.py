@@ -61,9 +61,10 @@ def test_every_code_has_a_fixture() -> None:
 
 
 @pytest.mark.parametrize("name", all_codes())
-def test_a_page_fits_a_terminal_and_shows_two_different_fragments(name: str) -> None:
+def test_a_page_fits_a_terminal_and_shows_two_fragments_that_differ(name: str) -> None:
     page = all_codes()[name].page
     assert max(map(len, page.splitlines())) <= 100
+    assert page.count("`") % 2 == 0
     wrong, right = page.partition("Wrong:\n")[2].split("Right:\n")
     assert wrong.strip() != right.strip()
 

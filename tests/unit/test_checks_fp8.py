@@ -37,10 +37,10 @@ def test_sizes_that_fit_are_accepted() -> None:
     [
         ({"backend": "torch"}, "the backend `torch`"),
         ({"fp8": {"scaling": "current", "amax_history": 16}}, "keeps no history"),
-        ({"model": WIDE | {"hidden": 72, "head_dim": 16}}, "tokens of a tp rank are 72"),
-        ({"model": WIDE | {"mlp": 136}}, "inner MLPs of a tp rank are 136"),
-        ({"model": WIDE | {"mlp": 144}, "tp": 2}, "inner MLPs of a tp rank are 72"),
-        ({"model": WIDE | {"head_dim": 8, "heads": 2}, "tp": 2}, "heads of a tp rank are 8"),
+        ({"model": WIDE | {"hidden": 72, "head_dim": 16}}, "tokens on a tp rank are 72"),
+        ({"model": WIDE | {"mlp": 136}}, "inner MLPs on a tp rank are 136"),
+        ({"model": WIDE | {"mlp": 144}, "tp": 2}, "inner MLPs on a tp rank are 72"),
+        ({"model": WIDE | {"head_dim": 8, "heads": 2}, "tp": 2}, "heads on a tp rank are 8"),
     ],
 )
 def test_what_is_in_the_way_is_named(language: dict[str, Any], why: str) -> None:

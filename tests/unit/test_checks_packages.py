@@ -59,8 +59,8 @@ def test_a_missing_backend_is_found_before_the_run(
     [
         (["train.precision=fp32"], "compute in fp32"),
         (["train.precision=fp64"], "compute in fp64"),
-        (["modules.language.model.head_dim=12"], "heads 12 wide"),
-        (["modules.language.model.head_dim=264"], "heads 264 wide"),
+        (["modules.language.model.head_dim=12"], "heads of size 12"),
+        (["modules.language.model.head_dim=264"], "heads of size 264"),
         (["modules.language.model.head_dim=256"], None),
         (["modules.language.model.head_dim=8"], None),
     ],

@@ -73,7 +73,7 @@ def test_a_checkpoint_without_the_module(at_top: bool, tmp_path: Path) -> None:
     [item] = checked(top=run).diagnostics if at_top else checked(vision=run).diagnostics
     assert item.code == "init-from-lacks-module"
     assert item.path == (("init_from",) if at_top else ("modules", "vision", "init_from"))
-    assert item.why == "it is of a run with `language`"
+    assert item.why == "its run had the modules `language`"
 
 
 def unlike(run: Path, *settings: str) -> tuple[Diagnostic, ...]:
@@ -87,8 +87,8 @@ def test_another_model_is_named_by_its_keys(tmp_path: Path) -> None:
     assert {item.code for item in items} == {"init-from-unlike-model"}
     found = {item.path[-1]: item.headline for item in items}
     assert found == {
-        "hidden": f"`hidden` of `language` is 32, and in {run} 64",
-        "norm_eps": f"`norm_eps` of `language` is 1e-05, and in {run} 1e-06",
+        "hidden": f"`hidden` of `language` is 32, but in {run} 64",
+        "norm_eps": f"`norm_eps` of `language` is 1e-05, but in {run} 1e-06",
     }
     items = unlike(run, "modules.language.init_partial=true")
     assert [item.severity for item in items] == [Severity.WARNING] * 2

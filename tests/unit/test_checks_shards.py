@@ -56,7 +56,7 @@ def test_the_id_of_the_marker_is_what_to_write(text: str, tmp_path: Path) -> Non
     known = token_id(tmp_path / "tok", "<|image_pad|>")
     assert found(text, f"modules.vision.placeholder={known}") == []
     [item] = found(text, "modules.vision.placeholder=7")
-    assert item.help == "teach the tokenizer `<image>`, and write its id"
+    assert item.help == "add `<image>` to the tokenizer, and write its id"
     [item] = found(text, "modules.vision.placeholder=7", "data.image_marker=<|image_pad|>")
     assert item.help == f"write `placeholder: {known}`, which is `<|image_pad|>`"
 
@@ -64,14 +64,14 @@ def test_the_id_of_the_marker_is_what_to_write(text: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "code", "words"),
     [
-        (["data.shards={tmp}/{000..002}.tar"], "shards-not-found", "2 of 3 are not there"),
+        (["data.shards={tmp}/{000..002}.tar"], "shards-not-found", "2 of 3 are missing"),
         (["data.shards={tmp}/x*.tar"], "shards-not-found", "names no file"),
         (["data.shards=[{tmp}/000.tar, {tmp}/1.tar]"], "shards-not-found", "1.tar` names no file"),
         (["data.eval_shards={tmp}/1.tar", "eval={every: 1}"], "shards-not-found", "1.tar"),
         (["data.eval_shards={tmp}/000.tar"], "setting-without-effect", "without an `eval`"),
         (["data.tokenizer={tmp}"], "tokenizer-not-usable", "cannot be used"),
-        (["modules.vision.placeholder=7"], "placeholder-not-in-tokenizer", "no special token 7"),
-        (["data.processors={visoin: {tmp}}"], "processor-not-supported", "no encoder of images"),
+        (["modules.vision.placeholder=7"], "placeholder-not-in-tokenizer", "token with id 7"),
+        (["data.processors={visoin: {tmp}}"], "processor-not-supported", "not an image encoder"),
         (["data.processors={vision: {tmp}}"], "processor-not-supported", "does not fit"),
         (["modules.vision.model.channels=1", "data.processors={vision: {tmp}/clip}"],
          "processor-not-supported", "does not fit"),
@@ -96,9 +96,9 @@ def test_what_is_wrong_is_said(
         (lambda tar: tar, ""),
         (lambda tar: tar[: tarfile.BLOCKSIZE], ""),
         (lambda tar: tar[:-1], "is cut off after 10,239 bytes"),
-        (lambda tar: tar[:148] + b"X" + tar[149:], "begins wrong"),
+        (lambda tar: tar[:148] + b"X" + tar[149:], "has a bad header"),
         (lambda tar: bytes(10_240), "has no members"),
-        (lambda tar: b"no tar file\n" * 100, "begins wrong"),
+        (lambda tar: b"no tar file\n" * 100, "has a bad header"),
         (lambda tar: b"", "is empty"),
     ],
     ids=["whole", "whole blocks", "a byte less", "a wrong sum", "zeros", "text", "empty"],
@@ -112,7 +112,7 @@ def test_a_shard_that_is_no_tar_file_is_found_by_its_first_header_and_size(
     findings = found(text)
     assert [item.code for item in findings] == (["shards-not-tar"] if why else [])
     if why:
-        assert findings[0].headline.endswith(f"no tar files: {tmp_path}/001.tar")
+        assert findings[0].headline.endswith(f"not tar files: {tmp_path}/001.tar")
         assert why in str(findings[0].why)
 
 

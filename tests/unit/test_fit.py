@@ -107,7 +107,7 @@ def test_a_spec_that_cannot_fit_is_none(tmp_path: Path) -> None:
     assert checked.spec is None
     (found,) = checked.diagnostics
     assert "ranks 0-3 (`vision` stage 0 and `language` stage 0) need about" in found.headline
-    assert "and a GPU has 10.0 GB" in found.headline
+    assert "but a GPU has 10.0 GB" in found.headline
     for part in ("weights", "gradients", "optimizer", "activations", "transfers"):
         assert part in str(found.why)
     assert [related.path for related in found.related] == [

@@ -17,7 +17,7 @@ def test_a_vocabulary_larger_than_the_memory_of_the_host_is_refused() -> None:
     estimates = build_report(Plan.of(spec({"language": language}))).estimates
     headline, why, remedy = memory_lacking(estimates, range(2), 100 * MB)
     assert headline.startswith("error: the 2 ranks of this host need about ")
-    assert headline.endswith(" and it has 100 MB")
+    assert headline.endswith(" but it has 100 MB")
     assert "weights" in why
     assert "`vocab`" in remedy
     assert memory_lacking(estimates, range(2), 10**15) == []

@@ -75,7 +75,7 @@ def test_a_coefficient_of_the_balance_that_is_not_written_is_said(
     """It is no part of the model: whichever is written holds, that of the folder or another."""
     [item] = found("qwen3_moe", tmp_path, said)
     assert (item.code, item.is_error) == ("init-from-unlike-model", False)
-    assert f"is not written and so 0.01, and in {tmp_path}/config.json {there}" in item.headline
+    assert f"is not set and so 0.01, but in {tmp_path}/config.json {there}" in item.headline
     assert item.help == f"write `aux_loss: {there}` in `moe`, or `aux_loss: 0.01` to keep it"
     assert found("qwen3_moe", tmp_path, said, aux_loss=0.01) == []
     assert found("qwen3_moe", tmp_path, {"router_aux_loss_coef": 0.01}) == []

@@ -67,7 +67,7 @@ def test_both_modules_of_the_same_model_pass(tmp_path: Path) -> None:
 )
 def test_another_model_is_named(setting: str, said: str, tmp_path: Path) -> None:
     [headline] = headlines(tmp_path, f"modules.{setting}")
-    assert headline.startswith(f"{said}, and in {tmp_path}/config.json ")
+    assert headline.startswith(f"{said}, but in {tmp_path}/config.json ")
 
 
 def test_a_decoder_without_axes_is_told_from_one_with_them(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
         yield _cannot(
             name,
             f"compute in {precision}",
-            "its attention kernels take 16-bit numbers",
+            "its attention kernels compute in 16 bits",
             "write `precision: bf16` under `train`",
             Related(path=("train", "precision"), label=precision),
         )
@@ -45,7 +45,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
         yield _cannot(
             name,
             "provide the layers of a class of your own",
-            "it stands for this program's blocks only",
+            "it replaces only the blocks of the built-in kinds",
             "delete the line",
             Related(path=("modules", name, "model", "kind"), label="your class"),
         )
@@ -54,7 +54,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
         yield _cannot(
             name,
             "provide the layers of a hybrid model",
-            "it has no Mamba layers, and its attention is used in this program's blocks only",
+            "it has no Mamba layers, and its attention is used only in the blocks of other kinds",
             "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
             Related(path=("modules", name, "model", "kind"), label="hybrid"),
         )
@@ -66,8 +66,8 @@ def backend_can(spec: Spec, name: str) -> Findings:
         yield _cannot(
             name,
             f"attend to packed documents with cp {module.grid.cp}",
-            "its ring cuts every document into chunks, and here whole sequences are cut",
-            f"write `cp: 1`, or no `{key}`",
+            "its ring cuts every document into chunks, but cp cuts whole sequences here",
+            f"write `cp: 1`, or delete `{key}`",
             Related(path=("data", key), label="packs documents"),
         )
 
@@ -79,8 +79,8 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
         yield _cannot(
             name,
             "attend to class tokens",
-            "its kernels take the tokens of an image one after another, and class tokens stand "
-            "behind the patches of all images",
+            "its kernels need the tokens of an image next to each other, and class tokens come "
+            "after the patches of all images",
             "delete `class_token`",
             Related(path=(*path, "class_token"), label="a class token"),
         )
@@ -88,7 +88,7 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
         yield _cannot(
             name,
             "provide experts",
-            "it stands for the dense block only",
+            "it replaces only the dense block",
             "keep the layers of torch for this module",
             Related(path=(*path, "moe"), label="experts"),
         )
@@ -97,16 +97,16 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
         given = "heads" if kind.has_heads_of_hidden else "head_dim"
         yield _cannot(
             name,
-            f"attend with heads {size} wide",
-            f"its kernels take heads of {HEAD_STEP}, {2 * HEAD_STEP}, ... {LARGEST_HEAD} numbers",
-            "choose heads of such a width",
-            Related(path=(*path, given), label=f"{size} wide"),
+            f"attend with heads of size {size}",
+            f"its kernels take head sizes of {HEAD_STEP}, {2 * HEAD_STEP}, ... {LARGEST_HEAD}",
+            "choose such a head size",
+            Related(path=(*path, given), label=f"head size {size}"),
         )
     if not kind.has_key_bias:
         yield _cannot(
             name,
-            "leave out the biases of keys alone",
-            "its fused projection has one bias for queries, keys and values, and Whisper's keys "
+            "leave out the bias of keys alone",
+            "its fused projection has one bias for queries, keys and values, but Whisper's keys "
             "have none",
             "keep the layers of torch for this module",
             Related(path=(*path, "kind"), label="an audio encoder"),
@@ -143,7 +143,7 @@ def fp8_can(spec: Spec, name: str) -> Findings:
     if module.fp8.scaling == "current" and "amax_history" in module.fp8.model_fields_set:
         yield _cannot_in_8_bits(
             name,
-            "current scaling keeps no history",
+            "`scaling: current` keeps no history",
             "delete `amax_history`, or write `scaling: delayed`",
             Related(path=(*path, "amax_history"), label="would have no effect"),
         )
@@ -151,10 +151,10 @@ def fp8_can(spec: Spec, name: str) -> Findings:
         if size % FP8_STEP:
             yield _cannot_in_8_bits(
                 name,
-                f"{what} of a tp rank are {size} numbers wide, and products in 8 bits take widths "
-                f"in steps of {FP8_STEP}",
+                f"{what} on a tp rank are {size} wide, and matrix products in 8 bits need widths "
+                f"that are multiples of {FP8_STEP}",
                 "choose sizes that leave each tp rank such a multiple, or delete `fp8`",
-                Related(path=where, label=f"{size} for each tp rank"),
+                Related(path=where, label=f"{size} on each tp rank"),
             )
     if name == LANGUAGE:
         yield from _tokens_in_steps(spec, module)
@@ -187,8 +187,8 @@ def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:
     if held % FP8_STEP:
         yield _cannot_in_8_bits(
             LANGUAGE,
-            f"a rank holds {held} tokens of a microbatch, and products in 8 bits take them in "
-            f"steps of {FP8_STEP}",
+            f"a rank holds {held} tokens of a microbatch, and matrix products in 8 bits need a "
+            f"multiple of {FP8_STEP}",
             "choose `batch.seq` such that microbatch size x seq / cp"
             + (" / tp" if module.sequence_parallel else "")
             + f" is a multiple of {FP8_STEP}",

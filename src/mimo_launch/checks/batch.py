@@ -51,7 +51,7 @@ def groups_split(spec: Spec) -> Findings:
         code="encoder-microbatches-uneven",
         headline=f"`microbatches` {microbatches} is not a multiple of `encoder_microbatches` {k}",
         path=("schedule", "encoder_microbatches"),
-        why="encoders that share ranks with language encode groups of equally many microbatches",
+        why="encoders that share ranks with language encode microbatches in groups of one size",
         help=f"write `encoder_microbatches: {legal[0]}`" if legal else "delete the line",
         related=(Related(path=_MICROBATCHES, label=f"{microbatches} microbatches"),),
     )

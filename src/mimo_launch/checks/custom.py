@@ -32,8 +32,8 @@ def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
             yield _not_found(
                 name,
                 f"there is no module `{path}`",
-                f"looked for in {os.getcwd()} and where this Python finds packages",
-                "start in the folder that holds it, or install the package",
+                f"it was looked for in {os.getcwd()} and where this Python finds packages",
+                "run the command in the folder that holds it, or install the package",
             )
             return
     names = None if found is None else _names(found)

@@ -16,10 +16,10 @@ def experts_have_model(spec: Spec, name: str) -> Findings:
     if spec.modules[name].experts is not None and kind_of(spec.modules[name].model).moe is None:
         yield Diagnostic(
             code="experts-without-moe",
-            headline=f"`{name}` lays out experts, and its model has none",
+            headline=f"`{name}` has a grid of experts, but its model has no experts",
             path=("modules", name, "experts"),
             at_key=True,
-            why="`experts` says on which ranks the experts of `model.moe` stand",
+            why="`experts` says which ranks hold the experts of `model.moe`",
             help="delete `experts`, or describe them in `model` as `moe`",
         )
 
@@ -51,7 +51,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
             headline=f"`{name}`: {moe.experts} experts do not split over ep {sizes.ep}",
             model=(name, "experts", moe.experts),
             cut=("experts", "ep", sizes.ep),
-            why="each ep rank holds equally many whole experts",
+            why="each ep rank holds the same number of whole experts",
         )
     if moe.width % sizes.tp:
         yield _uneven(
@@ -84,7 +84,7 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
             code="top-k-over-experts",
             headline=f"`{name}`: top_k {moe.top_k} of {moe.experts} experts",
             path=(*path, "top_k"),
-            why="a token goes to different experts",
+            why="each token goes to `top_k` different experts",
             help=f"write `top_k: {moe.experts}` or less",
             related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
         )
@@ -99,7 +99,7 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
     elif moe.top_k == 1 and moe.normalize:
         yield Diagnostic(
             code="router-without-gradient",
-            headline=f"`{name}`: with `top_k: 1` normalised scores are always 1",
+            headline=f"`{name}`: with `top_k: 1` normalized scores are always 1",
             path=(*path, "top_k"),
             why="no gradient of the loss reaches the router, so it would not learn which is best",
             help="write `normalize: false`, or a larger `top_k`",
@@ -114,9 +114,9 @@ def layers_have_experts(spec: Spec, name: str, model: LanguageModel) -> Findings
     if model.moe is None:
         yield Diagnostic(
             code="pattern-without-moe",
-            headline=f"`{name}` has layers of experts, and nothing says how many and how large",
+            headline=f"`{name}` has layers with experts, but no `moe` that describes them",
             path=(*path, "pattern"),
-            why="`E` in the pattern is a mixture of experts",
+            why="`E` in the pattern is a mixture of experts; `moe` sets their number and sizes",
             help="write `moe: {experts: 8, top_k: 2, width: 256}` in `model`",
         )
         return
@@ -124,7 +124,7 @@ def layers_have_experts(spec: Spec, name: str, model: LanguageModel) -> Findings
     if "pattern" not in type(model).model_fields:
         key = "moe" if model.moe.every == 1 else "every"
         rule = (
-            "layer i, from 0, has experts if i + 1 is a multiple of `every` and i is at least "
+            "layer i, counted from 0, has experts if i + 1 is a multiple of `every` and i >= "
             "`first_dense`"
         )
     yield Diagnostic(

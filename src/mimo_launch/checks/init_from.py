@@ -52,10 +52,10 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
         code="init-from-not-checkpoint",
         headline=f"`{start}` " + ("holds no checkpoint" if exists else "does not exist"),
         path=start_path(spec, name),
-        why=f"`{name}` starts from the weights of a checkpoint of mimo-launch: a folder with "
-        f"`{MARKER}` in it, or a run folder with `checkpoints/`; or of a Hugging Face folder, "
-        "with `config.json` in it",
-        help="write the path of such a folder, from where you start the command",
+        why=f"`{name}` can take its weights from a checkpoint of mimo-launch (a folder with "
+        f"`{MARKER}`, or a run folder with `checkpoints/`) or from a Hugging Face folder (with "
+        "`config.json`)",
+        help="write the path of such a folder, relative to where you run the command",
     )
 
 
@@ -72,7 +72,7 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
             code="init-from-lacks-module",
             headline=f"`{module.init_from}` has no weights of `{name}`",
             path=path,
-            why=f"it is of a run with {', '.join(f'`{each}`' for each in saved)}",
+            why=f"its run had the modules {', '.join(f'`{each}`' for each in saved)}",
             help="write `init_from` in the modules that it has, instead of at the top"
             if path == ("init_from",)
             else f"delete `init_from` of `{name}`, or name another checkpoint",
@@ -90,7 +90,7 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
         if here != value_of(there, key):
             yield Diagnostic(
                 code="init-from-unlike-model",
-                headline=f"`{key}` of `{name}` is {text_of(here)}, and in {module.init_from} "
+                headline=f"`{key}` of `{name}` is {text_of(here)}, but in {module.init_from} "
                 f"{text_of(value_of(there, key))}",
                 path=("modules", name, "model", key),
                 severity=Severity.WARNING if module.init_partial else Severity.ERROR,
@@ -122,7 +122,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
     folder, model = Path(module.init_from), module.model
     types = model_types(model.kind)
     if not types:
-        why = "nothing of it is known to be in such folders"
+        why = f"no Hugging Face architecture is read as a `{model.kind}`"
         yield _cannot(name, folder, f"for a `{model.kind}`", why)
         return
     if not has_weights(folder):
@@ -140,7 +140,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
         yield _cannot(name, folder, "as it is", str(error))
         return
     for setting in settings:
-        why = f"a `{model.kind}` has no such setting; of model types it takes {', '.join(types)}"
+        why = f"a `{model.kind}` has no such setting; it reads the model types {', '.join(types)}"
         yield _cannot(name, folder, f"with `{setting}`", why)
     for key, value in wanted.items():
         early = key == "layers" and part.may_end_early
@@ -192,12 +192,12 @@ def _training_is_written(spec: Spec, name: str, training: Mapping[str, Any]) -> 
         yield Diagnostic(
             code="init-from-unlike-model",
             severity=Severity.WARNING,
-            headline=f"`{key}` of `{name}` is not written and so {text_of(here)}, "
-            f"and in {module.init_from}/{CONFIG} {text_of(there)}",
+            headline=f"`{key}` of `{name}` is not set and so {text_of(here)}, "
+            f"but in {module.init_from}/{CONFIG} {text_of(there)}",
             path=("modules", name, "model", "moe"),
             at_key=True,
-            why="how strongly the load of experts is balanced is no part of the model: "
-            "the spec decides it, and the folder only says what was done so far",
+            why="how strongly the load of experts is balanced is not part of the model: "
+            "the spec decides it, and the folder only says how it was trained so far",
             help=f"write `{theirs}` in `moe`, or `{ours}` to keep it",
             related=(Related(path=("modules", name, "init_from"), label=theirs),),
         )
@@ -216,7 +216,7 @@ def _compare(
     yield Diagnostic(
         code="init-from-unlike-model",
         headline=f"`{key}` of `{name}` is {text_of(here)}, "
-        f"and in {module.init_from}/{CONFIG} {bound}{text_of(there)}",
+        f"but in {module.init_from}/{CONFIG} {bound}{text_of(there)}",
         path=("modules", name, "model", key),
         severity=Severity.WARNING if module.init_partial else Severity.ERROR,
         why="the weights there were trained with that value"

@@ -39,7 +39,7 @@ def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
         near = "close to" if memory.total <= limit else "which may not fit into"
         verdict = f"{near} the {bytes_text(limit)} of a GPU"
         if is_error:
-            verdict = f"and a GPU has {bytes_text(limit)}"
+            verdict = f"but a GPU has {bytes_text(limit)}"
         holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
         several = len(alike.ranks) > 1
         parts = {
@@ -149,7 +149,7 @@ def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]
     smaller = ", ".join(dict.fromkeys(changes[name] for name in largest))
     return [
         f"error: the {len(ranks)} ranks of this host need about {bytes_text(needed)}, "
-        f"and it has {bytes_text(memory)}",
+        f"but it has {bytes_text(memory)}",
         f"   = why:  estimated for nominal samples: {shown}",
         f"   = help: {smaller}, or more hosts",
     ]

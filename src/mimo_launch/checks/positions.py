@@ -24,9 +24,9 @@ def head_size_even(spec: Spec, name: str, model: LanguageModel) -> Findings:
     fits = f"head_dim: {model.head_size + 1}"
     yield Diagnostic(
         code="odd-head-size",
-        headline=f"`{name}`: a head is {model.head_size} wide, an odd number",
+        headline=f"`{name}`: the head size {model.head_size} is odd",
         path=("modules", name, "model", "head_dim" if given else "hidden"),
-        why="rotary positions turn the numbers of a head in pairs",
+        why="rotary positions rotate the dimensions of a head in pairs",
         help=f"write `{fits}`",
     )
 
@@ -43,10 +43,10 @@ def mrope_fills_head(spec: Spec, name: str, model: DecoderModel) -> Findings:
     fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
     yield Diagnostic(
         code="mrope-over-head",
-        headline=f"`{name}`: mrope turns {' + '.join(map(str, model.mrope))} = {given} pairs, "
-        f"a head has {pairs}",
+        headline=f"`{name}`: mrope rotates {' + '.join(map(str, model.mrope))} = {given} pairs, "
+        f"but a head has {pairs}",
         path=("modules", name, "model", "mrope"),
-        why="rotary positions turn the numbers of a head in pairs, each with one axis",
+        why="rotary positions rotate the dimensions of a head in pairs, each pair with one axis",
         help=f"write `{fits}`",
     )
 
@@ -64,7 +64,7 @@ def scaling_in_order(spec: Spec, name: str, model: DecoderModel) -> Findings:
         headline=f"`{name}`: high_freq_factor {high:g} is not above low_freq_factor {low:g}",
         path=(*path, "high_freq_factor"),
         why="wavelengths between original length / high_freq_factor and original length / "
-        "low_freq_factor turn at a mixture of both speeds",
+        "low_freq_factor are interpolated, so the first bound must be below the second",
         help=f"write `high_freq_factor: {4 * low:g}`",
         related=(Related(path=(*path, "low_freq_factor"), label=f"{low:g}"),),
     )
@@ -79,7 +79,7 @@ def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
         code="hidden-not-multiple-of-4",
         headline=f"`{name}`: hidden {model.hidden} is not a multiple of 4",
         path=("modules", name, "model", "hidden"),
-        why="patch positions are sine and cosine of height and width, a quarter of the width each",
+        why="patch positions are sines and cosines of row and column, a quarter of `hidden` each",
         help=f"write `hidden: {fits}`",
     )
 
@@ -94,9 +94,9 @@ def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
     fits = model.heads * next_multiple(size, 4)
     yield Diagnostic(
         code="head-not-multiple-of-4",
-        headline=f"`{name}`: a head is {size} wide, not a multiple of 4",
+        headline=f"`{name}`: the head size {size} is not a multiple of 4",
         path=("modules", name, "model", "hidden"),
-        why="`rope2d` turns half of the pairs of a head by the row of a patch, half by its column",
+        why="`rope2d` rotates half of the pairs of a head by row of a patch, half by column",
         help=f"write `hidden: {fits}`",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )
@@ -108,10 +108,10 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
         return
     yield Diagnostic(
         code="positions-without-grid",
-        headline=f"`{name}` learns positions, and nothing says how many",
+        headline=f"`{name}` has learned positions, but no `image` to size their table",
         path=("modules", name, "model", "positions"),
-        why="the table has one row per patch of an image of `image` patches",
-        help="write `image: [24, 24]`: height and width of such an image, in patches",
+        why="the table has one row per patch of an image of that size",
+        help="write `image: [24, 24]`: height and width of the image, in patches",
     )
 
 
@@ -121,9 +121,9 @@ def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
         return
     yield Diagnostic(
         code="class-token-without-place",
-        headline=f"`{name}`: a class token has no place that `rope2d` could turn it by",
+        headline=f"`{name}`: a class token has no row and column to rotate it by",
         path=("modules", name, "model", "class_token"),
-        why="2-D rotary positions turn queries and keys by row and column of a patch",
+        why="2-D rotary positions rotate queries and keys by the row and column of a patch",
         help="delete `class_token`, or write `positions: learned`",
         related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
     )
@@ -137,6 +137,6 @@ def hidden_holds_sinusoids(spec: Spec, name: str, model: AudioModel) -> Findings
         code="odd-audio-width",
         headline=f"`{name}`: hidden {model.hidden} is an odd number",
         path=("modules", name, "model", "hidden"),
-        why="positions in a clip are sines and cosines, half of the width each",
+        why="positions in a clip are sines and cosines, half of `hidden` each",
         help=f"write `hidden: {next_multiple(model.hidden, 2 * model.heads)}`",
     )

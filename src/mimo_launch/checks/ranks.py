@@ -83,7 +83,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
         headline=f"`{name}`: {shown} = {grid.num_ranks}, but it has {num_ranks} ranks",
         path=("modules", name, "grid"),
         at_key=True,
-        why="each rank of a module stands at exactly one place of its grid",
+        why="each rank of a module has exactly one place on its grid",
         help=f"these fit: {', '.join(fits)}",
         related=(Related(path=("modules", name, "ranks"), label=held),),
     )
@@ -96,14 +96,14 @@ def order_is_permutation(spec: Spec, name: str) -> Findings:
         return
     twice = [axis for axis in AXES if order.count(axis) > 1]
     absent = [axis for axis in AXES if axis not in order]
-    faults = [f"`{axis}` is there twice" for axis in twice] + [
-        f"`{axis}` is absent" for axis in absent
+    faults = [f"`{axis}` is repeated" for axis in twice] + [
+        f"`{axis}` is missing" for axis in absent
     ]
     yield Diagnostic(
         code="order-not-permutation",
         headline=f"`{name}`: `order` must name each of tp, cp, dp, pp once; {', '.join(faults)}",
         path=("modules", name, "order"),
-        why="the order says where on the grid a rank stands; axes of size 1 take part, too",
+        why="the order decides the place of a rank on the grid; axes of size 1 must be named, too",
         help="write `order: [tp, cp, dp, pp]`",
     )
 
@@ -119,8 +119,8 @@ def cp_inside_dp(spec: Spec, name: str) -> Findings:
         code="cp-after-dp",
         headline=f"`{name}`: `order` puts cp after dp",
         path=("modules", name, "order"),
-        why="a replica's context-parallel ranks stand side by side: data loading, checkpoints and "
-        "other tools of this field count on it",
+        why="by convention a replica's context-parallel ranks are adjacent, and other tools that "
+        "interpret ranks or read checkpoints rely on it",
         help=f"write `order: [{', '.join(fixed)}]`",
     )
 
@@ -162,7 +162,7 @@ def no_holes(spec: Spec) -> Findings:
             help_ = "move the modules together; `idle_ranks` names one range only"
         yield Diagnostic(
             code="unlisted-idle-rank",
-            headline=f"no module uses {_names(hole)}, and `idle_ranks` does not say so",
+            headline=f"no module uses {_names(hole)}, and `idle_ranks` does not list it",
             path=("modules", name, "ranks") if name else ("idle_ranks",),
             why="a process would be started that does nothing; more often a range is wrong",
             help=help_,

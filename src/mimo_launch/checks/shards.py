@@ -65,20 +65,20 @@ def _pattern(key: str, pattern: str) -> Findings:
             code="shards-not-found",
             headline=f"`{pattern}` cannot be expanded: {error}",
             path=("data", key),
-            why="every file that is named is looked at before a run, and listed in its index",
+            why="every file that a pattern names is checked before a run, and listed in the index",
             help=f"write `{key}: [PATTERN, ...]` with patterns of fewer files",
         )
         return
     missing = [str(path) for path in files if not path.is_file()]
     if missing or not files:
         names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
-        found = f": {len(missing)} of {len(files)} are not there: {names}" if len(files) > 1 else ""
+        found = f": {len(missing)} of {len(files)} are missing: {names}" if len(files) > 1 else ""
         yield Diagnostic(
             code="shards-not-found",
             headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
             path=("data", key),
             why=f"paths are relative to {Path.cwd()}",
-            help=f"write `{key}: PATTERN` of files that are there",
+            help=f"write `{key}: PATTERN` of files that exist",
         )
         return
     compressed = [path for path in files if path.suffix in _COMPRESSED]
@@ -97,10 +97,10 @@ def _pattern(key: str, pattern: str) -> Findings:
         more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         yield Diagnostic(
             code="shards-not-tar",
-            headline=f"`{pattern}` names files that are no tar files: {path}{more}",
+            headline=f"`{pattern}` names files that are not tar files: {path}{more}",
             path=("data", key),
             why=f"{path.name} {why}",
-            help=f"make it anew, or write `{key}: PATTERN` of the others",
+            help=f"make it again, or write `{key}: PATTERN` of the others",
         )
 
 
@@ -115,7 +115,9 @@ def _not_tar(path: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except tarfile.HeaderError as error:
-        return "has no members" if head.count(0) == tarfile.BLOCKSIZE else f"begins wrong: {error}"
+        return (
+            "has no members" if head.count(0) == tarfile.BLOCKSIZE else f"has a bad header: {error}"
+        )
     # A tar file is made of blocks.
     return f"is cut off after {size:,} bytes" if size % tarfile.BLOCKSIZE else ""
 
@@ -136,11 +138,18 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
     else:
         side = images.row_side
         if len(recipe.mean) != images.channels:
-            why = f"it makes {len(recipe.mean)} channels, `{name}` takes {images.channels}"
+            why = f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
         elif isinstance(recipe.resize, Smart) and recipe.resize.factor % side:
-            why = f"it makes squares of {recipe.resize.factor} pixels, `{name}` rows of {side}"
+            why = (
+                f"it makes sides that are multiples of {recipe.resize.factor} pixels, but a row "
+                f"of `{name}` takes {side} x {side}"
+            )
         elif recipe.only_size is not None and min(recipe.only_size) < side:
-            why = f"it makes images of {recipe.only_size} pixels, `{name}` rows of {side}"
+            height, width = recipe.only_size
+            why = (
+                f"it makes images of {height} x {width} pixels, but a row of `{name}` takes "
+                f"{side} x {side}"
+            )
     if why:
         given = name in data.processors
         yield Diagnostic(
@@ -161,13 +170,13 @@ def processors_have_encoders(spec: Spec) -> Findings:
     readers = [name for name, m in spec.encoders.items() if image_input(m.model) is not None]
     for name in data.processors:
         if name not in readers:
-            known = ", ".join(f"`{each}`" for each in readers) or "there is none"
+            known = ", ".join(f"`{each}`" for each in readers) or "none"
             yield Diagnostic(
                 code="processor-not-supported",
-                headline=f"`processors` names `{name}`, which is no encoder of images",
+                headline=f"`processors` names `{name}`, which is not an image encoder",
                 path=("data", "processors"),
                 why="a processor says how the images of one encoder are made",
-                help=f"encoders of images: {known}",
+                help=f"the image encoders of this spec: {known}",
             )
 
 
@@ -190,7 +199,7 @@ def members_for_encoders(spec: Spec) -> Findings:
             yield Diagnostic(
                 code="encoder-without-members",
                 severity=Severity.WARNING,
-                headline=f"`{name}` reads {what}, and {shards[0]} begins without any",
+                headline=f"`{name}` reads {what}, but {shards[0]} begins without any",
                 path=("modules", name),
                 at_key=True,
                 why=f"its first {len(names)} members end in {ends}",

@@ -34,7 +34,7 @@ def schedule_fits_steps(spec: Spec) -> Findings:
         code="wsd-longer-than-run",
         headline=f"warmup {schedule.warmup} + decay {schedule.decay} is more than steps {steps}",
         path=(*_SCHEDULE, "decay"),
-        why="wsd warms up, stays, and decays over the last `decay` steps; the two must not overlap",
+        why="wsd decays over the last `decay` steps, which must not overlap the warmup",
         help=f"write `decay: {max(1, steps - schedule.warmup) if schedule.warmup < steps else 1}`"
         + ("" if schedule.warmup < steps else f", and a warmup below {steps}"),
     )
@@ -130,13 +130,13 @@ def lr_schedule_used(spec: Spec) -> Findings:
         yield _no_effect(
             (*_SCHEDULE, "decay"),
             f"`decay` does nothing with `kind: {schedule.kind}`",
-            "only wsd has a last phase of its own length",
+            "only wsd has a decay phase of a given length",
         )
     if schedule.kind == "wsd" and schedule.decay == 0:
         yield _no_effect(
             (*_SCHEDULE, "kind"),
             "`kind: wsd` does nothing without `decay`",
-            "wsd without a last phase is a constant learning rate",
+            "wsd without a decay phase is a constant learning rate",
         )
     if schedule.kind == "constant" and schedule.min_lr > 0:
         yield _no_effect(

@@ -78,7 +78,7 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
             headline=f"the tokenizer in {folder} cannot be used",
             path=("data", "tokenizer"),
             why=why,
-            help="name a local Hugging Face folder, of a chat model for `template: chat`",
+            help="name a local Hugging Face folder; for `template: chat`, that of a chat model",
         )
 
 
@@ -117,10 +117,10 @@ def placeholder_is_token(spec: Spec, name: str) -> Findings:
     yield Diagnostic(
         code="placeholder-not-in-tokenizer",
         severity=Severity.WARNING,
-        headline=f"`{name}`: the tokenizer in {folder} has no special token {given}",
+        headline=f"`{name}`: the tokenizer in {folder} has no special token with id {given}",
         path=("modules", name, "placeholder"),
-        why="who uses the trained model cannot say where an image or a clip goes",
-        help=f"teach the tokenizer `{marker}`, and write its id"
+        why="users of the trained model could not mark the place of an image or a clip",
+        help=f"add `{marker}` to the tokenizer, and write its id"
         if known is None
         else f"write `placeholder: {known}`, which is `{marker}`",
         related=(Related(path=("data", "tokenizer"), label="this tokenizer"),),
@@ -148,7 +148,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             code="placeholder-outside-vocab",
             headline=f"`{name}`: placeholder {given} is outside the vocabulary of {size} tokens",
             path=path,
-            why="it stands in the text where a row of the encoder goes",
+            why="it marks the place of a row of the encoder in the text",
             help=f"write `placeholder: {size - 1}`, or a larger `vocab`",
             related=(Related(path=_VOCAB, label=f"{size} tokens, from 0 on"),),
         )
@@ -167,9 +167,9 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
         by_default = spec.encoders[taken[given]].placeholder is None
         yield Diagnostic(
             code="placeholder-taken",
-            headline=f"`{name}`: placeholder {given} is that of `{taken[given]}`, too",
+            headline=f"`{name}`: placeholder {given} is also that of `{taken[given]}`",
             path=path,
-            why="a token stands for rows of one encoder"
+            why="a placeholder stands for the rows of one encoder"
             + ("; those without a `placeholder` own the last ids" if by_default else ""),
             help=f"write `placeholder: {free}`",
             related=(Related(path=("modules", taken[given]), label="the other encoder"),),
@@ -179,7 +179,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             code="placeholder-is-word",
             headline=f"`{name}`: placeholder {given} {role}",
             path=path,
-            why="wherever the token stands, a row of the encoder goes",
+            why="a row of the encoder would replace every occurrence of that token",
             help=f"write `placeholder: {free}`, or delete the line",
             related=(Related(path=("data", "kind"), label="these texts"),),
         )
@@ -190,5 +190,5 @@ def _role(spec: Spec, token: int) -> str:
     if token == PAD:
         return "pads sequences"
     if isinstance(spec.data, DigitsData) and token < DIGITS_BASE_VOCAB:
-        return "is a word of the digits"
+        return "is a token of the digits data"
     return ""

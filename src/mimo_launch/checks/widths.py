@@ -38,7 +38,8 @@ def kv_heads_over_tp(spec: Spec, name: str, model: LanguageModel) -> Findings:
         code="kv-heads-over-tp",
         headline=f"`{name}`: kv_heads {kv} and tp {tp} do not divide each other",
         path=("modules", name, "model", "kv_heads"),
-        why="each tp rank holds whole key/value heads, or shares one with equally many ranks",
+        why="each tp rank holds whole key/value heads, or each head is shared by the same number "
+        "of ranks",
         help=f"these fit: {_choices('kv_heads', fits)}",
         related=(_tp(name, tp),),
     )
@@ -69,8 +70,8 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
         code="hidden-over-heads",
         headline=f"`{name}`: hidden {model.hidden} does not split into {model.heads} heads",
         path=("modules", name, "model", "hidden"),
-        why="a head is hidden / heads wide"
-        + (", unless `head_dim` says otherwise" if kind.computes_loss else ""),
+        why="the head size is hidden / heads"
+        + (", unless `head_dim` sets it" if kind.computes_loss else ""),
         help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )
@@ -92,9 +93,9 @@ def vocab_over_tp(spec: Spec, name: str) -> Findings:
         return
     yield Diagnostic(
         code="vocab-over-tp",
-        headline=f"`{name}`: {size} words, padding included, for tp {tp}",
+        headline=f"`{name}`: {size} tokens in the vocabulary, padding included, for tp {tp}",
         path=("modules", name, "model", "vocab_multiple"),
-        why="embedding and output layer are cut over tp by words",
+        why="embedding and output layer are cut over tp along the vocabulary",
         help=f"write `vocab_multiple: {tp}`",
         related=(_tp(name, tp),),
     )
@@ -160,9 +161,9 @@ def mamba_has_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
         given = "" if splits(groups, grid.tp, grid.cp) else f", groups: {ranks}"
         yield Diagnostic(
             code="mamba-without-sizes",
-            headline=f"`{name}` has Mamba layers, and nothing says how large they are",
+            headline=f"`{name}` has Mamba layers, but no `mamba` with their sizes",
             path=(*path, "pattern"),
-            why="heads, state and groups of Mamba-2 do not follow from the width",
+            why="the number of Mamba heads does not follow from the width of the model",
             help=f"write `mamba: {{heads: {heads}{given}}}` in `model`",
         )
     if MAMBA not in model.pattern and model.mamba is not None:
@@ -172,7 +173,7 @@ def mamba_has_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
             headline=f"`mamba` of `{name}` does nothing: no layer is `{MAMBA}`",
             path=(*path, "mamba"),
             at_key=True,
-            why="it says how large Mamba layers are",
+            why="it sets the sizes of Mamba layers",
             help="delete `mamba`",
             related=related,
         )
@@ -188,7 +189,7 @@ def mamba_heads_over_groups(spec: Spec, name: str, model: HybridModel) -> Findin
         code="mamba-heads-over-groups",
         headline=f"`{name}`: groups {sizes.groups} does not divide {sizes.heads} Mamba heads",
         path=("modules", name, "model", "mamba", "heads"),
-        why="the heads of a group share its B and C, and every group has as many",
+        why="the heads of a group share its B and C, and every group has the same number of heads",
         help=f"these fit: {fits}",
     )
 
@@ -211,7 +212,7 @@ def mamba_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
             headline=f"`{name}`: {sizes.heads} Mamba heads do not split over tp {grid.tp} * cp "
             f"{grid.cp} = {ranks} ranks",
             path=path,
-            why="tp cuts heads, and cp ranks trade tokens of all heads for all tokens of some",
+            why="tp cuts the heads, and in a Mamba layer cp cuts them further",
             help=f"write `heads: {next_multiple(sizes.heads, ranks)}`",
             related=related,
         )
@@ -222,7 +223,7 @@ def mamba_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
             headline=f"`{name}`: {sizes.groups} Mamba groups do not split over tp {grid.tp} and "
             f"cp {grid.cp}",
             path=path,
-            why="a rank computes the heads of whole groups, or equally many ranks share a group",
+            why="each rank holds whole groups, or each group is shared by the same number of ranks",
             help=f"these fit: {', '.join(f'`groups: {each}`' for each in fits)}",
             related=related,
         )
