@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layout import stages
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models import build, fsdp
 from mimo_launch.plan.plan import Plan
@@ -54,7 +55,7 @@ SPECS = {
 
 
 def use_units_of(parameters: int) -> None:
-    fsdp.MIN_PARAMETERS_PER_UNIT = parameters
+    stages.MIN_PARAMETERS_PER_UNIT = parameters
 
 
 @pytest.mark.parametrize("parameters", [1, 2000])
@@ -75,11 +76,12 @@ def test_the_sizes_above_make_units_of_one_block_and_of_several() -> None:
     assert any(size > 1 for size in sizes[2000])
 
 
-def units_of(network: Any, parameters: int) -> list[list[Any]]:
-    before = fsdp.MIN_PARAMETERS_PER_UNIT
+def units_of(network: Any, parameters: int) -> list[range]:
+    before = stages.MIN_PARAMETERS_PER_UNIT
     use_units_of(parameters)
     try:
-        return fsdp._units(list(network.layers.values()))
+        sizes = [fsdp._own_parameters(block) for block in network.layers.values()]
+        return stages.fsdp_units(sizes, full_sharding=False)
     finally:
         use_units_of(before)
 

@@ -12,6 +12,7 @@ from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.kinds.layer import Weight
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import ModuleLayout, build_layout
+from mimo_launch.layout.stages import fsdp_units
 from mimo_launch.models import build, fsdp
 from mimo_launch.spec.spec import Spec
 
@@ -133,7 +134,7 @@ def test_trained_weights_are_those_that_the_spec_leaves_trainable(model: dict) -
         assert got.trained == sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
-def test_blocks_become_units_at_the_same_size() -> None:
+def test_large_blocks_become_units_and_fully_sharded_ones_always() -> None:
     """A ViT of seven blocks of 19.7 million parameters, small ones, and fully sharded ones."""
     huge = {"layers": 7, "hidden": 1280, "heads": 16, "mlp": 5120, "patch": 2}
     made = spec({"vision": box(0, model=huge), "language": box(1)})
@@ -142,9 +143,10 @@ def test_blocks_become_units_at_the_same_size() -> None:
         (stage,) = module.stages
         with torch.device("meta"):
             network: Any = build.build_network(made, stage, context)
-        runs = fsdp._units(list(network.layers.values()))
+        blocks = [fsdp._own_parameters(block) for block in network.layers.values()]
+        runs = fsdp_units(blocks, full_sharding=False)
         *units, _ = stage_weights(made, stage, 0).units()
-        want = [sum(p.numel() for block in run for p in block.parameters()) for run in runs]
+        want = [sum(blocks[run.start : run.stop]) for run in runs]
         assert [sum(weight.numel for weight in unit) for unit in units] == want
         assert len(runs) == (1 if module.name == "vision" else 0)
     for module in build_layout(specs()["full sharding"]).modules:

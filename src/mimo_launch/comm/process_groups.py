@@ -1,7 +1,7 @@
-"""Live process groups of a layout, created in one global order.
+"""Live process groups of a plan, created in one global order.
 
 Decides: which rank sets become groups; equal sets share one.
-Relies on: `layout.groups` and the bridges' components, the same list on every rank.
+Relies on: the groups of the plan, the same list on every rank.
 Leaves: choosing collectives to `comm`.
 
 # Invariant: every rank calls new_group for every group, member or not, in the same order; anything
@@ -22,14 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.step_clock import StepClock, TokenExchange
-from mimo_launch.layout.layout import Layout
-from mimo_launch.schedule.channels import (
-    Channel,
-    P2PGroup,
-    components_of,
-    p2p_group_of,
-    p2p_groups_of,
-)
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.channels import Channel, P2PGroup, p2p_group_of
 
 # A Hopper GPU runs 132 at once; each moves about 20 GB/s over NVLink.
 P2P_THREAD_BLOCKS = 2
@@ -62,28 +56,23 @@ class Group:
 class GridSet:
     """Every process group of this rank, and its clock; `close()` destroys the groups once."""
 
-    def __init__(
-        self, layout: Layout, rank: int, *, timeout: timedelta, device: torch.device
-    ) -> None:
+    def __init__(self, plan: Plan, rank: int, *, timeout: timedelta, device: torch.device) -> None:
         """Create all groups.
 
         Ranks: collective over the world. Raises: RuntimeError from torch if a rank is missing.
         """
-        self.layout, self.rank, self.device = layout, rank, device
+        self.layout, self.rank, self.device = plan.layout, rank, device
         self.clock = StepClock(device)
         self._timeout, self._backend = timeout, "nccl" if device.type == "cuda" else "gloo"
         self._by_ranks: dict[tuple[int, ...], ProcessGroup] = {}
         self._named: dict[str, Group] = {}
-        for group in layout.groups:
+        for group in plan.groups:
             # FSDP needs a live group even when a module has one replica.
             keep_single = group.name.endswith((".dp_cp", ".expert_dp"))
             self._create(group.name, group.ranks, keep_single=keep_single)
-        for encoder in layout.encoders:
-            for ranks in components_of(layout, encoder.name):
-                self._create(f"{encoder.name}.bridge", ranks, keep_single=False)
         # Job-wide, because groups of pairs would be too many. On a GPU each pair of ranks has a
         # separate queue in a group, so that channels never wait for each other, as simulated.
-        self._p2p = {each: self._new_p2p(each) for each in p2p_groups_of(layout)}
+        self._p2p = {each: self._new_p2p(each) for each in plan.p2p_groups}
 
     def _new_p2p(self, which: P2PGroup) -> ProcessGroup:
         group: ProcessGroup = dist.new_group(

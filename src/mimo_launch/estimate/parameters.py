@@ -1,30 +1,27 @@
 """The weights of a stage on one rank, before sharding over dp x cp.
 
-Decides: which of them train, and which form an FSDP unit.
-Relies on: `kinds` for the weights of layers and ends.
+Decides: which of them train.
+Relies on: `kinds` for the weights of layers and ends, `layout.stages` for FSDP units.
 Leaves: bytes to `memory`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from mimo_launch.kinds.layer import Ends, Share, Weight
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
-from mimo_launch.layout.stages import Stage
+from mimo_launch.layout.stages import Stage, fsdp_units
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
-
-# A run of consecutive blocks with this many parameters is an FSDP unit (`models.fsdp`, tested).
-MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 
 @dataclass(frozen=True)
 class StageWeights:
     """The weights of one stage: those of each of its blocks, and those around the blocks.
 
-    Runs of blocks are FSDP units, with full sharding every block; the experts of a block are a
-    separate unit. The rest belongs to the root.
+    The experts of a block are an FSDP unit of their own; what is in no unit belongs to the root.
     """
 
     blocks: tuple[tuple[Weight, ...], ...]
@@ -54,20 +51,12 @@ class StageWeights:
             for block in self.blocks
             if (own := tuple(each for each in block if each.role == "experts"))
         ]
-        units: list[tuple[Weight, ...]] = []
-        run: list[Weight] = []
-        size = 0
-        for block in self.blocks:
-            dense = [each for each in block if each.role != "experts"]
-            run += dense
-            size += sum(each.numel for each in dense)
-            if self.full_sharding or size >= MIN_PARAMETERS_PER_UNIT:
-                units.append(tuple(run))
-                run, size = [], 0
-        if run and units:
-            units[-1] += tuple(run)
-            run = []
-        return (*units, *experts, (*run, *self.ends))
+        dense = [[each for each in block if each.role != "experts"] for block in self.blocks]
+        sizes = [sum(each.numel for each in block) for block in dense]
+        runs = fsdp_units(sizes, full_sharding=self.full_sharding)
+        units = [tuple(chain.from_iterable(dense[run.start : run.stop])) for run in runs]
+        root = () if runs else tuple(chain.from_iterable(dense))
+        return (*units, *experts, (*root, *self.ends))
 
 
 def adds_in_products(spec: Spec, name: str) -> bool:

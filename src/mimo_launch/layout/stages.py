@@ -1,13 +1,17 @@
-"""Cuts the layers of a module into pipeline stages.
+"""Cuts the layers of a module into pipeline stages, and those of a stage into FSDP units.
 
-Decides: which layers a stage holds.
+Decides: which layers a stage holds, and which of them FSDP2 gathers together.
 Relies on: the spec's types only.
 Leaves: which ranks hold a stage to `layout`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimo_launch.spec.spec import ModuleSpec
+
+# Consecutive layers with this many parameters are an FSDP unit.
+MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +44,21 @@ def cut_into_stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage,
         stages.append(Stage(name, index, first, num_layers, index == 0, index == total - 1))
         first += num_layers
     return tuple(stages)
+
+
+def fsdp_units(sizes: Sequence[int], *, full_sharding: bool) -> list[range]:
+    """Return the runs of a stage's layers that are FSDP units; without any, the root has them all.
+
+    `sizes` are the parameters of each layer on a tp rank, without experts, which are units of their
+    own. With full sharding every layer is a unit.
+    """
+    units: list[range] = []
+    first = size = 0
+    for layer, parameters in enumerate(sizes):
+        size += parameters
+        if full_sharding or size >= MIN_PARAMETERS_PER_UNIT:
+            units.append(range(first, layer + 1))
+            first, size = layer + 1, 0
+    if units:
+        units[-1] = range(units[-1].start, len(sizes))
+    return units

@@ -1,7 +1,7 @@
 """Wraps a stage in FSDP2, with sums where it would take means.
 
-Decides: which layers are gathered together, over which ranks, and in which types.
-Relies on: FSDP2, over dp x cp, and for experts over their own replicas.
+Decides: over which ranks weights are sharded, and in which types they are gathered.
+Relies on: FSDP2, over dp x cp, and for experts over their own replicas; `layout.stages` for units.
 Leaves: when to reduce to `runtime`.
 """
 
@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite_flags import FiniteFlag, watch
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.estimate.parameters import MIN_PARAMETERS_PER_UNIT
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
+from mimo_launch.layout.stages import fsdp_units
 
 
 class _Stage(Protocol):
@@ -43,8 +43,13 @@ def shard(
     for each in experts:
         fully_shard(each, mesh=replicas, mp_policy=policy, reshard_after_forward=reshard)
     blocks = list(cast(_Stage, network).layers.values())
-    for unit in [[block] for block in blocks] if reshard else _units(blocks):
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for unit in fsdp_units([_own_parameters(block) for block in blocks], full_sharding=reshard):
+        fully_shard(
+            blocks[unit.start : unit.stop],
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=reshard,
+        )
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     for module in fsdp_modules(network):
         # The loss is already divided by the global number of labels, so every reduction is a sum.
@@ -58,20 +63,9 @@ def shard(
             accumulate_in_products(module)
 
 
-def _units(blocks: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return runs of blocks that are large enough for a unit; without any, the root has them."""
-    units: list[list[nn.Module]] = []
-    run: list[nn.Module] = []
-    for block in blocks:
-        run.append(block)
-        # Those that are sharded already belong to units inside of the blocks.
-        left = (p for each in run for p in each.parameters() if not isinstance(p, DTensor))
-        if sum(p.numel() for p in left) >= MIN_PARAMETERS_PER_UNIT:
-            units.append(run)
-            run = []
-    if run and units:
-        units[-1] += run
-    return units
+def _own_parameters(block: nn.Module) -> int:
+    """Return the number of a block's parameters that belong to no unit yet, as its experts do."""
+    return sum(p.numel() for p in block.parameters() if not isinstance(p, DTensor))
 
 
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:

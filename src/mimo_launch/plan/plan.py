@@ -11,9 +11,15 @@ from functools import cached_property
 from hashlib import sha256
 
 from mimo_launch import __version__
-from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.layout import Layout, RankGroup, build_layout
 from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, format_program
-from mimo_launch.schedule.channels import Channel, channels_of
+from mimo_launch.schedule.channels import (
+    Channel,
+    P2PGroup,
+    channels_of,
+    components_of,
+    p2p_groups_of,
+)
 from mimo_launch.schedule.deadlock_proof import proven
 from mimo_launch.schedule.generate import Programs, generate, generate_decoding, generate_forward
 from mimo_launch.schedule.reductions import completed
@@ -54,6 +60,21 @@ class Plan:
     def of(cls, spec: Spec) -> "Plan":
         """Return the plan of a checked spec."""
         return cls(spec, build_layout(spec))
+
+    @cached_property
+    def groups(self) -> tuple[RankGroup, ...]:
+        """Every group of ranks that meet in collectives, in the one order of their creation."""
+        bridges = (
+            RankGroup(f"{encoder.name}.bridge", ranks)
+            for encoder in self.layout.encoders
+            for ranks in components_of(self.layout, encoder.name)
+        )
+        return (*self.layout.groups, *bridges)
+
+    @property
+    def p2p_groups(self) -> tuple[P2PGroup, ...]:
+        """The job-wide groups that carry channels, in the order of their creation, after those."""
+        return p2p_groups_of(self.layout)
 
     @cached_property
     def work(self) -> Programs:

@@ -60,7 +60,7 @@ class RankSession:
             groups = {h: [r for r, other in enumerate(hashes) if other == h] for h in set(hashes)}
             raise RuntimeError(f"ranks hold different plans (hash: ranks): {groups}")
         self.grids = GridSet(
-            self.layout,
+            plan,
             self.rank,
             timeout=group_timeout(spec.train.timeout, self.device),
             device=self.device,
