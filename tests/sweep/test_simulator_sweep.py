@@ -1,13 +1,15 @@
-"""Two thousand random specs on up to 64 ranks: programs end, routes fit (nox -s sweep)."""
+"""Two thousand random specs on up to 64 ranks: programs end, routes fit, classes prove it."""
 
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from tests.support.class_proof import prove_as_all_ranks
 from tests.support.features import features
 from tests.support.simulated import broken_rules
 from tests.support.specs import DRAWS, brief, layout_specs
 
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 
 NUM_SPECS = 2000
@@ -40,3 +42,4 @@ def test_random_specs_on_many_ranks_end_and_follow_the_data(made: Spec) -> None:
     SEEN.update(features(made))
     found = broken_rules(made)
     assert not found, f"{brief(made)}\n" + "\n".join(found[:10])
+    prove_as_all_ranks(Plan.of(made), mistakes=2)

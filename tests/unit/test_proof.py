@@ -1,61 +1,23 @@
 """The proof by classes of ranks: its verdict and the times of computes are those of all ranks."""
 
-import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from tests.support.class_proof import COSTS, prove_as_all_ranks, same_as_all_ranks
 from tests.support.programs import layout_of, texts, with_program
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.load_and_check import load_and_check
-from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.schedule.channels import Meetings, channels_of, p2p_group_of, p2p_groups_of
-from mimo_launch.schedule.deadlock_proof import DeadlockError, by_class, proven
-from mimo_launch.schedule.generate import Programs, generate
+from mimo_launch.schedule.deadlock_proof import by_class
+from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.rank_classes import ClassMeetings, refined
-from mimo_launch.schedule.simulate import simulate
-from mimo_launch.schedule.simulation_result import Costs, Event
 from mimo_launch.spec.spec import Spec
 
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "topologies").rglob("*.yaml"))
-# Costs that differ by module, stage and kind, so that times tell alike ranks from others.
-COSTS = Costs(forward={"vision": 1.25, "audio": 0.75, "depth": 3.0}, backward={"language": 2.5})
-
-
-def same_as_all_ranks(layout: Layout, programs: Programs, costs: Costs | None = None) -> bool:
-    """Return whether the programs end, having checked that both ways of looking agree."""
-    every = simulate(layout, programs, costs)
-    if every.stuck:
-        with pytest.raises(DeadlockError) as caught:
-            proven(layout, programs, costs)
-        assert caught.value.stuck == every.stuck
-        return False
-    found = proven(layout, programs, costs)
-    assert found.makespan == every.makespan
-    assert list(map(computes, found.events)) == list(map(computes, every.events))
-    return True
-
-
-def computes(events: tuple[Event, ...]) -> list[Event]:
-    return [event for event in events if event.slot[0].kind.is_compute]
-
-
-def broken(programs: Programs, dice: random.Random) -> Programs:
-    """Return programs of which one rank's has a slot less, or two that have changed places."""
-    rank = dice.choice([rank for rank, program in enumerate(programs) if len(program) > 1])
-    slots = list(programs[rank])
-    place = dice.randrange(len(slots) - 1)
-    if dice.random() < 0.5:
-        del slots[place]
-    else:
-        slots[place], slots[place + 1] = slots[place + 1], slots[place]
-    alike = [other for other in range(len(programs)) if programs[other] is programs[rank]]
-    # One rank alone, or all that run this program: a mistake of the generator.
-    changed = dict.fromkeys(alike if dice.random() < 0.5 else [rank], tuple(slots))
-    return tuple(changed.get(rank, program) for rank, program in enumerate(programs))
 
 
 @pytest.mark.parametrize("file", TOPOLOGIES, ids=lambda file: file.stem)
@@ -70,12 +32,7 @@ def test_a_topology_is_proved_as_by_all_ranks(file: Path) -> None:
 @settings(deadline=None)
 @given(layout_specs(supported_only=False))
 def test_random_specs_are_proved_as_by_all_ranks(made: Spec) -> None:
-    plan = Plan.of(made)
-    assert same_as_all_ranks(plan.layout, plan.training, COSTS)
-    assert same_as_all_ranks(plan.layout, plan.evaluation)
-    dice = random.Random(plan.identity)
-    for _ in range(4):
-        same_as_all_ranks(plan.layout, broken(plan.training, dice))
+    prove_as_all_ranks(Plan.of(made), mistakes=4)
 
 
 def test_programs_of_the_generator_need_no_second_look() -> None:
