@@ -56,7 +56,7 @@ def test_what_was_read_is_what_the_data_set_says() -> None:
         np.testing.assert_array_equal(inputs.documents(position), source.documents(position))
         [mine], [theirs] = inputs.images(position, "vision"), source.images(position, "vision")
         whole = cut_image(
-            theirs, model=MADE.modules["vision"].model, dtype=torch.float64, pinned=False
+            theirs, images=MADE.modules["vision"].model, dtype=torch.float64, pinned=False
         )
         assert mine.values.dtype == torch.float64
         assert torch.equal(mine.values, whole.values)

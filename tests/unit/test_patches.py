@@ -37,7 +37,7 @@ def test_patches_of_a_square_stand_together(s: int, *, writeable: bool) -> None:
     pixels = image(8, 12, 0)
     pixels.flags.writeable = writeable
     model = MODEL.model_copy(update={"shuffle": s})
-    cut = cut_image(pixels, model=model, dtype=torch.float64, pinned=False)
+    cut = cut_image(pixels, images=model, dtype=torch.float64, pinned=False)
     expected = one_by_one(pixels, s)
     np.testing.assert_array_equal(cut.values.numpy(), np.stack([patch for patch, _ in expected]))
     assert cut.positions.tolist() == [list(place) for _, place in expected]
@@ -49,7 +49,7 @@ def test_a_rank_gets_its_part_of_the_list_and_zeros_behind_it(held: range, *, re
     """Two images of 24 and 16 patches; a rank may hold parts of both, or more than there is."""
     images = [image(8, 12, 1), image(8, 8, 2)]
     context: Any = SimpleNamespace(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
-    cut = [cut_image(each, model=MODEL, dtype=torch.bfloat16, pinned=False) for each in images]
+    cut = [cut_image(each, images=MODEL, dtype=torch.bfloat16, pinned=False) for each in images]
     packed = pack(cut if ready else images, reader(MODEL), context, held)
     padding = Patches(torch.zeros(8, PIXELS), torch.zeros(8, 2, dtype=torch.int64))
     pixels = torch.cat([*(each.values for each in cut), padding.values.bfloat16()])

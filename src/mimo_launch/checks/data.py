@@ -17,8 +17,6 @@ from mimo_launch.spec.spec import (
     Spec,
     SyntheticData,
     WebdatasetData,
-    clip_input,
-    image_input,
 )
 
 _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")
@@ -48,7 +46,7 @@ def digit_range_not_empty(spec: Spec) -> Findings:
 
 def patch_divides_digit(spec: Spec, name: str) -> Findings:
     """Patches tile an 8x8 digit."""
-    model = image_input(spec.modules[name].model)
+    model = kind_of(spec.modules[name].model).images
     if model is None or not isinstance(spec.data, DigitsData):
         return
     if DIGIT_SIDE % model.patch != 0:
@@ -65,7 +63,7 @@ def patch_divides_digit(spec: Spec, name: str) -> Findings:
 
 def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
     """Images hold whole squares of the patches that become one row."""
-    model, data = image_input(spec.modules[name].model), spec.data
+    model, data = kind_of(spec.modules[name].model).images, spec.data
     if model is None or model.shuffle == 1:
         return
     if isinstance(data, WebdatasetData):  # Images are made of whole rows, or cut to them.
@@ -119,7 +117,7 @@ def image_ranges_not_empty(spec: Spec) -> Findings:
 
 def channels_fit_digits(spec: Spec, name: str) -> Findings:
     """Digits are grey: one channel."""
-    model = image_input(spec.modules[name].model)
+    model = kind_of(spec.modules[name].model).images
     if model is None or not isinstance(spec.data, DigitsData):
         return
     if model.channels != 1:
@@ -135,7 +133,7 @@ def channels_fit_digits(spec: Spec, name: str) -> Findings:
 
 def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
     """The longest clip is cut into whole rows."""
-    model = clip_input(spec.modules[name].model)
+    model = kind_of(spec.modules[name].model).clips
     if model is None or model.frames % model.frames_per_row == 0:
         return
     row = model.frames_per_row
@@ -153,7 +151,7 @@ def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
 
 def clips_hold_a_row(spec: Spec, name: str) -> Findings:
     """Some synthetic clip is long enough for a row."""
-    model, data = clip_input(spec.modules[name].model), spec.data
+    model, data = kind_of(spec.modules[name].model).clips, spec.data
     if model is None or not isinstance(data, SyntheticData):
         return
     if model.fixed_length or data.max_frames >= model.frames_per_row:
@@ -172,7 +170,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
 
 def digits_are_seen(spec: Spec, name: str) -> Findings:
     """Handwritten digits make no sound."""
-    if clip_input(spec.modules[name].model) is None or not isinstance(spec.data, DigitsData):
+    if kind_of(spec.modules[name].model).clips is None or not isinstance(spec.data, DigitsData):
         return
     yield Diagnostic(
         code="sound-not-in-data",
@@ -187,7 +185,7 @@ def digits_are_seen(spec: Spec, name: str) -> Findings:
 def frame_limits_used(spec: Spec) -> Findings:
     """Limits of synthetic clips have no effect where every clip has the same length (a warning)."""
     data = spec.data
-    clips = [clip_input(module.model) for module in spec.encoders.values()]
+    clips = [kind_of(module.model).clips for module in spec.encoders.values()]
     if not isinstance(data, SyntheticData) or any(c and not c.fixed_length for c in clips):
         return
     for key in ("min_frames", "max_frames"):

@@ -23,11 +23,10 @@ from mimo_launch.hugging_face.image_processor import (
     processor_folder,
     recipe_of,
 )
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import (
     Spec,
     WebdatasetData,
-    clip_input,
-    image_input,
 )
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
@@ -127,7 +126,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
     data = spec.data
     if not isinstance(data, WebdatasetData) or name not in spec.encoders:
         return
-    images = image_input(spec.encoders[name].model)
+    images = kind_of(spec.encoders[name].model).images
     if images is None:
         return
     folder, why = processor_folder(spec, name), ""
@@ -167,7 +166,7 @@ def processors_have_encoders(spec: Spec) -> Findings:
     data = spec.data
     if not isinstance(data, WebdatasetData):
         return
-    readers = [name for name, m in spec.encoders.items() if image_input(m.model) is not None]
+    readers = [name for name, m in spec.encoders.items() if kind_of(m.model).images is not None]
     for name in data.processors:
         if name not in readers:
             known = ", ".join(f"`{each}`" for each in readers) or "none"
@@ -193,7 +192,7 @@ def members_for_encoders(spec: Spec) -> Findings:
     found = {name.rpartition(".")[2] for name in names}
     ends = ", ".join(sorted(found)) or "nothing"
     for name, module in spec.encoders.items():
-        sound = clip_input(module.model) is not None
+        sound = kind_of(module.model).clips is not None
         if not found & (AUDIO_SUFFIXES if sound else IMAGE_FORMATS.keys()):
             what = "clips" if sound else "images"
             yield Diagnostic(

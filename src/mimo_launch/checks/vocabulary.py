@@ -31,7 +31,6 @@ from mimo_launch.spec.spec import (
     DigitsData,
     Spec,
     WebdatasetData,
-    clip_input,
 )
 
 _VOCAB = ("modules", LANGUAGE, "model", "vocab")
@@ -111,7 +110,7 @@ def placeholder_is_token(spec: Spec, name: str) -> Findings:
     folder = Path(data.tokenizer)
     if token_text(folder, given) is not None:
         return
-    sound = clip_input(spec.encoders[name].model) is not None
+    sound = kind_of(spec.encoders[name].model).clips is not None
     marker = data.audio_marker if sound else data.image_marker
     known = token_id(folder, marker)
     yield Diagnostic(

@@ -28,6 +28,7 @@ from mimo_launch.data.random_draws import (
     threshold,
 )
 from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
     BOS,
@@ -40,7 +41,7 @@ from mimo_launch.kinds.vocabulary import (
     placeholder_id,
 )
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.spec import DigitsData, ImageInput, Spec, VitModel, image_input
+from mimo_launch.spec.spec import DigitsData, Images, Spec
 
 HELDOUT_SHARE = 0.2
 # Strips are made up as they are asked for, so this only has to exceed any sensible evaluation.
@@ -120,9 +121,9 @@ class DigitStrips:
                 f"a strip takes {longest_sample(spec)} tokens, seq is {spec.batch.seq}"
             )
         self._data, self._seq = data, spec.batch.seq
-        self._models: dict[str, VitModel | ImageInput] = {}
+        self._models: dict[str, Images] = {}
         for name, encoder in spec.encoders.items():
-            model = image_input(encoder.model)
+            model = kind_of(encoder.model).images
             if model is None:
                 raise ValueError(f"{name}: {encoder.model.kind} cannot read images")
             if DIGIT_SIDE % model.row_side:

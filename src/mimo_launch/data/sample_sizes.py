@@ -17,6 +17,7 @@ from math import isqrt
 from typing import overload
 
 from mimo_launch.hugging_face.image_processor import Smart, recipe_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.spec import (
@@ -24,8 +25,6 @@ from mimo_launch.spec.spec import (
     Spec,
     SyntheticData,
     WebdatasetData,
-    clip_input,
-    image_input,
 )
 
 
@@ -46,15 +45,15 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
     """Return the largest image, or longest clip, that `encoder` may get, in rows."""
     model, data = spec.encoders[encoder].model, spec.data
     if isinstance(data, DigitsData):
-        row_side = images.row_side if (images := image_input(model)) else DIGIT_SIDE
+        row_side = images.row_side if (images := kind_of(model).images) else DIGIT_SIDE
         side = max(1, DIGIT_SIDE // row_side)
         return ImageSize(side, side * data.max_digits)
     if isinstance(data, WebdatasetData):
         return _largest_of_shards(spec, encoder)
-    if clips := clip_input(model):
+    if clips := kind_of(model).clips:
         longest = clips.frames if clips.fixed_length else min(clips.frames, data.max_frames)
         return ImageSize(1, longest // clips.frames_per_row)
-    shuffle = images.shuffle if (images := image_input(model)) else 1
+    shuffle = images.shuffle if (images := kind_of(model).images) else 1
     if data.image is not None:
         height, width = data.image
         return ImageSize(height // shuffle, width // shuffle)
@@ -77,9 +76,9 @@ def longest_sample(spec: Spec) -> int:
 def rows_of_all(spec: Spec, encoder: str) -> int | None:
     """Return the rows of every image or clip of shards, None if they differ."""
     model = spec.encoders[encoder].model
-    if clips := clip_input(model):
+    if clips := kind_of(model).clips:
         return clips.max_rows if clips.fixed_length else None
-    images = image_input(model)
+    images = kind_of(model).images
     if images is None or (size := recipe_of(spec, encoder).only_size) is None:
         return None
     return size[0] // images.row_side * (size[1] // images.row_side)
@@ -91,9 +90,9 @@ def _largest_of_shards(spec: Spec, encoder: str) -> ImageSize:
     A sample with more rows than `batch.seq` is left out.
     """
     model = spec.encoders[encoder].model
-    if clips := clip_input(model):
+    if clips := kind_of(model).clips:
         return ImageSize(1, min(clips.max_rows, spec.batch.seq))
-    if (images := image_input(model)) is None:
+    if (images := kind_of(model).images) is None:
         return ImageSize(1, 1)
     recipe, side = recipe_of(spec, encoder), images.row_side
     if recipe.only_size is not None:
@@ -178,6 +177,6 @@ def nominal_image(spec: Spec, encoder: str) -> ImageSize:
             return largest
         height = min(largest.height, isqrt(rows))
         return ImageSize(height, rows // height)
-    clips = clip_input(spec.encoders[encoder].model)
+    clips = kind_of(spec.encoders[encoder].model).clips
     given = clips.fixed_length if clips else spec.data.image
     return largest if given else ImageSize(1, max(1, largest.width // 2))

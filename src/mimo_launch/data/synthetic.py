@@ -23,17 +23,10 @@ from mimo_launch.data.random_draws import (
     threshold,
 )
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.spec import (
-    Clips,
-    ImageInput,
-    Spec,
-    SyntheticData,
-    VitModel,
-    clip_input,
-    image_input,
-)
+from mimo_launch.spec.spec import Clips, Images, Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
 MAX_HEIGHT = 3
@@ -57,9 +50,9 @@ class SyntheticSamples:
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
-        self._models: dict[str, VitModel | ImageInput | Clips] = {}
+        self._models: dict[str, Images | Clips] = {}
         for name, encoder in spec.encoders.items():
-            model = clip_input(encoder.model) or image_input(encoder.model)
+            model = kind_of(encoder.model).input
             if model is None:
                 raise ValueError(f"{name}: {encoder.model.kind} cannot read synthetic data")
             if largest_image(spec, name).rows == 0:

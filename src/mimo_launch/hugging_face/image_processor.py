@@ -16,7 +16,7 @@ from typing import Any
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
-from mimo_launch.spec.spec import Spec, WebdatasetData, image_input
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 BICUBIC = 3
 MAX_ASPECT = 200
@@ -155,7 +155,7 @@ class ProcessorError(ValueError):
 def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     """Return the steps for the images of an encoder. Raises: ProcessorError."""
     model, data = spec.encoders[encoder].model, spec.data
-    images = image_input(model)
+    images = kind_of(model).images
     if images is None or not isinstance(data, WebdatasetData):
         raise ProcessorError(f"`{encoder}` reads no images of shards")
     folder = processor_folder(spec, encoder)

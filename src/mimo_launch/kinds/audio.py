@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.layer import Weight
 from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import AudioModel
+from mimo_launch.spec.spec import AudioModel, Clips
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,11 @@ class AudioKind(TransformerEncoderKind):
     def stage(self) -> str:
         """The class that builds a stage."""
         return "mimo_launch.models.audio_encoder:AudioStage"
+
+    @property
+    def input(self) -> Clips:
+        """Clips."""
+        return self.model
 
     @property
     def has_key_bias(self) -> bool:

@@ -12,7 +12,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
-from mimo_launch.spec.spec import CustomModel
+from mimo_launch.spec.spec import Clips, CustomModel, Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class CustomKind(ModelKind):
         return self.model.heads
 
     @property
-    def patches_per_row(self) -> int:
-        """Tokens that become one row of language."""
-        return self.model.patches_per_row
+    def input(self) -> Images | Clips:
+        """The input that the spec gives."""
+        return self.model.input
 
     @property
     def not_estimated(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.spec.spec import EncoderModel, LanguageModel, Moe, RopeScaling
+from mimo_launch.spec.spec import Clips, EncoderModel, Images, LanguageModel, Moe, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,26 @@ class ModelKind(ABC):
     def stage(self) -> str:
         """The class that builds a stage of an encoder, as `package.module:Class`."""
         raise TypeError(f"no class builds stages of {self.model.kind} alone")
+
+    @property
+    def input(self) -> Images | Clips | None:
+        """How what an encoder reads becomes its rows; None if it is no encoder."""
+        return None
+
+    @property
+    def images(self) -> Images | None:
+        """How images become its rows, if it reads images."""
+        return found if isinstance(found := self.input, Images) else None
+
+    @property
+    def clips(self) -> Clips | None:
+        """How clips become its rows, if it reads clips."""
+        return found if isinstance(found := self.input, Clips) else None
+
+    @property
+    def patches_per_row(self) -> int:
+        """Tokens that become one row of language."""
+        return 1 if self.input is None else self.input.patches_per_row
 
     @property
     def computes_loss(self) -> bool:
@@ -123,11 +143,6 @@ class ModelKind(ABC):
     def has_class_token(self) -> bool:
         """Whether each image has a token besides its patches."""
         return False
-
-    @property
-    def patches_per_row(self) -> int:
-        """Tokens that become one row of language."""
-        return 1
 
     @property
     def not_estimated(self) -> tuple[str, ...]:

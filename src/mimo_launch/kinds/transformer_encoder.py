@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passes, Saved
-from mimo_launch.spec.spec import TransformerEncoder
+from mimo_launch.spec.spec import Clips, Images, TransformerEncoder
 
 BLOCK = (
     Saved(name="block input", stream=1, shared=True),
@@ -54,6 +54,11 @@ class TransformerEncoderKind(ModelKind):
 
     @property
     @abstractmethod
+    def input(self) -> Images | Clips:
+        """How images or clips become its rows."""
+
+    @property
+    @abstractmethod
     def patch_work(self) -> PatchWork:
         """The work of embedding one patch."""
 
@@ -85,11 +90,6 @@ class TransformerEncoderKind(ModelKind):
     def has_final_norm(self) -> bool:
         """Whether a norm stands between the last block and the projector."""
         return True
-
-    @property
-    def patches_per_row(self) -> int:
-        """Tokens that become one row of language."""
-        return self.model.patches_per_row
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.layer import Weight, Widths
 from mimo_launch.kinds.saved_activations import ROTATED, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
-from mimo_launch.spec.spec import VitModel
+from mimo_launch.spec.spec import Images, VitModel
 
 # Besides, where passes are not compiled.
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
@@ -27,6 +27,11 @@ class VisionKind(TransformerEncoderKind):
     def stage(self) -> str:
         """The class that builds a stage."""
         return "mimo_launch.models.vision_encoder:VisionStage"
+
+    @property
+    def input(self) -> Images:
+        """Images."""
+        return self.model
 
     @property
     def has_class_token(self) -> bool:

@@ -11,7 +11,7 @@ its callers.
 Legend: P numbers of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -21,10 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import ImageInput, Model, VitModel, clip_input, image_input
+from mimo_launch.spec.spec import Images, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,20 @@ class Patches:
 
 
 def cut_image(
-    array: np.ndarray, *, model: VitModel | ImageInput, dtype: torch.dtype, pinned: bool
+    array: np.ndarray,
+    *,
+    images: Images,
+    dtype: torch.dtype,
+    pinned: bool,
+    measured: bool = False,
 ) -> Patches:
     """Cut an image, `array` [channels, height, width], into patches of `dtype` on the host.
 
     The patches of a square that becomes one row are adjacent, in row-major order, and so are the
     squares of an image: a row is a view of its patches, and only positions say where a patch is.
+    `measured`: positions also say how large the image is.
     """
-    side, s = model.patch, model.shuffle
+    side, s = images.patch, images.shuffle
     channels, height, width = array.shape
     rows, columns = height // (s * side), width // (s * side)
     # Pixels that make no whole row are cut off, as by a convolution without padding.
@@ -57,9 +64,8 @@ def cut_image(
     squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
     # One pass reorders, casts and, for a GPU, pins.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
-    measured = _has_grid(model)
     places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
-    return Patches(pixels.view(-1, channels * side * side), places)
+    return Patches(pixels.view(-1, images.patch_size), places)
 
 
 @lru_cache(maxsize=256)
@@ -124,8 +130,12 @@ class Cut(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The input of one encoder: `width` values and `axes` coordinates for each patch."""
+    """The input of one encoder: `width` values and `axes` coordinates for each patch.
 
+    `shape` returns that of the array that becomes `height x width` rows.
+    """
+
+    shape: Callable[[int, int], tuple[int, ...]]
     width: int
     axes: int
     cut: Cut
@@ -133,17 +143,15 @@ class Reader:
 
 def reader(model: Model) -> Reader:
     """Return the reader of an encoder. Raises: TypeError for a model that is no encoder."""
-    if (images := image_input(model)) is not None:
+    kind = kind_of(model)
+    if (images := kind.images) is not None:
         # With a grid of learned positions, also the height and width of the image.
-        axes = 4 if _has_grid(images) else 2
-        return Reader(images.channels * images.patch**2, axes, partial(cut_image, model=images))
-    if (clips := clip_input(model)) is not None:
-        return Reader(VALUES_PER_BAND * clips.mels, 1, cut_clip)
+        measured = kind.learned_grid is not None
+        cut = partial(cut_image, images=images, measured=measured)
+        return Reader(images.input_shape, images.patch_size, 4 if measured else 2, cut)
+    if (clips := kind.clips) is not None:
+        return Reader(clips.input_shape, VALUES_PER_BAND * clips.mels, 1, cut_clip)
     raise TypeError(f"a model of kind {model.kind} reads no arrays")
-
-
-def _has_grid(model: VitModel | ImageInput) -> bool:
-    return isinstance(model, VitModel) and model.positions == "learned"
 
 
 @dataclass(frozen=True, slots=True)

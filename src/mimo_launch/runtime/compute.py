@@ -41,7 +41,7 @@ from mimo_launch.runtime.model_inputs import (
     token_shares,
 )
 from mimo_launch.schedule.actions import Action
-from mimo_launch.spec.spec import Spec, image_input
+from mimo_launch.spec.spec import Spec
 
 
 @dataclass(slots=True)
@@ -208,5 +208,5 @@ class Stages:
         """
         if kind_of(self.spec.language.model).mrope is None:
             return held
-        images = [name for name, each in self.spec.encoders.items() if image_input(each.model)]
+        images = [name for name, each in self.spec.encoders.items() if kind_of(each.model).images]
         return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]

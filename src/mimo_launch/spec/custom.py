@@ -10,67 +10,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import MAX_INTEGER, Count, Layers, Strict
-from mimo_launch.spec.encoders import Clips, EncoderModel, VitModel
+from mimo_launch.spec.base import MAX_INTEGER, Count, Layers
+from mimo_launch.spec.encoders import Clips, EncoderModel, Images
 from mimo_launch.spec.wording import close_matches
 
 CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 
-class ImageInput(Strict):
+class ImageInput(Images):
     """Images of any size, cut into square patches."""
 
     kind: Literal["image"]
-    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
-    channels: Count = Field(1, description="Colour channels of a pixel.")
-    shuffle: Count = Field(
-        1,
-        description="Each square of `shuffle` x `shuffle` neighbouring patches becomes one row; "
-        "its patches stand together in the list.",
-    )
-
-    @property
-    def patches_per_row(self) -> int:
-        """Number of patches in the square that becomes one row."""
-        return self.shuffle**2
-
-    @property
-    def row_of_patches(self) -> tuple[int, int]:
-        """Height and width, in patches, of the part that becomes one row."""
-        return self.shuffle, self.shuffle
-
-    @property
-    def row_side(self) -> int:
-        """Side, in pixels, of the square that becomes one row."""
-        return self.shuffle * self.patch
-
-    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return (channels, height, width) of an image in pixels."""
-        return self.channels, height * self.row_side, width * self.row_side
-
-    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return height and width, in rows, of an image (channels, height, width) in pixels."""
-        return shape[1] // self.row_side, shape[2] // self.row_side
-
-    @property
-    def patch_size(self) -> int:
-        """Size of a patch: channels x patch x patch."""
-        return self.channels * self.patch**2
 
 
 class AudioInput(Clips):
     """Log-mel clips; a patch is the five frames around two, each band's together."""
 
     kind: Literal["audio"]
-
-    @property
-    def row_of_patches(self) -> tuple[int, int]:
-        """Height and width, in patches, of the part that becomes one row."""
-        return 1, self.stack
-
-    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return height and width, in rows, of a clip (mels, frames)."""
-        return 1, shape[1] // self.frames_per_row
 
 
 class CustomModel(EncoderModel):
@@ -107,22 +63,6 @@ class CustomModel(EncoderModel):
     def patches_per_row(self) -> int:
         """Number of patches that become one row."""
         return self.input.patches_per_row
-
-    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the shape of the array that becomes `height x width` rows."""
-        return self.input.input_shape(height, width)
-
-
-def image_input(model: Strict) -> VitModel | ImageInput | None:
-    """Return the settings for the images of a model; None if it reads none."""
-    read = model.input if isinstance(model, CustomModel) else model
-    return read if isinstance(read, VitModel | ImageInput) else None
-
-
-def clip_input(model: Strict) -> Clips | None:
-    """Return the settings for the clips of a model; None if it reads none."""
-    read = model.input if isinstance(model, CustomModel) else model
-    return read if isinstance(read, Clips) else None
 
 
 def nearest_class_path(value: str) -> str:

@@ -47,10 +47,6 @@ class EncoderModel(Strict):
         """Number of patches that become one row."""
         raise NotImplementedError
 
-    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the shape of the array that becomes `height x width` rows."""
-        raise NotImplementedError
-
 
 class TransformerEncoder(EncoderModel):
     """What the encoders of this program have: blocks, and a projector to the language width."""
@@ -78,12 +74,51 @@ class TransformerEncoder(EncoderModel):
         return {"mlp": out, "merger": self.row_width, "linear": 0}[self.projector]
 
 
-class VitModel(TransformerEncoder):
+class Images(Strict):
+    """How images of any size become rows: cut into square patches, squares of which are rows."""
+
+    kind: str
+    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: Count = Field(1, description="Colour channels of a pixel.")
+    shuffle: Count = Field(
+        1,
+        description="Each square of `shuffle` x `shuffle` neighbouring patches becomes one row; "
+        "its patches stand together in the list.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Number of patches in the square that becomes one row."""
+        return self.shuffle**2
+
+    @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Height and width, in patches, of the part that becomes one row."""
+        return self.shuffle, self.shuffle
+
+    @property
+    def row_side(self) -> int:
+        """Side, in pixels, of the square that becomes one row."""
+        return self.shuffle * self.patch
+
+    @property
+    def patch_size(self) -> int:
+        """Size of a patch: channels x patch x patch."""
+        return self.channels * self.patch**2
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (channels, height, width), in pixels, of an image of `height x width` rows."""
+        return self.channels, height * self.row_side, width * self.row_side
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of an image (channels, height, width) in pixels."""
+        return shape[1] // self.row_side, shape[2] // self.row_side
+
+
+class VitModel(Images, TransformerEncoder):
     """A vision transformer over images of any size, with a projector to the language width."""
 
     kind: Literal["vit"]
-    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
-    channels: Count = Field(1, description="Colour channels of a pixel.")
     shuffle: Count = Field(
         1,
         description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
@@ -126,23 +161,9 @@ class VitModel(TransformerEncoder):
     )
 
     @property
-    def patches_per_row(self) -> int:
-        """Number of patches in the square that becomes one row."""
-        return self.shuffle**2
-
-    @property
     def patch_numbers(self) -> int:
-        """Size of a patch, the input of its embedding."""
-        return self.channels * self.temporal_patch * self.patch**2
-
-    @property
-    def row_side(self) -> int:
-        """Side, in pixels, of the square that becomes one row."""
-        return self.shuffle * self.patch
-
-    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return (channels, height, width) of an image in pixels."""
-        return self.channels, height * self.row_side, width * self.row_side
+        """Size of a patch with its frames, the input of its embedding."""
+        return self.patch_size * self.temporal_patch
 
 
 class Clips(Strict):
@@ -182,9 +203,18 @@ class Clips(Strict):
         """Number of rows of the longest clip."""
         return self.frames // self.frames_per_row
 
+    @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Height and width, in patches, of the part that becomes one row."""
+        return 1, self.stack
+
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return (mels, frames) of a clip; it is `width` rows long and one high."""
         return self.mels, height * width * self.frames_per_row
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of a clip (mels, frames)."""
+        return 1, shape[1] // self.frames_per_row
 
 
 class AudioModel(Clips, TransformerEncoder):

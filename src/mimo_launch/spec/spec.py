@@ -18,7 +18,7 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
-from mimo_launch.spec.custom import AudioInput, CustomModel, ImageInput, clip_input, image_input
+from mimo_launch.spec.custom import AudioInput, CustomModel, ImageInput
 from mimo_launch.spec.data import (
     CaptionTemplate,
     ChatTemplate,
@@ -33,6 +33,7 @@ from mimo_launch.spec.encoders import (
     EncoderKinds,
     EncoderModel,
     Grid,
+    Images,
     TransformerEncoder,
     VitModel,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "Grid",
     "HybridModel",
     "ImageInput",
+    "Images",
     "LanguageModel",
     "LogSpec",
     "LrSchedule",
@@ -109,8 +111,6 @@ __all__ = [
     "VitModel",
     "WandbSpec",
     "WebdatasetData",
-    "clip_input",
-    "image_input",
     "rank_range",
 ]
 

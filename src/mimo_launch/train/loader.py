@@ -24,8 +24,8 @@ from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.layout.step_data import SampleData, StepData, without_records
 from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.models.build import compute_dtype
-from mimo_launch.models.encoder_inputs import Patches, reader
-from mimo_launch.spec.spec import EncoderModel, Spec
+from mimo_launch.models.encoder_inputs import Patches, Reader, reader
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading
 
 # The errors of damaged samples; decoders do not know BadSample. Other errors are bugs.
@@ -191,12 +191,10 @@ def _records(
         for number, record in records(asked):
             yield number, partial(ask, split, record.id), partial(setitem, answers, number)
     for encoder, positions in reads.images.items():
-        model = spec.encoders[encoder].model
-        if not isinstance(model, EncoderModel):
-            raise TypeError(f"encoder {encoder} has a model of unknown kind {model!r}")
-        cut = partial(reader(model).cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
+        how = reader(spec.encoders[encoder].model)
+        cut = partial(how.cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
         for number, record in records(positions):
-            read = partial(_read_images, source, record, encoder, model, cut)
+            read = partial(_read_images, source, record, encoder, how, cut)
             yield number, read, partial(setitem, into.pixels, (number, encoder))
 
 
@@ -204,7 +202,7 @@ def _read_images(
     source: UnreadStep,
     record: SampleData,
     encoder: str,
-    model: EncoderModel,
+    how: Reader,
     cut: Callable[[np.ndarray], Patches],
 ) -> list[Patches]:
     """Return the images of a record. Raises: BadSample if they are not those of the index."""
@@ -213,7 +211,7 @@ def _read_images(
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        shape = model.input_shape(span.height, span.width)
+        shape = how.shape(span.height, span.width)
         if image.shape != shape:
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
     return [cut(image) for image in images]

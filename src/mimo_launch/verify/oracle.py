@@ -33,7 +33,6 @@ from mimo_launch.spec.spec import (
     HybridModel,
     LanguageModel,
     Spec,
-    image_input,
 )
 from mimo_launch.verify.oracle_encoders import OneRankEncoder, encode, keep_activations
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
@@ -178,11 +177,11 @@ class Oracle:
         """Return height and width in rows of a record's images, by their placeholder token."""
         return {
             placeholder_id(self.spec, name): [
-                (image.shape[1] // images.row_side, image.shape[2] // images.row_side)
+                images.size_in_rows(image.shape)
                 for image in self.dataset.images(split, index, name)
             ]
             for name, module in self.spec.encoders.items()
-            if (images := image_input(module.model))
+            if (images := kind_of(module.model).images)
         }
 
     def _angles(

@@ -14,6 +14,7 @@ from typing import Literal
 
 from mimo_launch.checks.batch import seq_unit
 from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import encoder_group_size
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
@@ -32,8 +33,6 @@ from mimo_launch.spec.spec import (
     TransformerEncoder,
     VitModel,
     WebdatasetData,
-    clip_input,
-    image_input,
 )
 from mimo_launch.verify.coverage import differing, num_stages, relations
 from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
@@ -118,9 +117,9 @@ def _shrink_data(spec: Spec) -> Data:
         )
     if not isinstance(data, SyntheticData):
         return data
-    models = [module.model for module in spec.encoders.values()]
-    shuffles = [images.shuffle for images in map(image_input, models) if images]
-    frames = [clips.frames_per_row for clips in map(clip_input, models) if clips]
+    kinds = [kind_of(module.model) for module in spec.encoders.values()]
+    shuffles = [kind.images.shuffle for kind in kinds if kind.images]
+    frames = [kind.clips.frames_per_row for kind in kinds if kind.clips]
     min_frames = 2 * FRAMES_PER_TOKEN
     max_frames = MAX_CLIP_ROWS * max(frames, default=FRAMES_PER_TOKEN)
     update: dict[str, object] = {

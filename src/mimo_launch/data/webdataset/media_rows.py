@@ -2,85 +2,111 @@
 
 Decides: that every image goes to every image encoder, and every clip to every audio encoder; that
 their rows replace the marker, encoder after encoder in written order.
-Relies on: `hugging_face.image_processor` and `log_mel` for sizes.
-Leaves: pixels and frames to `samples`.
+Relies on: `hugging_face.image_processor` and `log_mel` for sizes; `decode_media` for contents.
+Leaves: which members of which files are read to `samples`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Medium
+from mimo_launch.data.webdataset.decode_media import Medium, decode_clip, decode_image, process
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.spec import EncoderModel, Spec, clip_input, image_input
+from mimo_launch.spec.spec import Clips, Images, Spec
 
 # Height and width of an image in pixels, or length and rate of a clip in samples and Hz.
 MediumSize = tuple[int, int]
+Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class MediaInput:
-    """The input of one encoder, and the number of rows that it makes."""
+class ImageReader:
+    """The images of one encoder: the rows that it makes of each, and their pixels."""
 
+    medium: ClassVar[Medium] = "image"
     encoder: str
-    model: EncoderModel
-    medium: Medium
-    recipe: ImageRecipe | None
+    images: Images
+    recipe: ImageRecipe
 
     @property
     def sizing(self) -> list[object]:
         """What the number of rows depends on: if it differs, an index is out of date."""
-        if clips := clip_input(self.model):
-            return [self.encoder, clips.frames, clips.fixed_length, clips.frames_per_row]
-        images, recipe = image_input(self.model), self.recipe
-        if images is None or recipe is None:
-            raise TypeError(f"{self.encoder} takes no images")
-        return [self.encoder, images.row_side, repr(recipe.resize), recipe.pad_square, recipe.crop]
+        side, recipe = self.images.row_side, self.recipe
+        return [self.encoder, side, repr(recipe.resize), recipe.pad_square, recipe.crop]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
-        """Return the height and width in rows of an image or a clip. Raises: BadSample."""
-        if self.recipe is None:
-            return 1, self._clip_rows(*size)
-        images = image_input(self.model)
-        if images is None:
-            raise TypeError(f"{self.encoder} takes no images")
+        """Return the height and width in rows of an image. Raises: BadSample."""
         try:
             height, width = self.recipe.size(*size)
         except ImageTooThin as error:
             raise BadSample(str(error)) from error
-        side = images.row_side
+        side = self.images.row_side
         if min(height, width) < side:
             raise BadSample(f"an image of {size[1]} x {size[0]} pixels is too small for one row")
         return height // side, width // side
 
-    def _clip_rows(self, samples: int, rate: int) -> int:
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+        """Return the pixels of an image that becomes `span`, [channels, height, width]."""
+        image = decode_image(suffix, data, channels=self.images.channels)
+        _, height, width = self.images.input_shape(span.height, span.width)
+        # Pixels at the right and below that make no whole row go; convolutions drop them, too.
+        return process(image, self.recipe)[:, :height, :width]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipReader:
+    """The clips of one encoder: the rows that it makes of each, and their spectrograms."""
+
+    medium: ClassVar[Medium] = "audio"
+    encoder: str
+    clips: Clips
+
+    @property
+    def sizing(self) -> list[object]:
+        """What the number of rows depends on: if it differs, an index is out of date."""
+        clips = self.clips
+        return [self.encoder, clips.frames, clips.fixed_length, clips.frames_per_row]
+
+    def rows(self, size: MediumSize) -> tuple[int, int]:
+        """Return 1 and the number of rows of a clip. Raises: BadSample."""
         # Only for sound: it imports torch, which an index of images does not need.
         from mimo_launch.data.log_mel import ClipTooLong, num_frames
 
-        clips = clip_input(self.model)
-        if clips is None:
-            raise TypeError(f"{self.encoder} takes no clips")
-        if min(samples, rate) < 1:
+        if min(size) < 1:
             raise BadSample("a clip of no samples")
         try:
-            return num_frames(clips, samples, rate) // clips.frames_per_row
+            return 1, num_frames(self.clips, *size) // self.clips.frames_per_row
         except ClipTooLong as error:
             raise BadSample(f"for `{self.encoder}`, {error}") from error
+
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+        """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
+        from mimo_launch.data.log_mel import HOP, RATE, log_mel
+
+        mels, frames = self.clips.input_shape(span.height, span.width)
+        # One second more than needed: resampling looks a little ahead.
+        clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
+        return log_mel(*clip, mels, frames=frames)
+
+
+MediaInput = ImageReader | ClipReader
 
 
 def media_inputs_of(spec: Spec) -> tuple[MediaInput, ...]:
     """Return the inputs of the encoders of a spec, in written order. Raises: ProcessorError."""
     found: list[MediaInput] = []
     for name, module in spec.encoders.items():
-        model = module.model
-        if isinstance(model, EncoderModel) and clip_input(model):
-            found.append(MediaInput(name, model, "audio", None))
-        elif isinstance(model, EncoderModel):
-            found.append(MediaInput(name, model, "image", recipe_of(spec, name)))
+        kind = kind_of(module.model)
+        if (clips := kind.clips) is not None:
+            found.append(ClipReader(name, clips))
+        elif (images := kind.images) is not None:
+            found.append(ImageReader(name, images, recipe_of(spec, name)))
     return tuple(found)
 
 

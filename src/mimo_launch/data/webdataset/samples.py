@@ -16,22 +16,21 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.webdataset.decode_media import decode_clip, decode_image, medium_of, process
+from mimo_launch.data.webdataset.decode_media import medium_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD
 from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.media_rows import MediaInput, rows_among
+from mimo_launch.data.webdataset.media_rows import Array, MediaInput, rows_among
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.spec import Spec, WebdatasetData, clip_input, image_input
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 _MOST_LISTED = 5
 T = TypeVar("T")
 Int64s = npt.NDArray[np.int64]
-Array = npt.NDArray[np.float32]
 
 
 class NotTrainable(ValueError):
@@ -285,16 +284,4 @@ class ShardSamples:
         members = found.members(row)
         suffix = [each for each in members if medium_of(each) == media_input.medium][member]
         data = found.read(row, members[suffix])
-        shape = media_input.model.input_shape(span.height, span.width)
-        if clips := clip_input(media_input.model):
-            from mimo_launch.data.log_mel import HOP, RATE, log_mel
-
-            # One second more than needed: resampling looks a little ahead.
-            clip = decode_clip(suffix, data, seconds=1 + shape[-1] * HOP / RATE)
-            return log_mel(*clip, clips.mels, frames=shape[-1])
-        images = image_input(media_input.model)
-        if images is None or media_input.recipe is None:
-            raise TypeError(f"{media_input.encoder} takes no images")
-        pixels = process(decode_image(suffix, data, channels=images.channels), media_input.recipe)
-        # Pixels at the right and below that make no whole row go; convolutions drop them, too.
-        return pixels[:, : shape[1], : shape[2]]
+        return media_input.array(suffix, data, span)
