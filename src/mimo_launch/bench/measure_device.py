@@ -22,17 +22,17 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.workload import forward_flops, workload
 from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
+from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.build import PRECISIONS, RankModule, encoder_stage
+from mimo_launch.models.build import PRECISIONS, RankModule, build_network, keep_activations
 from mimo_launch.models.encoder_inputs import EncoderInput
-from mimo_launch.models.language_model import LanguageInput, LanguageStage
-from mimo_launch.spec.spec import DecoderModel, ExpertGrid, HybridModel, Spec, TransformerEncoder
+from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.spec.spec import ExpertGrid, Spec
 from mimo_launch.train.rank_session import RankSession
 
 REPEATS, WARM_UP = 10, 3
@@ -121,12 +121,12 @@ def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[
         if kind in seen:
             continue
         seen.add(kind)
-        context, spec, shards = alone(module), session.spec, 1
+        context, spec, shards = alone(module), keep_activations(session.spec), 1
         if kind is LayerKind.EXPERTS:
             spec, shards = _own_experts(spec), context.tp.size
             context = replace(context, tp=SINGLE)
         stage = Stage(LANGUAGE, 1, number, 1, is_first=False, is_last=False)
-        network = randomised(_decoder(spec, context, stage), context)
+        network = randomised(build_network(spec, stage, context), context)
         work, batch = _tokens(session, module, labels=None, shards=shards)
         hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
         flops = forward_flops(spec, stage, work).total
@@ -141,8 +141,8 @@ def _own_experts(spec: Spec) -> Spec:
     When loads are balanced, they receive as many tokens as the rank sends. The other parts of a
     layer are whole, for the tokens of one tp rank.
     """
-    language, model = spec.language, _model(spec)
-    moe, grid = model.moe, language.experts or ExpertGrid()
+    language, model = spec.language, spec.language.model
+    moe, grid = kind_of(model).moe, language.experts or ExpertGrid()
     if moe is None:
         return spec
     own = moe.experts // grid.ep
@@ -160,32 +160,12 @@ def _own_experts(spec: Spec) -> Spec:
 def head_rate(session: RankSession, module: RankModule) -> float:
     """Return the rate of the vocabulary head and the loss."""
     context, stage = alone(module), Stage(LANGUAGE, 1, 0, 0, is_first=False, is_last=True)
-    network = randomised(_decoder(session.spec, context, stage), context)
+    network = randomised(build_network(keep_activations(session.spec), stage, context), context)
     vocab = vocab_size(session.spec)
     work, batch = _tokens(session, module, labels=vocab)
     hidden = noise(context, work.tokens, session.spec.language.model.hidden).requires_grad_()
     flops = forward_flops(session.spec, stage, work).total
     return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
-
-
-def _model(spec: Spec) -> DecoderModel | HybridModel:
-    """Return the language model. Raises: TypeError if its kind is unknown."""
-    model = spec.language.model
-    if not isinstance(model, DecoderModel | HybridModel):
-        raise TypeError(f"language has a model of unknown kind {model!r}")
-    return model
-
-
-def _decoder(spec: Spec, context: ParallelContext, stage: Stage) -> nn.Module:
-    return LanguageStage(
-        context,
-        _model(spec),
-        stage,
-        vocab=vocab_size(spec),
-        padded_vocab=padded_vocab_size(spec),
-        global_samples=spec.batch.global_,
-        recompute=False,
-    )
 
 
 def _tokens(
@@ -241,8 +221,7 @@ def compute_rates(session: RankSession) -> dict[str, float]:
 def _vit_block(session: RankSession, module: RankModule) -> float | None:
     """Return the rate on one cp rank's images or clips; None without any, or for custom models."""
     spec, layout, context = session.spec, session.layout, alone(module)
-    model = spec.modules[module.name].model
-    if not isinstance(model, TransformerEncoder):
+    if kind_of(spec.modules[module.name].model).is_custom:
         return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
     sample = nominal_step_data(spec).samples[0]
@@ -251,16 +230,14 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
         return None
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
     work = Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
-    width = spec.language.model.hidden
-    network = randomised(
-        encoder_stage(context, model, stage, language_width=width, recompute=False), context
-    )
+    network = randomised(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
     mask = image_context(list(spans), range(tokens), context.device, alone=True)
     places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places)
-    hidden = noise(context, tokens, model.hidden).requires_grad_()
+    width = spec.modules[module.name].model.hidden
+    hidden = noise(context, tokens, width).requires_grad_()
     flops = forward_flops(spec, stage, work).total
     return tflops(flops, context.tp, there_and_back(network, hidden, packed), context.device)
 

@@ -29,7 +29,7 @@ from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
-from mimo_launch.spec.spec import LanguageModel, Model, Spec
+from mimo_launch.spec.spec import Model, Spec
 
 # Keys of custom models that are not compared: what they change is seen in the tensors.
 OWN_KEYS = ("kind", "parameters", "options")
@@ -160,11 +160,12 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
         yield _cannot(name, folder, "as it is", str(error))
         return
     there = {inner for header in headers if (inner := part.inner_name(header)) is not None}
-    if not isinstance(model, LanguageModel) or module.init_partial or not there:
+    kind = kind_of(model)
+    if not kind.computes_loss or module.init_partial or not there:
         return
     lacking = []
     for segment in ("embedding.weight", "norm.weight", "head.weight"):
-        place = None if segment == "head.weight" and model.tied else part.place(segment, model)
+        place = None if segment == "head.weight" and kind.is_tied else part.place(segment, model)
         if place is not None and place.name not in there:
             lacking.append(place.name)
     layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}

@@ -27,7 +27,7 @@ from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
-from mimo_launch.spec.spec import LanguageModel, Spec
+from mimo_launch.spec.spec import Spec
 
 DType = Literal["auto", "source", "bf16", "fp16", "fp32", "fp64"]
 TORCH = {
@@ -89,8 +89,7 @@ class Exporter:
         """The modules, with a vocabulary without padding."""
         spec = self.spec
         models = {name: module.model for name, module in spec.modules.items()}
-        if isinstance(text := models["language"], LanguageModel):
-            models["language"] = text.model_copy(update={"vocab": vocab_size(spec)})
+        models["language"] = models["language"].model_copy(update={"vocab": vocab_size(spec)})
         tokens = {name: placeholder_id(spec, name) for name in spec.encoders}
         return Modules(models=models, tokens=tokens, width=models["language"].hidden)
 

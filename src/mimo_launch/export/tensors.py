@@ -22,7 +22,8 @@ from mimo_launch.export.sources import PARTS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.spec.spec import Model, VitModel
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import Model
 
 # Segments of a decoder with a row per token.
 VOCABULARY = ("embedding.weight", "head.weight")
@@ -118,7 +119,7 @@ def with_unused(
     `dtype_of` maps their names in the family of the source to types, None to the usual type.
     """
     part = found.parts[name]
-    if not isinstance(model, VitModel):
+    if part.family.kind != "vit":
         return found, []
     if source is not None and source.part.family == part.family:
         whole = _as_in_source(found, source)
@@ -133,7 +134,7 @@ def with_unused(
                 )
                 for inner, at, header in source.unused(model)
             ]
-    if model.final_norm:
+    if kind_of(model).has_final_norm:
         return found, []
     places = {1.0: part.place("norm.weight", model), 0.0: part.place("norm.bias", model)}
     return found, [

@@ -14,6 +14,7 @@ from mimo_launch.hugging_face import decoder, llava, moe_decoder, qwen2_vl, vit
 from mimo_launch.hugging_face.family import Family, Part
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel, Model, Moe, Strict, VitModel
 
 # Keys that have a default, with the property of the model that applies it.
@@ -87,20 +88,20 @@ def _kin(model: Model) -> Iterator[Family[Any]]:
 
     Decoders with experts and those without have different ones.
     """
-    unlike = {qwen2_vl.TEXT}
-    if isinstance(model, DecoderModel):
-        unlike |= moe_decoder.KINDS.keys() if model.moe is None else decoder.KINDS.keys()
+    has_experts = kind_of(model).moe is not None
+    unlike = decoder.KINDS.keys() if has_experts else moe_decoder.KINDS.keys()
     for family in FAMILIES.values():
-        if family.kind == model.kind and family.model_type not in unlike:
+        if family.kind == model.kind and family.model_type not in (qwen2_vl.TEXT, *unlike):
             yield family
 
 
 def _obstacles(family: Family[Any], model: Model) -> Iterator[str]:
     """Yield the settings of a model that a stand-alone architecture does not have."""
     yield from _differences(family, model)
-    if isinstance(model, VitModel) and model.final_norm == (family.model_type == vit.CLIP):
+    has_norm = kind_of(model).has_final_norm
+    if family.kind == "vit" and has_norm == (family.model_type == vit.CLIP):
         # The patches of a CLIP do not pass its last norm, which is for pooling.
-        yield f"`final_norm: {text_of(model.final_norm)}`"
+        yield f"`final_norm: {text_of(has_norm)}`"
 
 
 def _differences(family: Family[Any], model: Model) -> Iterator[str]:

@@ -22,6 +22,11 @@ class CustomKind(ModelKind):
     model: CustomModel
 
     @property
+    def stage(self) -> str:
+        """The user's class."""
+        return self.model.kind
+
+    @property
     def is_custom(self) -> bool:
         """A user's class builds it."""
         return True

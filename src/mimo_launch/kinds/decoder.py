@@ -52,6 +52,11 @@ class DecoderKind(LanguageKind):
     model: DecoderModel
 
     @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.language_model:DecoderStage"
+
+    @property
     def mrope(self) -> tuple[int, int, int] | None:
         """Pairs of a head that rotate with time, height and width, if tokens have all three."""
         return self.model.mrope

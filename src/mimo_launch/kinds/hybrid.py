@@ -64,6 +64,16 @@ class HybridKind(LanguageKind):
 
     model: HybridModel
 
+    @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.hybrid_layers:HybridStage"
+
+    @property
+    def mamba(self) -> MambaSizes | None:
+        """The sizes of its Mamba-2 layers, if it has any."""
+        return self.model.mamba
+
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
         return NAMES[self.model.pattern[number]]

@@ -20,7 +20,15 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.spec.spec import Clips, EncoderModel, Images, LanguageModel, Moe, RopeScaling
+from mimo_launch.spec.spec import (
+    Clips,
+    EncoderModel,
+    Images,
+    LanguageModel,
+    MambaSizes,
+    Moe,
+    RopeScaling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +40,9 @@ class ModelKind(ABC):
     # Facts.
 
     @property
+    @abstractmethod
     def stage(self) -> str:
-        """The class that builds a stage of an encoder, as `package.module:Class`."""
-        raise TypeError(f"no class builds stages of {self.model.kind} alone")
+        """The class that builds a stage, as `package.module:Class`."""
 
     @property
     def input(self) -> Images | Clips | None:
@@ -82,6 +90,11 @@ class ModelKind(ABC):
         return None
 
     @property
+    def num_kv_heads(self) -> int | None:
+        """Key/value heads, which several query heads of a language model may share, if any."""
+        return None
+
+    @property
     def has_heads_of_hidden(self) -> bool:
         """Whether a head is hidden / heads wide."""
         return False
@@ -126,6 +139,11 @@ class ModelKind(ABC):
         """The mixture of experts of the model, if it has one."""
         return None
 
+    @property
+    def mamba(self) -> MambaSizes | None:
+        """The sizes of its Mamba-2 layers, if it has any."""
+        return None
+
     def has_experts(self, number: int) -> bool:
         """Return whether a layer is a mixture of experts."""
         return False
@@ -133,6 +151,11 @@ class ModelKind(ABC):
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
         return "block with experts" if self.has_experts(number) else "block"
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm stands behind the last layer."""
+        return True
 
     @property
     def is_tied(self) -> bool:

@@ -42,6 +42,11 @@ class LanguageKind(ModelKind):
         return self.model.heads if self.model.attends else None
 
     @property
+    def num_kv_heads(self) -> int | None:
+        """Key/value heads, if any layer attends."""
+        return self.model.num_kv_heads if self.model.attends else None
+
+    @property
     def has_heads_of_hidden(self) -> bool:
         """Whether a head is hidden / heads wide."""
         return self.model.head_dim is None and self.model.attends

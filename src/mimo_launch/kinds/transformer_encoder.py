@@ -86,11 +86,6 @@ class TransformerEncoderKind(ModelKind):
         """Every layer is attention and an MLP."""
         return True
 
-    @property
-    def has_final_norm(self) -> bool:
-        """Whether a norm stands between the last block and the projector."""
-        return True
-
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""
         width = self.model.hidden

@@ -26,12 +26,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
-from mimo_launch.models.language_model import LanguageStage
-from mimo_launch.spec.spec import (
-    LanguageModel,
-    Spec,
-    TransformerEncoder,
-)
+from mimo_launch.spec.spec import Spec
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -151,44 +146,32 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
 
 
 def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
-    """Return the layers of one stage with unset weights.
+    """Return the layers of one stage with unset weights, built by the class that its kind names.
 
     Raises: CustomClassError for a user's class that cannot be used.
     """
     module = spec.modules[stage.module]
-    recompute = module.recompute == "full"
-    if isinstance(module.model, LanguageModel):
-        return LanguageStage(
-            context,
-            module.model,
-            stage,
-            vocab=vocab_size(spec),
-            padded_vocab=padded_vocab_size(spec),
-            global_samples=spec.batch.global_,
-            recompute=recompute,
-        )
-    if isinstance(module.model, TransformerEncoder):
-        width = spec.language.model.hidden
-        return encoder_stage(
-            context, module.model, stage, language_width=width, recompute=recompute
-        )
-    return build_custom_stage(spec, stage, context)
-
-
-def encoder_stage(
-    context: ParallelContext,
-    model: TransformerEncoder,
-    stage: Stage,
-    *,
-    language_width: int,
-    recompute: bool,
-) -> nn.Module:
-    """Return the layers of one stage of an encoder, built by the class that its kind names."""
-    file, _, name = kind_of(model).stage.partition(":")
+    kind = kind_of(module.model)
+    if kind.is_custom:
+        return build_custom_stage(spec, stage, context)
+    options = {"language_width": spec.language.model.hidden}
+    if kind.computes_loss:
+        options = {
+            "vocab": vocab_size(spec),
+            "padded_vocab": padded_vocab_size(spec),
+            "global_samples": spec.batch.global_,
+        }
+    file, _, name = kind.stage.partition(":")
     network: nn.Module = getattr(import_module(file), name)(
-        context, model, stage, language_width=language_width, recompute=recompute
+        context, module.model, stage, recompute=module.recompute == "full", **options
     )
     return network
+
+
+def keep_activations(spec: Spec) -> Spec:
+    """Return the spec without recomputation."""
+    modules = {n: m.model_copy(update={"recompute": "none"}) for n, m in spec.modules.items()}
+    return spec.model_copy(update={"modules": modules})
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:

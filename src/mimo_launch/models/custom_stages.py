@@ -32,8 +32,8 @@ from mimo_launch.layers.parameter_segments import (
 )
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.custom_encoder import CustomClassError, EncoderFactory
-from mimo_launch.spec.spec import CustomModel, Spec
+from mimo_launch.models.custom_encoder import CustomClassError
+from mimo_launch.spec.spec import Spec
 
 MAX_NAMES = 5
 
@@ -112,7 +112,7 @@ def check_custom_classes(spec: Spec) -> None:
 def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Import the class of a module, and call it."""
     module, where = spec.modules[stage.module], _where(spec, stage.module)
-    path, _, attribute = module.model.kind.partition(":")
+    path, _, attribute = kind_of(module.model).stage.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -121,11 +121,10 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         raise CustomClassError(f"{where} importing `{path}` {_failed(error)}") from error
     if not callable(found):
         raise CustomClassError(f"{where} `{path}` has no class or function `{attribute}`")
-    factory, model = cast(EncoderFactory, found), cast(CustomModel, module.model)
     width, recompute = spec.language.model.hidden, module.recompute == "full"
-    call = partial(factory, context, model, stage, language_width=width, recompute=recompute)
+    call = partial(found, context, module.model, stage, language_width=width, recompute=recompute)
     try:
-        inspect.signature(factory).bind(*call.args, **call.keywords)
+        inspect.signature(found).bind(*call.args, **call.keywords)
     except TypeError as error:
         wanted = "(context, model, stage, *, language_width, recompute)"
         raise CustomClassError(f"{where} it is called with {wanted}: {error}") from None

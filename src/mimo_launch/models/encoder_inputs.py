@@ -11,7 +11,7 @@ its callers.
 Legend: P numbers of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol
@@ -25,7 +25,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import Images, Model
+from mimo_launch.spec.spec import Clips, Images, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,10 @@ class Cut(Protocol):
 class Reader:
     """The input of one encoder: `width` values and `axes` coordinates for each patch.
 
-    `shape` returns that of the array that becomes `height x width` rows.
+    `source` says which arrays these are, and how many rows come of them.
     """
 
-    shape: Callable[[int, int], tuple[int, ...]]
+    source: Images | Clips
     width: int
     axes: int
     cut: Cut
@@ -148,9 +148,9 @@ def reader(model: Model) -> Reader:
         # With a grid of learned positions, also the height and width of the image.
         measured = kind.learned_grid is not None
         cut = partial(cut_image, images=images, measured=measured)
-        return Reader(images.input_shape, images.patch_size, 4 if measured else 2, cut)
+        return Reader(images, images.patch_size, 4 if measured else 2, cut)
     if (clips := kind.clips) is not None:
-        return Reader(clips.input_shape, VALUES_PER_BAND * clips.mels, 1, cut_clip)
+        return Reader(clips, VALUES_PER_BAND * clips.mels, 1, cut_clip)
     raise TypeError(f"a model of kind {model.kind} reads no arrays")
 
 

@@ -2,7 +2,7 @@
 
 Decides: which mixer a letter of the pattern stands for.
 Relies on: `layers.mamba`, and on the same attention and MLP as the transformer block.
-Leaves: the rest of the model to `language_model`.
+Leaves: embedding, head and loss to `language_model`.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.mamba import Mamba
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layout.stages import Stage
+from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.transformer_block import Layer, Mlp, MoeMlp, MoeShape
 from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel
 
@@ -97,19 +97,17 @@ class HybridLayer(Layer):
         return x_nD + mixed
 
 
-def hybrid_layers(
-    context: ParallelContext,
-    model: HybridModel,
-    stage: Stage,
-    experts: MoeShape | None,
-    *,
-    recompute: bool,
-) -> nn.ModuleDict:
-    """Return the layers of a stage, named by their number in the whole model."""
-    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
-    return nn.ModuleDict(
-        {
-            str(i): HybridLayer(context, model, model.pattern[i], experts, recompute=recompute)
-            for i in numbers
-        }
-    )
+class HybridStage(LanguageStage):
+    """A stage of layers by the letters of a pattern."""
+
+    model: HybridModel
+
+    def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
+        """Return the layers of the stage, named by their number in the whole model."""
+        context, model = self.context, self.model
+        return nn.ModuleDict(
+            {
+                str(i): HybridLayer(context, model, model.pattern[i], experts, recompute=recompute)
+                for i in self.stage.layers
+            }
+        )

@@ -29,9 +29,8 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.hybrid_layers import hybrid_layers
 from mimo_launch.models.transformer_block import BlockShape, MoeShape
-from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel
+from mimo_launch.spec.spec import DecoderModel, LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,10 @@ class LanguageInput:
 
 
 class LanguageStage(nn.Module):
-    """Consecutive layers; the first stage embeds, the last one computes the loss."""
+    """Consecutive layers; the first stage embeds, the last one computes the loss.
+
+    A subclass for each kind of model makes the layers.
+    """
 
     def __init__(
         self,
@@ -90,11 +92,19 @@ class LanguageStage(nn.Module):
             self.embedding = VocabEmbedding(
                 context, padded_vocab, model.hidden, std=std, counted=stage.is_first
             )
-        self.layers = _layers(context, model, stage, global_samples, recompute=recompute)
+        # The balance loss is the mean over the samples of a step.
+        experts = None
+        if model.moe is not None:
+            experts = MoeShape(model.moe, model.moe.aux_loss / global_samples)
+        self.layers = self.make_layers(experts, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
             if not model.tied:
                 self.head = VocabHead(context, padded_vocab, model.hidden)
+
+    def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
+        """Return the layers of the stage, named by their number in the whole model."""
+        raise NotImplementedError
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the summed loss of the labels.
@@ -146,37 +156,27 @@ class LanguageStage(nn.Module):
         return x_nD
 
 
-def _layers(
-    context: ParallelContext,
-    model: LanguageModel,
-    stage: Stage,
-    global_samples: int,
-    *,
-    recompute: bool,
-) -> nn.ModuleDict:
-    """Return the layers of a stage, named by their number in the whole model.
+class DecoderStage(LanguageStage):
+    """A stage of transformer blocks."""
 
-    Raises: TypeError for a language model of another kind; BackendError as `blocks` does.
-    """
-    # The balance loss is the mean over the samples of a step.
-    moe = None if model.moe is None else MoeShape(model.moe, model.moe.aux_loss / global_samples)
-    if isinstance(model, HybridModel):
-        return hybrid_layers(context, model, stage, moe, recompute=recompute)
-    if not isinstance(model, DecoderModel):
-        raise TypeError(f"no language stage is a {model.kind}")
-    shape = BlockShape(
-        width=model.hidden,
-        heads=model.heads,
-        kv_heads=model.num_kv_heads,
-        head_size=model.head_size,
-        mlp=model.mlp_width,
-        layers=model.layers,
-        norm="rms",
-        gated=True,
-        bias=False,
-        qkv_bias=model.qkv_bias,
-        qk_norm=model.qk_norm,
-        eps=model.norm_eps,
-        moe=moe,
-    )
-    return blocks(context, shape, stage, recompute=recompute)
+    model: DecoderModel
+
+    def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
+        """Return blocks of the library that the context names. Raises: BackendError."""
+        model = self.model
+        shape = BlockShape(
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            mlp=model.mlp_width,
+            layers=model.layers,
+            norm="rms",
+            gated=True,
+            bias=False,
+            qkv_bias=model.qkv_bias,
+            qk_norm=model.qk_norm,
+            eps=model.norm_eps,
+            moe=experts,
+        )
+        return blocks(self.context, shape, self.stage, recompute=recompute)

@@ -211,7 +211,7 @@ def _read_images(
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        shape = how.shape(span.height, span.width)
+        shape = how.source.input_shape(span.height, span.width)
         if image.shape != shape:
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
     return [cut(image) for image in images]

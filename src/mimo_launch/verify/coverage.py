@@ -15,12 +15,11 @@ from itertools import combinations, groupby
 from math import gcd
 from typing import Any
 
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
 from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
-    HybridModel,
-    LanguageModel,
     Spec,
     rank_range,
 )
@@ -83,15 +82,15 @@ def consequences(spec: Spec) -> Facts:
                 f"{fan(mine, theirs)}, {ratio.numerator} to {ratio.denominator}"
             )
             facts[f"islands of `{name}`"] = "one" if gcd(mine, theirs) == 1 else "several"
-    model, grid = spec.language.model, spec.language.grid
-    if isinstance(model, LanguageModel) and model.attends:
-        facts["key/value heads"] = kv_sharing(model.num_kv_heads, grid.tp)
-    if isinstance(model, LanguageModel) and model.moe is not None:
+    kind, grid = kind_of(spec.language.model), spec.language.grid
+    if kind.num_kv_heads is not None:
+        facts["key/value heads"] = kv_sharing(kind.num_kv_heads, grid.tp)
+    if kind.moe is not None:
         experts = spec.language.experts or ExpertGrid()
         replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)
         facts["replicas of experts"] = "one" if replicas == 1 else "several"
-    if isinstance(model, HybridModel) and model.mamba is not None:
-        facts["Mamba groups"] = mamba_sharing(model.mamba.groups, grid)
+    if kind.mamba is not None:
+        facts["Mamba groups"] = mamba_sharing(kind.mamba.groups, grid)
     return facts
 
 

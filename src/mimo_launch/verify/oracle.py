@@ -25,16 +25,16 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_siz
 from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.models.build import build_network
+from mimo_launch.models.build import build_network, keep_activations
 from mimo_launch.models.custom_stages import plain_values, whole_stage
+from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.spec.spec import (
-    CustomModel,
     DecoderModel,
     HybridModel,
     LanguageModel,
     Spec,
 )
-from mimo_launch.verify.oracle_encoders import OneRankEncoder, encode, keep_activations
+from mimo_launch.verify.oracle_encoders import OneRankEncoder, encode
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
 from mimo_launch.verify.oracle_layers import (
     Load,
@@ -64,10 +64,11 @@ class Oracle:
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
             whole = whole_stage(spec, name)
+            # A second forward would use the weights of the network, not those of the oracle.
             network = build_network(keep_activations(spec), whole, context)
             given = plain_values(spec, name, network)
-            if isinstance(module.model, CustomModel):
-                self.custom[name] = OneRankEncoder(name, network, module.model, context)
+            if kind_of(module.model).is_custom:
+                self.custom[name] = OneRankEncoder(name, network, reader(module.model), context)
             for declared in declared_parameters(name, network):
                 for placed in declared.placed:
                     values = initial_values(

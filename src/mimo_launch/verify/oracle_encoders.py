@@ -20,13 +20,11 @@ from torch.func import functional_call
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
+from mimo_launch.models.encoder_inputs import EncoderInput, Reader, pack
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.spec import (
     AudioModel,
-    CustomModel,
     Model,
-    Spec,
     TransformerEncoder,
     VitModel,
 )
@@ -189,22 +187,13 @@ def _sincos(height: int, width: int, size: int) -> Tensor:
     return torch.tensor(np.array(rows), dtype=torch.float64)
 
 
-def keep_activations(spec: Spec) -> Spec:
-    """Return the spec without recomputation, whose second forward would use the network's weights.
-
-    `OneRankEncoder` gives its own weights to one call of the network.
-    """
-    modules = {n: m.model_copy(update={"recompute": "none"}) for n, m in spec.modules.items()}
-    return spec.model_copy(update={"modules": modules})
-
-
 class OneRankEncoder:
     """A network of one stage, called with the oracle's weights."""
 
     def __init__(
-        self, name: str, network: nn.Module, model: CustomModel, context: ParallelContext
+        self, name: str, network: nn.Module, how: Reader, context: ParallelContext
     ) -> None:
-        self.network, self.model, self.context = network, model, context
+        self.network, self.how, self.context = network, how, context
         path_of = {id(p): path for path, p in network.named_parameters()}
         # One segment or several, fused along dim 0, make a parameter.
         self.segments = {
@@ -214,15 +203,15 @@ class OneRankEncoder:
 
     def rows(self, weights: Mapping[str, Tensor], array: np.ndarray) -> Tensor:
         """Return the rows [r, L] of one image, by the weights of all segments."""
-        how, per_row = reader(self.model), self.model.patches_per_row
-        cut = how.cut(array, dtype=self.context.compute_dtype, pinned=False)
+        source = self.how.source
+        cut = self.how.cut(array, dtype=self.context.compute_dtype, pinned=False)
         size = len(cut.values)
         held = range(size)
         packed = EncoderInput(
             mask=image_context([size], held, self.context.device, alone=True),
-            sizes=(size // per_row,),
-            patches=pack([cut], how, self.context, held),
-            images=(self.model.input.size_in_rows(array.shape),),
+            sizes=(size // source.patches_per_row,),
+            patches=pack([cut], self.how, self.context, held),
+            images=(source.size_in_rows(array.shape),),
         )
         values = {
             path: torch.cat([weights[name] for name in names])

@@ -25,7 +25,6 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
-    HybridModel,
     LanguageModel,
     ModuleSpec,
     Spec,
@@ -215,10 +214,10 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
             loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)
-    model = module.model
-    if isinstance(model, LanguageModel) and model.attends:
-        shared = kv_sharing(kv_heads_on(model, module.grid, grid), grid.tp)
-        loss += LOST_SHARING * (shared != kv_sharing(model.num_kv_heads, module.grid.tp))
+    kv_heads = kind_of(module.model).num_kv_heads
+    if kv_heads is not None:
+        shared = kv_sharing(kv_heads_on(kv_heads, module.grid, grid), grid.tp)
+        loss += LOST_SHARING * (shared != kv_sharing(kv_heads, module.grid.tp))
     return loss
 
 
@@ -244,11 +243,11 @@ def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None,
     return best, loss(best)
 
 
-def kv_heads_on(model: LanguageModel, old: Grid, new: Grid) -> int:
+def kv_heads_on(kv_heads: int, old: Grid, new: Grid) -> int:
     """Return a number of key/value heads that tp ranks share if they did, several if possible."""
-    if model.num_kv_heads >= old.tp:
+    if kv_heads >= old.tp:
         return new.tp
-    several = model.num_kv_heads > 1 and new.tp > 2 and new.tp % 2 == 0
+    several = kv_heads > 1 and new.tp > 2 and new.tp % 2 == 0
     return new.tp // 2 if several else 1
 
 
@@ -302,14 +301,14 @@ def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
     """Return the model with key/value heads and Mamba groups shared as before."""
     model = module.model
     if isinstance(model, LanguageModel) and model.num_kv_heads < module.grid.tp:
-        heads = kv_heads_on(model, module.grid, grid)
+        heads = kv_heads_on(model.num_kv_heads, module.grid, grid)
         model = model.model_copy(update={"kv_heads": heads})
-    if isinstance(model, HybridModel) and model.mamba:
+    if (mamba := kind_of(model).mamba) is not None:
         # Whether tp ranks, and cp ranks inside each of them, share a group or have several.
         old, groups = module.grid, 1
-        if model.mamba.groups >= old.tp:
-            local = model.mamba.groups // old.tp
+        if mamba.groups >= old.tp:
+            local = mamba.groups // old.tp
             groups = grid.tp * (grid.cp * min(2, local // old.cp) if local >= old.cp else 1)
-        sizes = model.mamba.model_copy(update={"groups": groups})
+        sizes = mamba.model_copy(update={"groups": groups})
         model = model.model_copy(update={"mamba": sizes})
     return model
