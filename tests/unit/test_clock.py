@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.step_clock import Section, StepClock, TokenExchange
 from mimo_launch.schedule.actions import parse_program
 
 SLOT = parse_program("vision.0F0")[0]
@@ -35,3 +36,14 @@ def test_a_span_that_ends_in_an_error_is_not_noted() -> None:
     with pytest.raises(ZeroDivisionError), clock.span(SLOT):
         _ = 1 / 0
     assert clock.stop() == []
+
+
+def test_a_group_of_several_ranks_notes_its_exchanges() -> None:
+    clock = StepClock(torch.device("cpu"))
+    clock.start()
+    for ranks in ((3,), (3, 5)):
+        with Group(ranks, 0, None, clock).noted():
+            pass
+    with Group((3, 5), 0, None).noted():
+        pass
+    assert [what for what, _, _ in clock.stop()] == [TokenExchange((3, 5))]
