@@ -100,7 +100,7 @@ def test_shards_are_read_and_shown_on_a_page(run_cli: Cli, tmp_path: Path) -> No
     assert "packed into each (data.packing: true), would be" in out
     assert "What is number" in out
     assert f"wrote {html}" in err
-    assert "data: makes the index of 1 shard (train)" in err
+    assert "data: indexing 1 shard (train)" in err
     assert "data: 30 samples (train)" in err
     page = html.read_text()
     assert "data:image/png;base64," in page
@@ -142,7 +142,8 @@ def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) ->
     code, _, err = run_cli(f"data {path} --set batch.seq=8")
     assert code == 1
     assert (
-        "the shards (train) hold no sample to use: 0 are bad, 30 longer than `batch.seq` 8" in err
+        "the shards (train) hold no usable sample: 0 are bad, 30 are longer than `batch.seq` 8"
+        in err
     )
     code, _, err = run_cli(f"data {SPEC} --records 10 --steps 1 --html {tmp_path}/no/page.html")
     assert code == 1

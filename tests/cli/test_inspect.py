@@ -99,7 +99,7 @@ def test_what_is_not_computed_is_named(llama: Path, run_cli: Cli) -> None:
 def test_a_model_of_another_type(run_cli: Cli) -> None:
     assert run_cli("inspect hugging_face/gpt2") == (
         1, "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files\n"
-        "  not read: model_type: gpt2; read are llama, qwen2, qwen3, mixtral, qwen3_moe, "
+        "  not read: model_type: gpt2; supported are llama, qwen2, qwen3, mixtral, qwen3_moe, "
         "siglip_vision_model, clip_vision_model, qwen2_vl_text, qwen2_vl_vision, "
         "whisper, nemotron_h, siglip, clip, llava, qwen2_vl\n", "",
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_part_of_another_type(tmp_path: Path, run_cli: Cli) -> None:
     code, out, _ = run_cli(f"inspect {folder}")
     assert code == 0
     assert "  vision: vit (clip_vision_model)" in out
-    said = "  not read: text_config.model_type: mistral; read are llama, qwen2, qwen3\n"
+    said = "  not read: text_config.model_type: mistral; supported are llama, qwen2, qwen3\n"
     assert said in out
 
 
@@ -151,9 +151,9 @@ def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("config.json", b"[]", "config.json is no JSON object"),
+        ("config.json", b"[]", "config.json is not a JSON object"),
         ("config.json", b'{"model_type": "llama"}', "does not say `"),
-        ("model.safetensors", b"\xff" * 16, "model.safetensors is no safetensors file"),
+        ("model.safetensors", b"\xff" * 16, "model.safetensors is not a safetensors file"),
         ("model.safetensors", b"\x02" + bytes(7) + b"{]", "model.safetensors cannot be read"),
         ("model.safetensors", b"\x02" + bytes(7) + b"[]", "model.safetensors cannot be read"),
         ("model.safetensors", b"", "model.safetensors cannot be read"),
@@ -171,7 +171,7 @@ def test_a_folder_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_attention_heads": 0}, "of config.json, `heads` is `0`; it must be"),
+        ({"num_attention_heads": 0}, "in config.json, `heads` is `0`; it must be"),
         ({"num_hidden_layers": 1.5}, "`layers` is `1.5`, a number with a fraction"),
         ({"rope_parameters": [1]}, "rope_type: [1]"),
         ({"model_type": "clip_vision_model", "hidden_act": ["gelu"]}, "is malformed: TypeError"),

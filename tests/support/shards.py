@@ -155,7 +155,7 @@ def planted(number: int) -> tuple[dict[str, Any], str, bool]:
     cases: list[tuple[dict[str, Any], str, bool]] = [
         ({**good, "jpg": image[: len(image) // 2]}, "truncated", True),
         ({"jpg": image}, "it has no .json", False),
-        ({**good, "jpg": b"no image at all"}, "its .jpg is no image", False),
+        ({**good, "jpg": b"no image at all"}, "its .jpg cannot be read as an image", False),
         ({**good, "png": _bomb()}, "10000 x 5000 = 50.0 million pixels", False),
         (
             {"json": {"messages": [{"role": "user", "content": "?"}, _answer(" ")]}},

@@ -142,7 +142,7 @@ def test_what_a_decoder_does_not_compute_is_refused(
     ("config", "words"),
     [
         ("{", "config.json cannot be read"),
-        ("[]", "config.json is no JSON object"),
+        ("[]", "config.json is not a JSON object"),
         (CONFIG | {"hidden_size": "64"}, "`hidden_size` in config.json is 64, not a number"),
         (CONFIG | {"vocab_size": None}, "config.json does not say `vocab_size`"),
         (CONFIG | {"num_hidden_layers": True}, "is true, not a number"),

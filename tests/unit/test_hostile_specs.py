@@ -119,7 +119,7 @@ def test_fifos_and_devices_are_no_specs(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.yaml")
     for path in (tmp_path / "fifo.yaml", Path("/dev/zero")):
         (found,) = load_and_check(path).diagnostics
-        assert (found.code, "no regular file" in found.headline) == ("unreadable-file", True)
+        assert (found.code, "not a regular file" in found.headline) == ("unreadable-file", True)
 
 
 @pytest.mark.parametrize(

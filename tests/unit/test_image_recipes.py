@@ -147,10 +147,10 @@ def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"image_processor_type": "ViTImageProcessor"}, "ViTImageProcessor; known are CLIP"),
+        ({"image_processor_type": "ViTImageProcessor"}, "ViTImageProcessor; supported are CLIP"),
         ({"image_processor_type": "CLIPImageProcessor", "do_pad": True}, "do_pad: true"),
         ({"image_processor_type": "CLIPImageProcessor", "size": {"longest_edge": 3}}, "size"),
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
     ],
 )
 def test_a_processor_that_is_not_understood_is_refused(
@@ -183,6 +183,6 @@ def test_no_size_is_made_of_a_line(tmp_path: Path) -> None:
 )
 def test_no_aspect_makes_a_giant_of_an_image(recipe: ImageRecipe) -> None:
     """On the way to 224 x 224 a line of 20,000 pixels would be 224 x 4,480,000, or a square."""
-    with pytest.raises(ImageTooThin, match=r"20000 x 1 pixels become \d+ million on the way"):
+    with pytest.raises(ImageTooThin, match=r"20000 x 1 pixels become \d+ million while resizing"):
         recipe.size(1, 20_000)
     assert min(recipe.size(10, 2_000)) == 224

@@ -94,7 +94,9 @@ def test_frames_are_whole_rows_and_known_from_the_header() -> None:
         assert num_frames(model(stack=4), size, rate) == 240
         assert num_frames(model(frames=234), size, rate) == 234, "less than a frame is cut off"
         for fixed in (False, True):
-            with pytest.raises(ClipTooLong, match=r"a clip of 2\.35 s, of which 2\.32 s are heard"):
+            with pytest.raises(
+                ClipTooLong, match=r"a clip of 2\.35 s, but at most 2\.32 s are enc"
+            ):
                 num_frames(model(frames=232, fixed_length=fixed), size, rate)
         assert num_frames(model(fixed_length=True), size, rate) == 3000
     assert num_frames(model(stack=4), 1, RATE) == 8
@@ -111,7 +113,7 @@ def test_clips_of_any_length_have_features(size: int) -> None:
 
 @pytest.mark.parametrize("samples", [np.zeros(0), np.array([0.0, np.nan]), np.array([np.inf])])
 def test_damaged_clips_are_refused(samples: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="a clip of"):
+    with pytest.raises(ValueError, match="a clip with"):
         log_mel(samples, RATE, 80)
 
 

@@ -238,7 +238,7 @@ def test_an_index_is_made_once_and_again_when_something_has_changed(tmp_path: Pa
         opened(made, heard)
         return heard[0].why if heard else ""
 
-    assert made_again() == "there is none yet"
+    assert made_again() == "no index yet"
     assert made_again() == ""
     folder = opened(made).splits["train"].index.folder
     assert folder.parent == tmp_path / ".mimo-index"
@@ -251,20 +251,20 @@ def test_an_index_is_made_once_and_again_when_something_has_changed(tmp_path: Pa
     assert made_again() == "the tokenizer has changed"
     with (folder / "tokens").open("ab") as file:
         file.write(b"1234")
-    assert re.match("it is damaged: column tokens has", made_again())
+    assert re.match("the index is damaged: column tokens has", made_again())
     (folder / "run_end").unlink()
-    assert made_again() == "it is damaged: column run_end is missing"
+    assert made_again() == "the index is damaged: column run_end is missing"
     (folder / "index.json").write_text("{")
-    assert made_again() == "it is damaged: index.json is no JSON"
+    assert made_again() == "the index is damaged: index.json is not JSON"
     (folder / "index.json").write_text(json.dumps({"version": 0}))
-    assert made_again() == "it is damaged: another version wrote it"
+    assert made_again() == "the index is damaged: another version wrote it"
     assert made_again() == ""
     assert [each.name for each in folder.parent.iterdir() if each.is_dir()] == [folder.name]
     # Another length of sequence needs no other index, other sizes of images do.
     made = shard_spec(tmp_path, seq=256)
     assert made_again() == ""
     made = shard_spec(tmp_path, max_rows=12)
-    assert made_again() == "there is none yet"
+    assert made_again() == "no index yet"
 
 
 def test_an_index_goes_where_it_is_told_to_or_can(
@@ -297,10 +297,10 @@ def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) 
 
 def test_too_many_bad_records_and_no_records_are_refused(tmp_path: Path) -> None:
     write_shards(tmp_path, samples=10, bad=5, shards=1)
-    with pytest.raises(NotTrainable, match=r"are bad, `data.max_bad_samples` allows 3;"):
+    with pytest.raises(NotTrainable, match=r"are bad, but `data.max_bad_samples` allows 3;"):
         opened(shard_spec(tmp_path, max_bad_samples=3))
     write_shard(tmp_path / "000.tar", [("x", {"txt": "no conversation"})])
-    with pytest.raises(NotTrainable, match="hold no sample to use: 1 are bad"):
+    with pytest.raises(NotTrainable, match="hold no usable sample: 1 are bad"):
         opened(shard_spec(tmp_path))
 
 
@@ -333,7 +333,7 @@ def test_a_caption_of_a_picture_that_is_not_read_is_bad(tmp_path: Path) -> None:
     found = opened(shard_spec(tmp_path, template="caption"))
     assert found.name("train", 0) == "a.tar no"
     (bad,) = found.splits["train"].index.bad()
-    assert bad["why"].startswith("it has nothing to be a caption of; its .svg is not read: write")
+    assert bad["why"].startswith("it has no image or clip; its .svg is not read: write")
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -359,7 +359,7 @@ def test_a_clip_that_is_not_heard_to_its_end_is_bad(tmp_path: Path, fixed: bool)
     bad = {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
     assert bad.keys() == {"long", "slow"}
     assert all(
-        "for `sound`, a clip of 1.01 s, of which 1 s are heard" in why for why in bad.values()
+        "for `sound`, a clip of 1.01 s, but at most 1 s are encoded" in why for why in bad.values()
     )
 
 
@@ -417,8 +417,8 @@ def test_of_two_processes_one_makes_the_index(tmp_path: Path) -> None:
         process.join()
     assert [count for count, _ in told] == [60, 60]
     whys = sorted(why for _, said in told for why in said)
-    assert whys.count("there is none yet") == 1
-    assert set(whys) <= {"there is none yet", "another process makes it"}
+    assert whys.count("no index yet") == 1
+    assert set(whys) <= {"no index yet", "another process does it, waiting"}
     assert len([each for each in (tmp_path / ".mimo-index").iterdir() if each.is_dir()]) == 1
 
 
@@ -429,7 +429,7 @@ def test_what_is_found_is_said_before_a_run(
     made = with_vocab(shard_spec(tmp_path))
     ready_shards(made, Console(), speaks=True)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "data: makes the index of 2 shards (train): there is none yet"
+    assert said[0] == "data: indexing 2 shards (train): no index yet"
     assert said[1].startswith("data: 21 samples (train); 9 bad, see ")
     ready_shards(made, Console(), speaks=True)
     assert capsys.readouterr().err.splitlines() == said[1:]

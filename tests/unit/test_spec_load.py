@@ -51,6 +51,20 @@ def test_a_run_that_saves_nothing_says_none() -> None:
     assert fault.help.startswith("write `checkpoint: {...}`")
 
 
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("optimizer.betas=1", "`betas`: AdamW's decay rates of the two moments"),
+        ("modules.language.model.qk_norm=1", "`qk_norm`: RMSNorm on each query and key head"),
+        ("modules.language.model.tied=1", "`tied`: use the token embedding as the output layer"),
+        ("modules.vision.model.patch_bias=1", "`patch_bias`: a bias in the embedding of patches"),
+    ],
+)
+def test_the_meaning_of_a_key_keeps_the_capitals_of_names(override: str, why: str) -> None:
+    [fault] = load_text(VALID, overrides=[override]).diagnostics
+    assert fault.why == why
+
+
 def test_valid_spec_loads() -> None:
     loaded = load()
     assert loaded.diagnostics == ()

@@ -68,8 +68,8 @@ def test_a_whole_module_can_be_replaced() -> None:
         ("train.steps=[1", "not YAML"),
         ("modules.visoin.grid.tp=3", "no module `visoin`"),
         ("version.x=3", "single value"),
-        ("modules.vision.order.9=tp", "none of its items"),
-        ("modules.vision.order.x=tp", "none of its items"),
+        ("modules.vision.order.9=tp", "not one of its items"),
+        ("modules.vision.order.x=tp", "not one of its items"),
     ],
 )
 def test_overrides_that_lead_nowhere(override: str, words: str) -> None:

@@ -130,7 +130,7 @@ def test_key_before_a_merge_wins() -> None:
         ("a:\n\tb: 2\n", 2, 1, "tab"),
         ("a: b: c\n", 1, 5, "second `:`"),
         ("a: *nope\n", 1, 4, "without an anchor"),
-        ("a: 'b\n", 2, 1, "quotation mark"),
+        ("a: 'b\n", 2, 1, "quoted text"),
         ("a: 1\nb\n", 3, 1, "without `:`"),
         ("a: !!python/object:os.system x\n", 1, 4, "not used here"),
         ("a: !!binary aGk=\n", 1, 4, "not used here"),

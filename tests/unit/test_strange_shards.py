@@ -81,9 +81,9 @@ def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
 @pytest.mark.parametrize(
     ("size", "kind", "why"),
     [
-        (-512, tarfile.REGTYPE, "a member of -512 bytes behind byte 512"),
+        (-512, tarfile.REGTYPE, "a member of -512 bytes after byte 512"),
         (-100, tarfile.REGTYPE, "a member of -100 bytes"),
-        (1 << 80, tarfile.GNUTYPE_LONGNAME, "makes no sense"),
+        (1 << 80, tarfile.GNUTYPE_LONGNAME, "a bad header after byte"),
     ],
 )
 def test_sizes_that_no_member_has_end_a_shard(
@@ -232,7 +232,10 @@ def huge_png() -> bytes:
             {**conversation("<image>?"), "svg": b"<svg/>", "0.heic": b"x"},
             "0 images and 1 marker for them; its .0.heic, .svg are not read: write images as .png",
         ),
-        ({**conversation("<image>?"), "eps": b"%!PS", "png": b"%!PS-Adobe-3.0 EPSF"}, "no image"),
+        (
+            {**conversation("<image>?"), "eps": b"%!PS", "png": b"%!PS-Adobe-3.0 EPSF"},
+            "cannot be read as an image",
+        ),
         (conversation([{"type": ["image"]}]), "unknown type ['image']"),
         (conversation([{"type": {}}]), "unknown type {}"),
     ],

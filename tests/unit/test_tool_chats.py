@@ -224,7 +224,7 @@ FIRST_CALL = QWEN3.replace("in message.tool_calls or []", "in (message.tool_call
             r"does not write `content` of message 2 \(critic\)",
         ),
         (LLAMA31, {"messages": [ASKED, TWO]}, "only supports single tool-calls"),
-        (LATER, {"messages": [ASKED, ANSWER]}, r"`\{% generation %\}`.*chat_template.jinja"),
+        (LATER, {"messages": [ASKED, ANSWER]}, r"chat_template.jinja.*`\{% generation %\}`"),
         (QWEN3, {"messages": LOOP, "tools": 3}, "`tools` of its JSON is a number, not a list"),
         (QWEN3, {"messages": LOOP, "tools": "{"}, "`tools` of its JSON is text, not a list"),
         (

@@ -37,8 +37,8 @@ def num_frames(model: Clips, num_samples: int, rate: int) -> int:
     most = model.frames if model.fixed_length else model.max_rows * model.frames_per_row
     if num_samples * RATE // (rate * HOP) > most:
         raise ClipTooLong(
-            f"a clip of {num_samples / rate:.2f} s, of which {most * HOP / RATE:g} s are heard; "
-            "cut it into parts that have a text each"
+            f"a clip of {num_samples / rate:.2f} s, but at most {most * HOP / RATE:g} s are "
+            "encoded; cut it into parts, each with its own text"
         )
     if model.fixed_length:
         return model.frames
@@ -63,9 +63,9 @@ def log_mel(
     mono = np.asarray(samples, dtype=np.float32)
     mono = mono.mean(axis=1) if mono.ndim == 2 else mono
     if not len(mono):
-        raise ValueError("a clip of no samples")
+        raise ValueError("a clip without samples")
     if not np.isfinite(mono).all():
-        raise ValueError("a clip of samples that are not all finite")
+        raise ValueError("a clip with samples that are not finite")
     if rate != RATE:
         import soxr
 

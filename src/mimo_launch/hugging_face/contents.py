@@ -85,7 +85,8 @@ def read_contents(folder: Path) -> Contents:
         tuple(sorted({header.file for header in headers.values()})),
         dict(dtypes),
         tuple(
-            f"{setting}; read are {', '.join(types)}" for setting, types in parts_not_read(config)
+            f"{setting}; supported are {', '.join(types)}"
+            for setting, types in parts_not_read(config)
         ),
     )
 
@@ -102,7 +103,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
             plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
             model = model_from_data({"kind": family.kind, **plain})
         except ValueError as error:
-            raise ConfigError(f"of {CONFIG}, {error}") from error
+            raise ConfigError(f"in {CONFIG}, {error}") from error
         mine = {
             name: header
             for name, header in headers.items()

@@ -45,7 +45,7 @@ def read_config(folder: Path) -> Config:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{CONFIG} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{CONFIG} is no JSON object")
+        raise ConfigError(f"{CONFIG} is not a JSON object")
     return config
 
 
@@ -149,12 +149,12 @@ def weight_files(folder: Path) -> list[str]:
 def _headers(path: Path) -> Iterator[tuple[str, TensorHeader]]:
     try:
         if not path.is_file():
-            raise FilesError(f"{path.name} is not there, or no regular file")
+            raise FilesError(f"{path.name} is missing, or not a regular file")
         with path.open("rb") as file:
             size = path.stat().st_size
             length = int.from_bytes(file.read(8), "little")
             if length > min(MAX_HEADER, size):
-                raise FilesError(f"{path.name} is no safetensors file")
+                raise FilesError(f"{path.name} is not a safetensors file")
             content = parse_json(file.read(length).decode("utf-8"))
         found, spans = {}, []
         for name, entry in content.items():
@@ -180,7 +180,9 @@ def _check_places(
     end = 0
     for name, header, place in sorted(spans, key=lambda span: span[2]):
         if len(place) != 2 or place[0] != end or place[1] < place[0]:
-            raise FilesError(f"{file} is damaged: {name} does not lie behind the tensor before it")
+            raise FilesError(
+                f"{file} is damaged: {name} does not begin where the tensor before it ends"
+            )
         end = place[1]
         width = _BYTES.get(header.dtype)
         if width is not None and header.numel * width != end - place[0]:
@@ -190,12 +192,12 @@ def _check_places(
             )
     if end != size:
         what = "cut off" if end > size else "damaged"
-        raise FilesError(f"{file} is {what}: its header names {end:,} bytes, it has {size:,}")
+        raise FilesError(f"{file} is {what}: its header names {end:,} bytes, but it has {size:,}")
 
 
 def _numbers(entry: Any) -> tuple[int, ...]:
     if not isinstance(entry, list) or not all(type(n) is int and 0 <= n < 2**62 for n in entry):
-        raise ValueError(f"{short(entry)} is no list of sizes")
+        raise ValueError(f"{short(entry)} is not a list of sizes")
     if len(entry) > _MAX_DIMENSIONS:
         raise ValueError(f"{len(entry)} dimensions")
     return tuple(entry)

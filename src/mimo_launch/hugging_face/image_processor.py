@@ -104,12 +104,14 @@ class ImageRecipe:
 
 def _limit(height: int, width: int, *, made: int) -> None:
     if made > MOST_PIXELS:
-        raise ImageTooThin(f"{width} x {height} pixels become {made / 1e6:.0f} million on the way")
+        raise ImageTooThin(
+            f"{width} x {height} pixels become {made / 1e6:.0f} million while resizing"
+        )
 
 
 def _smart(height: int, width: int, rule: Smart) -> tuple[int, int]:
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ImageTooThin(f"{width} x {height} pixels are more than {MAX_ASPECT} to 1")
+        raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
     factor = rule.factor
     tall, wide = round(height / factor) * factor, round(width / factor) * factor
     if tall * wide > rule.max_pixels:
@@ -157,7 +159,7 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     model, data = spec.encoders[encoder].model, spec.data
     images = kind_of(model).images
     if images is None or not isinstance(data, WebdatasetData):
-        raise ProcessorError(f"`{encoder}` reads no images of shards")
+        raise ProcessorError(f"`{encoder}` does not read images of shards")
     folder = processor_folder(spec, encoder)
     if folder is not None:
         return read_recipe(folder)
@@ -198,7 +200,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
     kind = kind.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)
-        raise ProcessorError(f"its image processor is {name}; known are {known}")
+        raise ProcessorError(f"its image processor is {name}; supported are {known}")
     config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
         pads = bool(config.get("do_pad", False))
@@ -218,7 +220,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
             std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
         )
     except (TypeError, ValueError, KeyError) as error:
-        raise ProcessorError(f"a setting of its {name} is not understood: {error}") from error
+        raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
 
 
 def read_processor(folder: Path) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def read_processor(folder: Path) -> dict[str, Any]:
         found = config.get("image_processor", config) if isinstance(config, dict) else None
         if isinstance(found, dict):
             return found
-        raise ProcessorError(f"{name} is no JSON object")
+        raise ProcessorError(f"{name} is not a JSON object")
     raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")
 
 

@@ -121,7 +121,9 @@ def _depth(config: Config, inner: Config) -> int:
     if isinstance(chosen, list):
         return layers  # `_refused` says so.
     if isinstance(chosen, bool) or not isinstance(chosen, int) or not -layers <= chosen <= layers:
-        raise ConfigError(f"`vision_feature_layer` is {short(chosen)}, with {layers} layers")
+        raise ConfigError(
+            f"`vision_feature_layer` is {short(chosen)}, but the tower has {layers} layers"
+        )
     return chosen if chosen >= 0 else layers + 1 + chosen
 
 

@@ -64,7 +64,7 @@ def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:
         if not 0 <= size <= MAX_COUNT:
             raise ValueError(f"the largest id is {size - 1}")
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise TokenizerError(f"{TOKENIZER} is not understood: {error!r}") from error
+        raise TokenizerError(f"{TOKENIZER} cannot be used: {error!r}") from error
     return size, added
 
 
@@ -109,5 +109,5 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{file.name} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise TokenizerError(f"{file.name} is no JSON object")
+        raise TokenizerError(f"{file.name} is not a JSON object")
     return found

@@ -50,7 +50,7 @@ def _rank_range(value: Any) -> Any:
         value = str(value)
     match = _RANKS.match(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("no range")
+        raise ValueError("not a range")
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise ValueError("the range ends before it starts")
@@ -79,7 +79,7 @@ def _size(value: Any) -> Any:
     if match is None:
         raise ValueError("a size is a number and a unit")
     if match[2] not in _UNITS:
-        raise ValueError(f"`{match[2]}` is no unit; write {listing(list(_UNITS))}")
+        raise ValueError(f"`{match[2]}` is not a unit; write {listing(list(_UNITS))}")
     if float(match[1]) == 0:
         raise ValueError("it is 0")
     return f"{match[1]}{match[2]}"
@@ -111,7 +111,7 @@ def _path(value: Any) -> Any:
     """Accept what can be a path. Raises: ValueError for anything else."""
     if isinstance(value, str):
         if "\0" in value:
-            raise ValueError("a path holds no NUL")
+            raise ValueError("a path cannot contain NUL")
         if len(os.fsencode(value)) > _MAX_PATH:
             raise ValueError(f"a path has at most {_MAX_PATH} bytes")
         if any(len(os.fsencode(part)) > _MAX_NAME for part in value.split("/")):

@@ -38,16 +38,16 @@ class CustomModel(EncoderModel):
         json_schema_extra={"expected": "`package.module:Name`"},
     )
     layers: Layers = Field(
-        description="Number of layers, which pipeline stages share out.", examples=[4]
+        description="Number of layers, which are split over pipeline stages.", examples=[4]
     )
     hidden: Count = Field(
         description="Width of the tokens between layers, and between stages.", examples=[128]
     )
     heads: Count | None = Field(
-        None, description="Number of attention heads, to be checked against tp, if it has any."
+        None, description="Number of attention heads, if it has any; they are checked against tp."
     )
     input: Annotated[ImageInput | AudioInput, Field(discriminator="kind")] = Field(
-        description="What it reads, and how many rows come of it.",
+        description="What it reads, and how many rows it makes of it.",
         examples=["{kind: image, patch: 4}"],
     )
     parameters: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | None = Field(
@@ -56,7 +56,7 @@ class CustomModel(EncoderModel):
         "never imports the class; without it they leave the module out.",
     )
     options: dict[str, Any] = Field(
-        {}, description="Whatever else the class wants to know; nothing here reads it."
+        {}, description="Whatever else the class needs to know; nothing else reads it."
     )
 
     @property

@@ -17,13 +17,13 @@ class _Samples(Strict):
 
     max_bad_samples: CountFrom0 = Field(
         100,
-        description="Samples that cannot be read and are left out, each reported by its id; one "
-        "more over the whole run stops it.",
+        description="Samples that may be left out because they cannot be read; each is reported by "
+        "its id, and one more over the whole run stops it.",
     )
     packing: bool = Field(
         False,
         description="Let records share a sequence: as many as fit in `batch.seq`, in the order of "
-        "training. They do not see each other. `batch.global` then counts sequences.",
+        "training. They do not attend to each other. `batch.global` then counts sequences.",
     )
 
 
@@ -83,7 +83,7 @@ class CaptionTemplate(Strict):
         description="Key of a sample's JSON that holds the text; default: its `.txt` member, or "
         "the key `text` or `caption`.",
     )
-    prompt: str = Field("", description="Stands before each text; nothing is learnt from it.")
+    prompt: str = Field("", description="Text in front of each caption; it is not learnt.")
 
 
 class ChatTemplate(Strict):
@@ -95,18 +95,16 @@ class ChatTemplate(Strict):
         description="Key of a sample's JSON that holds the list of messages; default `messages` "
         "or `conversations`.",
     )
-    system: str | None = Field(
-        None, description="System prompt of the conversations that bring none."
-    )
+    system: str | None = Field(None, description="System prompt of conversations that have none.")
     variables: dict[str, bool | int | float | str] = Field(
         {},
-        description="Variables of the chat template, which `apply_chat_template` takes as "
-        "keywords, such as `enable_thinking: false`.",
+        description="Variables of the chat template, as `apply_chat_template` takes them as "
+        "keyword arguments, such as `enable_thinking: false`.",
         examples=[{"enable_thinking": False}],
     )
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = Field(
         None,
-        description="The day that a chat template gets when it asks for the date of today.",
+        description="The date that a chat template gets when it asks for today's.",
         examples=["2026-01-31"],
     )
 
@@ -157,7 +155,7 @@ class WebdatasetData(_Samples):
     max_rows: Count = Field(
         256,
         description="For encoders without a processor: most rows of an image. Images keep their "
-        "aspect, as near as whole rows allow.",
+        "aspect ratio, as nearly as whole rows allow.",
     )
     too_long: Literal["drop", "truncate", "error"] = Field(
         "drop",
@@ -170,16 +168,16 @@ class WebdatasetData(_Samples):
     )
     max_characters: Count = Field(
         4_000_000,
-        description="Samples whose text has more characters than this are bad; it is never made "
-        "into tokens, which takes some 300 bytes of memory a character.",
+        description="Samples whose text has more characters than this are bad; it is never "
+        "tokenized, which takes some 300 bytes of memory per character.",
     )
     index: LocalPath | None = Field(
         None,
         description="Folder for the index of the samples; default `.mimo-index` beside the shards, "
-        "or below your cache folder where that cannot be written.",
+        "or under your cache folder if that cannot be written.",
     )
     decode_threads: Count = Field(
-        4, description="Threads of each rank that decode images and clips of a step."
+        4, description="Threads of each rank that decode the images and clips of a step."
     )
 
 

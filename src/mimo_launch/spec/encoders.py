@@ -55,8 +55,9 @@ class TransformerEncoder(EncoderModel):
     mlp: Count | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
     projector: Literal["mlp", "linear", "merger"] = Field(
         "mlp",
-        description="Last layer of the encoder: two linear maps with a GELU, or one. `merger`: "
-        "two, between them as wide as a row of patches, as in Qwen2-VL.",
+        description="Last layer of the encoder. `mlp`: two linear maps with an activation between "
+        "them; `linear`: one; `merger`: as `mlp`, but as wide inside as the patches of a row, as "
+        "in Qwen2-VL.",
     )
 
     @property
@@ -122,29 +123,29 @@ class VitModel(Images, TransformerEncoder):
     shuffle: Count = Field(
         1,
         description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
-        "becomes one row, as wide as all of them, in front of the projector.",
+        "becomes one row, as wide as all of them, before the projector.",
     )
     positions: Literal["sincos", "rope2d", "learned"] = Field(
         "sincos",
-        description="How a patch tells its place: fixed 2-D sine and cosine, added to it, or "
-        "`rope2d`: queries and keys turned by its row and column, as in Qwen2-VL. "
-        "`learned`: a table over a grid of `image`, added; other sizes interpolate.",
+        description="Positions of patches. `sincos`: fixed 2-D sines and cosines, added; `rope2d`: "
+        "queries and keys rotated by row and column, as in Qwen2-VL; `learned`: a table over a "
+        "grid of `image`, added, and interpolated for other sizes.",
     )
     image: tuple[Count, Count] | None = Field(
         None,
-        description="Height and width, in patches, of the grid of learned positions.",
+        description="Height and width of the grid of learned positions, in patches.",
         examples=["[24, 24]"],
         strict=False,
     )
     class_token: bool = Field(
         False,
-        description="A learned token beside the patches of each image, as in CLIP; it becomes no "
-        "row.",
+        description="A learned token beside the patches of each image, as in CLIP; no row is made "
+        "of it.",
     )
     patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
     pre_norm: bool = Field(False, description="LayerNorm before the first layer, as in CLIP.")
     final_norm: bool = Field(
-        True, description="LayerNorm behind the last layer; LLaVA projects without one."
+        True, description="LayerNorm after the last layer; LLaVA projects without one."
     )
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1e-5, description="Added to the variance in every LayerNorm of the module."
@@ -157,7 +158,7 @@ class VitModel(Images, TransformerEncoder):
     projector_activation: Activation = Field("gelu", description="The same, inside the projector.")
     temporal_patch: Count = Field(
         1,
-        description="Frames of a patch, as of a convolution over time; an image is repeated.",
+        description="Frames of a patch, for a convolution over time; a single image is repeated.",
     )
 
     @property
@@ -185,7 +186,7 @@ class Clips(Strict):
     stack: Count = Field(
         1,
         description="Frame stacking: this many neighbouring tokens become one row, as wide as all "
-        "of them, in front of the projector.",
+        "of them, before the projector.",
     )
 
     @property

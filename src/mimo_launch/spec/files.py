@@ -24,7 +24,7 @@ def read_small(path: str | Path, most: int) -> bytes:
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most / MEGABYTE:g} MB")
         return file.read(most)

@@ -34,7 +34,7 @@ def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -
     if near:
         help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
     elif "options" in known:
-        help_ = f"write it under `options`, which are passed on to your class: {{{key}: ...}}"
+        help_ = f"write it under `options`, which is passed on to your class: {{{key}: ...}}"
     else:
         help_ = "delete it; the keys here are " + ", ".join(f"`{name}`" for name in known)
     return Diagnostic(
@@ -103,8 +103,8 @@ def bad_module_name(path: YamlPath) -> Diagnostic:
     """Report a module name that would not work in paths, files and metrics."""
     return Diagnostic(
         code="bad-value",
-        headline=f"`{path[-1]}` is no module name; it must be lower-case letters, digits and `_`, "
-        "at most 64",
+        headline=f"`{path[-1]}` is not a module name; it must be lower-case letters, digits and "
+        "`_`, at most 64",
         path=path,
         at_key=True,
         why="module names appear in `--set` paths, in metrics and in files",
@@ -120,7 +120,7 @@ def too_many_modules(path: YamlPath, number: int, most: int) -> Diagnostic:
         path=path,
         at_key=True,
         why="each module has a grid, groups and a bridge of its own",
-        help="join encoders that read the same inputs into one",
+        help="merge encoders that read the same inputs into one",
     )
 
 
@@ -133,7 +133,7 @@ def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> 
     near = close_matches(value, kinds)
     if own and looks_like_class_path(value, kinds):
         near = [guess] if (guess := nearest_class_path(value)) else []
-        why = "a class of your own is named by its module, as `import` takes it, `:` and its name"
+        why = "a class of your own is written `package.module:Name`, with the module as in `import`"
     guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?" if near else ""
     return Diagnostic(
         code="unknown-kind",
@@ -146,7 +146,10 @@ def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> 
 
 def _meaning(name: str, schema: dict[str, Any]) -> str:
     text = str(schema.get("description", ""))
-    return f"`{name}`: {text[:1].lower()}{text[1:].rstrip('.')}" if text else ""
+    # `AdamW's` and `RMSNorm` stay as they are.
+    first = text.partition(" ")[0]
+    start = text[:1].lower() if first[1:].islower() or len(first) == 1 else text[:1]
+    return f"`{name}`: {start}{text[1:].rstrip('.')}" if text else ""
 
 
 def _example(schema: dict[str, Any]) -> str:

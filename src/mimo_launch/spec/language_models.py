@@ -18,7 +18,7 @@ class ExpertGrid(Strict):
     What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
     """
 
-    ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are dealt out.")
+    ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are split.")
     tp: Places = Field(
         1, description="Tensor-parallel size of the experts: the width of each is split."
     )
@@ -39,8 +39,8 @@ class Moe(Strict):
     width: Count = Field(description="Width inside an expert.", examples=[256])
     score: Literal["softmax", "sigmoid"] = Field(
         "softmax",
-        description="What the router makes of its logits, over all experts: `softmax` as in "
-        "Mixtral and Qwen3, `sigmoid` as in DeepSeek-V3.",
+        description="How the router turns its logits into scores, over all experts: `softmax` as "
+        "in Mixtral and Qwen3, `sigmoid` as in DeepSeek-V3.",
     )
     normalize: bool = Field(
         True, description="Divide the scores of the chosen experts by their sum."
@@ -49,7 +49,7 @@ class Moe(Strict):
         1.0, description="Factor on the scores of the chosen experts."
     )
     shared: CountFrom0 = Field(
-        0, description="Width of an MLP that every token goes through besides; 0: none."
+        0, description="Width of a shared expert, which every token goes through too; 0: none."
     )
     aux_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.01, description="Coefficient of the loss that balances the load of the experts."
@@ -58,7 +58,7 @@ class Moe(Strict):
         None,
         description="Each expert has a bias that is added to its score while experts are chosen, "
         "and moves by this towards an even load after each step, as in DeepSeek-V3; 0: it stays "
-        "as loaded; none: there is no bias.",
+        "as loaded; `null`: there is no bias.",
         examples=[0.001],
     )
     every: Count = Field(
@@ -87,16 +87,18 @@ class RopeScaling(Strict):
     """
 
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        description="How much slower the longest wavelengths turn.", examples=[8.0]
+        description="How many times slower the longest wavelengths rotate.", examples=[8.0]
     )
     low_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1.0, description="Wavelengths above original length / this turn `factor` times slower."
+        1.0, description="Wavelengths above original length / this rotate `factor` times slower."
     )
     high_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        4.0, description="Wavelengths below original length / this stay; in between a mixture."
+        4.0,
+        description="Wavelengths below original length / this do not change; those in between are "
+        "interpolated.",
     )
     original_max_position_embeddings: Count = Field(
-        8192, description="Length of sequences in the first training, in tokens."
+        8192, description="Original length: that of sequences before the scaling, in tokens."
     )
 
 
@@ -123,8 +125,8 @@ class LanguageModel(Strict):
     )
     moe: Moe | None = Field(
         None,
-        description="Experts in place of the MLP, in all layers of a decoder or in those that "
-        "`every` and `first_dense` leave, in the layers `E` of a hybrid.",
+        description="Experts in place of the MLP: in the layers of a decoder that `every` and "
+        "`first_dense` select, by default all, or in the layers `E` of a hybrid.",
         examples=["{experts: 8, top_k: 2, width: 256}"],
     )
 
@@ -183,8 +185,8 @@ class DecoderModel(LanguageModel):
     )
     mrope: tuple[Count, Count, Count] | None = Field(
         None,
-        description="Pairs of each head that turn with time, height and width (M-RoPE, as in "
-        "Qwen2-VL), head size / 2 together; without it all turn with the place in the sequence.",
+        description="Pairs of each head that rotate with time, height and width (M-RoPE, as in "
+        "Qwen2-VL), head size / 2 together; without it all rotate with the place in the sequence.",
         examples=["[16, 24, 24]"],
         strict=False,
     )
@@ -223,18 +225,19 @@ class MambaSizes(Strict):
 
     heads: Count = Field(description="Heads of the state space model.", examples=[8])
     head_dim: Count = Field(64, description="Channels of a head.")
-    state: Count = Field(128, description="Numbers that a head remembers per channel.")
+    state: Count = Field(128, description="Size of the state of a head, per channel.")
     groups: Count = Field(
         8, description="Groups of heads with a B and a C of their own; the norm is over a group."
     )
     conv: Count = Field(4, description="Tokens that the causal convolution sees.")
     chunk: Count = Field(
-        128, description="Tokens that are computed at once, as in attention; changes no result."
+        128,
+        description="Tokens computed at once, as in attention; results do not depend on it.",
     )
     min_step: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.0,
-        description="Shorter time steps are made as long as this: the lower end of `dt_limit` in "
-        "mamba-ssm; 0.001 in Nemotron-H as transformers computes it.",
+        description="Lower limit of the time steps: the first value of `dt_limit` in mamba-ssm; "
+        "0.001 in Nemotron-H as transformers computes it.",
     )
 
     @property
@@ -269,8 +272,8 @@ class HybridModel(LanguageModel):
     mlp: Count | None = Field(None, description="Width inside an MLP; default 4 x hidden.")
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="Base of the rotary position embedding of attention; without it attention "
-        "knows no positions, as in Nemotron-H.",
+        description="Base of the rotary position embedding of attention; without it attention has "
+        "no positions, as in Nemotron-H.",
     )
 
     @property

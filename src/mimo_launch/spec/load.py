@@ -103,8 +103,8 @@ def _step(parent: Any, path: YamlPath, key: str) -> str | int:
         if key.isdecimal() and int(key) < len(parent):
             return int(key)
         last = len(parent) - 1
-        raise _BadPathError(f"`{where}` is a list; `{key}` is none of its items, 0 to {last}")
-    raise _BadPathError(f"`{where}` is `{parent}`, a single value without a key `{key}`")
+        raise _BadPathError(f"`{where}` is a list; `{key}` is not one of its items, 0 to {last}")
+    raise _BadPathError(f"`{where}` is `{parent}`, a single value, and has no key `{key}`")
 
 
 # The file that completes a checkpoint. `checkpoint.folder` writes it; the name stands here because

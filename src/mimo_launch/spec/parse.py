@@ -186,7 +186,7 @@ class _Reader:
                 seen.add(item_path)
                 cause = each.get("ctx", {}).get("error")
                 message = str(cause) if isinstance(cause, ValueError) else ""
-                message = "" if message == "no range" else message
+                message = "" if message == "not a range" else message
                 self._report(findings.bad_leaf(item_path, item, item_schema, message))
             return UNREADABLE
 

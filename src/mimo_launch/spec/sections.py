@@ -29,7 +29,7 @@ class ModuleOptimizer(Strict):
 
     lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
     weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
-    warmup: CountFrom0 | None = Field(None, description="Warm-up steps of this module.")
+    warmup: CountFrom0 | None = Field(None, description="Warmup steps of this module.")
 
 
 class Fp8Spec(Strict):
@@ -42,11 +42,11 @@ class Fp8Spec(Strict):
     )
     format: Literal["hybrid", "e4m3"] = Field(
         "hybrid",
-        description="`e4m3` has three bits of mantissa, also for gradients; `hybrid` gives these "
-        "two, and a wider range.",
+        description="`e4m3`: three bits of mantissa for all tensors. `hybrid`: for gradients two, "
+        "and a wider range (e5m2).",
     )
     amax_history: Count = Field(
-        1024, description="With `delayed`: steps whose largest magnitudes a scale is made for."
+        1024, description="With `delayed`: number of steps whose largest magnitudes set a scale."
     )
 
 
@@ -87,10 +87,10 @@ class LrSchedule(Strict):
     """Learning rate over the run, as a factor of `lr`."""
 
     kind: Literal["constant", "cosine", "wsd"] = Field(
-        "constant", description="`wsd` is warm-up, stable, decay (linear over `decay` steps)."
+        "constant", description="`wsd` is warmup, stable, decay (linear over `decay` steps)."
     )
-    warmup: CountFrom0 = Field(0, description="Linear warm-up steps.")
-    decay: CountFrom0 = Field(0, description="Last steps of `wsd` that decay.")
+    warmup: CountFrom0 = Field(0, description="Linear warmup steps.")
+    decay: CountFrom0 = Field(0, description="Decay steps at the end of `wsd`.")
     min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
 
 
@@ -99,8 +99,8 @@ class DecaySpec(Strict):
 
     embeddings: bool = Field(
         False,
-        description="Decay embeddings of tokens (an output layer that is `tied` is one of them, "
-        "another one decays in any case), tables of positions and class tokens.",
+        description="Also decay token embeddings (a `tied` output layer with them; any other one "
+        "always decays), tables of positions and class tokens.",
     )
 
 
@@ -113,18 +113,19 @@ class OptimizerSpec(Strict):
         (0.9, 0.95), description="AdamW's decay rates of the two moments.", strict=False
     )
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1e-8, description="AdamW's term in the denominator."
+        1e-8, description="AdamW's epsilon, added to the denominator."
     )
     weight_decay: NonNegative = Field(
         0.0,
-        description="Decoupled weight decay; never applied to norms, biases and the "
-        "`A_log`, `D` and `dt_bias` of Mamba heads, to embeddings as `decay` says.",
+        description="Decoupled weight decay; never applied to norms, biases and the `A_log`, `D` "
+        "and `dt_bias` of Mamba heads; applied to embeddings as `decay` says.",
     )
     decay: DecaySpec = Field(
         DecaySpec(), description="What weight decay applies to besides matrices."
     )
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="Largest global gradient norm, over all modules; `null`: no clipping."
+        None,
+        description="Clip gradients to this norm, over all modules; `null`: no clipping.",
     )
     schedule: LrSchedule = Field(
         LrSchedule(),
@@ -156,7 +157,7 @@ class TrainSpec(Strict):
     )
     on_write_error: Literal["continue", "stop"] = Field(
         "continue",
-        description="What a full disk does, when a checkpoint or a log cannot be written.",
+        description="What a run does when a checkpoint or a log cannot be written (a full disk).",
     )
 
 
@@ -210,8 +211,8 @@ class NodesSpec(Strict):
     gpus: Count = Field(description="Ranks per host.", examples=[8])
     gpu_memory: Size | None = Field(
         None,
-        description="Memory of one GPU, to be told when a rank will not fit; as `nvidia-smi` shows "
-        "it or as it is sold.",
+        description="Memory of one GPU, to find ranks that will not fit; as `nvidia-smi` shows it "
+        "or as it is sold.",
         examples=["141GB"],
     )
 

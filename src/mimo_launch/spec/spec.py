@@ -136,13 +136,13 @@ class ModuleSpec(Strict):
     grid: Grid = Field(Grid(), description="Sizes of the parallel axes.")
     order: tuple[Literal["tp", "cp", "dp", "pp"], ...] = Field(
         ("tp", "cp", "dp", "pp"),
-        description="Axes from fastest to slowest varying with the rank.",
+        description="Axes, from the fastest to the slowest varying with the rank.",
         strict=False,
     )
     experts: ExpertGrid | None = Field(
         None,
-        description="Sizes of the grid on which the experts of the model stand; without it every "
-        "rank of a stage holds all of them.",
+        description="Sizes of the grid of the model's experts; without it every rank of a stage "
+        "holds all of them.",
         examples=["{ep: 4}"],
     )
     sequence_parallel: bool = Field(
@@ -150,8 +150,9 @@ class ModuleSpec(Strict):
     )
     placeholder: CountFrom0 | None = Field(
         None,
-        description="Of an encoder: the token that stands for one of its rows, as of `<image>` in "
-        "a tokenizer. Encoders without one own the last ids of the vocabulary, in written order.",
+        description="Of an encoder: the id of the token that stands for one of its rows, such as "
+        "`<image>` in a tokenizer. Encoders without one own the last ids of the vocabulary, in the "
+        "order of the spec.",
     )
     frozen: bool | Literal["except_projector"] = Field(
         False,
@@ -160,8 +161,8 @@ class ModuleSpec(Strict):
     )
     sharding: Literal["optimizer", "full"] = Field(
         "optimizer",
-        description="`optimizer`: weights stay gathered through a step, one reduce-scatter. "
-        "`full`: weights are gathered layer by layer as they are used.",
+        description="`optimizer`: weights stay gathered through a step, and gradients take one "
+        "reduce-scatter. `full`: weights are gathered layer by layer as they are used.",
     )
     recompute: Literal["none", "full"] = Field("none", description="Recompute activations.")
     backend: Literal["torch", "transformer_engine"] = Field(
@@ -170,7 +171,7 @@ class ModuleSpec(Strict):
     fp8: Fp8Spec | None = Field(
         None,
         description="Multiply in 8 bits in the blocks of this module; needs `backend: "
-        "transformer_engine` and GPUs that can. `{}` takes all defaults.",
+        "transformer_engine` and GPUs with FP8. `{}` takes all defaults.",
         examples=["{scaling: current}"],
     )
     compile: bool | Literal["auto"] = Field(
@@ -183,7 +184,7 @@ class ModuleSpec(Strict):
         description="Give each replica of an encoder about as many patches of a step as the "
         "others, so that one large image does not hold up all. `linked`: samples move among "
         "replicas that feed the same language replicas; `all`: among all of them, at the price of "
-        "a bridge between all; `none`: samples are dealt out by number.",
+        "a bridge between all; `none`: samples stay where their index puts them.",
     )
     init_from: LocalPath | None = Field(
         None,
@@ -214,7 +215,7 @@ class Spec(Strict):
         description="Name of the run and of its folder under `runs/`.",
         examples=["my-run"],
         json_schema_extra={
-            "expected": "at most 100 letters, digits, `.`, `_` and `-`, not starting with a sign"
+            "expected": "at most 100 letters, digits, `.`, `_` and `-`, a letter or digit first"
         },
     )
     modules: dict[Annotated[str, Field(pattern=MODULE_NAME)], ModuleSpec] = Field(
@@ -223,8 +224,8 @@ class Spec(Strict):
     )
     init_from: LocalPath | None = Field(
         None,
-        description="`init_from` of every module that has none of its own: the second stage of a "
-        "training starts from the run of the first.",
+        description="`init_from` of every module that has none of its own, for example to start "
+        "the second stage of a training from the run of the first.",
         examples=["runs/stage1"],
     )
     schedule: ScheduleSpec = Field(
@@ -244,11 +245,13 @@ class Spec(Strict):
     eval: EvalSpec | None = Field(None, description="Evaluation on held-out samples.")
     checkpoint: CheckpointSpec | Literal["none"] | None = Field(
         None,
-        description="Saving and resuming. Without it a run saves once, after its last step or at a "
-        "stop signal; `none`: it saves nothing.",
+        description="Saving and resuming. Without it a run saves once, after its last step or on a "
+        "stop signal; with `none` it saves nothing.",
     )
-    log: LogSpec = Field(LogSpec(), description="Further listeners to metrics.")
-    nodes: NodesSpec | None = Field(None, description="Hosts, for warnings in `plan`.")
+    log: LogSpec = Field(LogSpec(), description="Where metrics go besides `metrics.jsonl`.")
+    nodes: NodesSpec | None = Field(
+        None, description="Hosts and their GPUs, for findings about them and for estimates."
+    )
     idle_ranks: Ranks | None = Field(
         None, description="Ranks that no module uses, on purpose: `6-7`."
     )

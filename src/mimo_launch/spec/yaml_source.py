@@ -55,7 +55,7 @@ def read_file(path: str | Path) -> Document:
             code="unreadable-file",
             headline=f"`{name}` cannot be read: {reason}",
             why="the spec is read from this file and from nowhere else",
-            help="check the path; it is taken from the current folder unless it starts with `/`",
+            help="check the path; it is relative to the current folder unless it starts with `/`",
         )
         return Document(None, SpecSource(name=name), (fault,))
     try:
@@ -65,7 +65,7 @@ def read_file(path: str | Path) -> Document:
         fault = Diagnostic(
             code="not-utf8",
             headline=f"byte 0x{raw[error.start]:02x} is not UTF-8 text",
-            why="YAML files are UTF-8; this one has another encoding or is no text file",
+            why="YAML files are UTF-8; this one has another encoding or is not a text file",
             help=f"convert it: `iconv -f latin1 -t utf-8 {name}`",
             line=before.count(b"\n") + 1,
             column=len(before) - (before.rfind(b"\n") + 1) + 1,
@@ -219,8 +219,8 @@ class NodeReader:
             Diagnostic(
                 code="key-not-text",
                 headline=f"{text} is used as a key",
-                why="keys are words such as `modules`; anything else is no setting",
-                help="write a word before the `:`, or quote the key",
+                why="keys are text such as `modules`; nothing else can be a setting",
+                help="write a name before the `:`, or quote the key",
                 line=span.line,
                 column=span.column,
             )

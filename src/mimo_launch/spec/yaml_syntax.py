@@ -78,7 +78,7 @@ def scalar_value(node: yaml.ScalarNode) -> object:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair is no character") from None
+        raise ValueError("half of a surrogate pair is not a character") from None
     if kind in ("str", "merge"):
         return text
     if kind == "null":
@@ -122,8 +122,8 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
         return [], Diagnostic(
             code="yaml-syntax",
             headline=error.problem or "",
-            why="no spec has as many, so this file is none, and was not read further",
-            help="check that this file is the spec; a list of shards may be a pattern",
+            why="no spec has that many, so this file is not one, and was not read further",
+            help="check that this file is the spec; a pattern can replace a long list of shards",
             line=mark.line + 1 if mark else 1,
             column=mark.column + 1 if mark else 1,
         )
@@ -167,13 +167,13 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
         headline = "this anchor name is used twice"
         help_ = "give one of the two another name"
     elif "expected ',' or" in problem or "expected the node content" in problem:
-        headline = "a bracket or a comma is missing, or one is too many"
+        headline = "a bracket or a comma is missing, or there is one too many"
         help_ = "check that each `{` and `[` above is closed and that commas stand between items"
     elif "could not find expected ':'" in problem:
         headline = "a line without `:` where a key is expected"
         help_ = "write `key: value`"
     elif "unexpected end of stream" in problem:
-        headline = "a quotation mark is opened and never closed"
+        headline = "a quoted text is never closed"
         help_ = "add the closing quotation mark"
     else:
         headline = f"this is not YAML ({problem or 'unknown fault'})"
@@ -193,7 +193,7 @@ def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:
     if not nodes or (isinstance(nodes[0], yaml.ScalarNode) and nodes[0].value == ""):
         return Diagnostic(
             code="empty-file",
-            headline="the file says nothing",
+            headline="the file has no content",
             why="a spec needs at least `version`, `name`, `modules`, `batch` and `data`",
             help="start from a file in `topologies/`",
             line=1,

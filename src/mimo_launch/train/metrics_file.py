@@ -172,7 +172,7 @@ def read_history(path: Path) -> History:
     """
     file = path / METRICS if path.is_dir() else path
     if file.exists() and not file.is_file():
-        raise NoHistory(f"{file} is no regular file", _instead_of(path))
+        raise NoHistory(f"{file} is not a regular file", _instead_of(path))
     try:
         lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -190,7 +190,7 @@ def read_history(path: Path) -> History:
             f"{file} holds no step",
             "wait for the first step of the run"
             if not found
-            else "give the folder of a run of `mimo-launch train`, or its metrics.jsonl",
+            else "name the folder of a run of `mimo-launch train`, or its metrics.jsonl",
         )
     run = file.parent
     name = run.resolve().name if file.name == METRICS else file.stem

@@ -60,7 +60,7 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
         if (progress.split, progress.why) not in told:
             told.add((progress.split, progress.why))
             shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
-            console.note(f"data: makes the index of {shards} ({progress.split}): {progress.why}")
+            console.note(f"data: indexing {shards} ({progress.split}): {progress.why}")
 
     if not rich.is_terminal:
         return tell

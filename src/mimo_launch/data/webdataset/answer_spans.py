@@ -29,8 +29,8 @@ from mimo_launch.data.webdataset.template_marks import (
 )
 
 _ADVICE = (
-    "write `{% generation %}` in front of what the assistant says and `{% endgeneration %}` behind "
-    "the token that ends it, in the chat_template.jinja of the tokenizer"
+    "in the chat_template.jinja of the tokenizer, write `{% generation %}` before what the "
+    "assistant says and `{% endgeneration %}` after the token that ends it"
 )
 
 
@@ -59,7 +59,7 @@ class Conversation:
             BadSample: The template refuses it or loses a part of it, or its text is too long.
         """
         if PRIVATE.search(json.dumps([said, settings], ensure_ascii=False)):
-            raise BadSample("it has characters of the last two planes for private use")
+            raise BadSample("it has characters of Unicode's last two private-use planes")
         self._chat, self._said, self._settings = chat, said, settings
         self._end, self._end_behind = re.compile(end), re.compile(rf"\s*(?:{end})")
         self._word_end = re.compile(rf"\s|{end}")
@@ -120,7 +120,7 @@ class Conversation:
             if found.text == self.text:
                 return chosen, found
         raise BadSample(
-            f"the chat template changes its answers, so nobody knows where they are: {_ADVICE}"
+            f"the chat template changes its answers, so they cannot be found in its text: {_ADVICE}"
         )
 
     def _refuse_losses(self) -> None:
@@ -244,9 +244,9 @@ class Conversation:
 def _lost(name: str, where: str) -> str:
     return (
         f"the chat template does not write `{name}`{where}: take the tokenizer of a model that "
-        f"knows it, or leave it out of the record"
+        f"supports it, or leave it out of the record"
     )
 
 
 def _unknown(message: int) -> str:
-    return f"nobody knows where the answer in message {message + 1} begins and ends: {_ADVICE}"
+    return f"it is unclear where the answer in message {message + 1} begins and ends: {_ADVICE}"

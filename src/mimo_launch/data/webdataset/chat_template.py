@@ -169,7 +169,7 @@ class ChatFormat:
         text = self._program.run(**{"messages": said, **usual, **settings})
         if len(text) > self._most:
             raise BadSample(
-                f"its text has {len(text):,} characters, `data.max_characters` allows "
+                f"its text has {len(text):,} characters, but `data.max_characters` allows "
                 f"{self._most:,}"
             )
         return text

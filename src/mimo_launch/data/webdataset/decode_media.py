@@ -55,7 +55,7 @@ def image_size(suffix: str, data: bytes) -> tuple[int, int]:
     """
     from PIL import Image
 
-    with _readable(suffix, "image"), warnings.catch_warnings():
+    with _readable(suffix, "an image"), warnings.catch_warnings():
         # The caller has a limit of its own for the number of pixels, and names the sample.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with _opened(data) as image:
@@ -74,7 +74,7 @@ def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
     """
     from PIL import Image, ImageOps
 
-    with _readable(suffix, "image"), _opened(data) as file:
+    with _readable(suffix, "an image"), _opened(data) as file:
         image = ImageOps.exif_transpose(file)
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -89,12 +89,12 @@ def clip_length(suffix: str, data: bytes) -> tuple[int, int]:
     """
     import soundfile
 
-    with _readable(suffix, "clip"):
+    with _readable(suffix, "a clip"):
         found = soundfile.info(io.BytesIO(data))
         frames, rate = int(found.frames), int(found.samplerate)
         if not _LEAST_HERTZ <= rate <= _MOST_HERTZ:
             raise ValueError(
-                f"its header says {rate:,} Hz, recordings have {_LEAST_HERTZ:,} to {_MOST_HERTZ:,}"
+                f"its header says {rate:,} Hz; the limits are {_LEAST_HERTZ:,} and {_MOST_HERTZ:,}"
             )
         return frames, rate
 
@@ -107,7 +107,7 @@ def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArra
     """
     import soundfile
 
-    with _readable(suffix, "clip"), soundfile.SoundFile(io.BytesIO(data)) as file:
+    with _readable(suffix, "a clip"), soundfile.SoundFile(io.BytesIO(data)) as file:
         rate = int(file.samplerate)
         samples = file.read(math.ceil(seconds * rate), dtype="float32", always_2d=True)
         return samples.mean(axis=1, dtype=np.float32), rate
@@ -124,8 +124,8 @@ def _opened(data: bytes) -> "Iterator[Image]":
     with Image.open(io.BytesIO(data), formats=formats) as image:
         if image.mode.startswith(_DEEP_MODES):
             raise ValueError(
-                f"its pixels have more than 8 bits (mode {image.mode}), of which Pillow and "
-                "transformers make white; save it with 8"
+                f"its pixels have more than 8 bits (mode {image.mode}), which Pillow and "
+                "transformers turn white; save it with 8"
             )
         yield image
 
@@ -137,7 +137,7 @@ def _readable(suffix: str, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         words = _ADDRESS.sub("", str(error)) or type(error).__name__
-        raise BadSample(f"its .{suffix} is no {what} that can be read: {words}") from error
+        raise BadSample(f"its .{suffix} cannot be read as {what}: {words}") from error
 
 
 def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:

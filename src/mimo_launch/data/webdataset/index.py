@@ -80,7 +80,7 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
         if os.access(beside if beside.exists() else beside.parent, os.W_OK):
             break
     folder.parent.mkdir(parents=True, exist_ok=True)
-    now = IndexProgress(split, "another process makes it", 0, len(shards), 0, 0)
+    now = IndexProgress(split, "another process does it, waiting", 0, len(shards), 0, 0)
     with _lock(folder.with_suffix(".lock"), partial(say, now)):
         # The process that had the lock may have made it.
         columns, why = _usable(folder, wanted)
@@ -134,9 +134,9 @@ def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
                 return None, f"{Path(name).name} has changed"
         return open_columns(folder, meta), ""
     except FileNotFoundError:
-        return None, "there is none yet"
+        return None, "no index yet"
     except (DamagedIndex, KeyError, TypeError, ValueError) as error:
-        return None, f"it is damaged: {error}"
+        return None, f"the index is damaged: {error}"
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise DamagedIndex(f"{META} is no JSON") from error
+        raise DamagedIndex(f"{META} is not JSON") from error
     if not isinstance(meta, dict) or meta.get("version") != VERSION:
         raise DamagedIndex("another version wrote it")
     return meta

@@ -126,7 +126,7 @@ class SampleIndexer:
         is_row = rows_among(len(encoded.tokens), [each.span for each in placed])
         loss_mask = loss_mask_among(encoded.loss_mask, is_row)
         if not loss_mask.any():
-            raise BadSample("it has no token to learn")
+            raise BadSample("it has no token to learn from")
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
         return IndexedSample(len(is_row), runs, placed, media)
 
@@ -138,7 +138,7 @@ class SampleIndexer:
         if pixels > most:
             raise BadSample(
                 f"its .{suffix} has {size[1]} x {size[0]} = {pixels / 1e6:.1f} million pixels, "
-                f"`data.max_image_pixels` allows {most / 1e6:g} million"
+                f"but `data.max_image_pixels` allows {most / 1e6:g} million"
             )
         return size
 
@@ -186,7 +186,7 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
             else:
                 _add(rows, number, member, seen, suffixes)
     except (BrokenShard, OSError) as error:
-        bad.append(Bad(path.name, "", f"the shard cannot be read on: {error}"))
+        bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
     columns = {name: np.array(rows[name], dtype=TYPES[name]) for name in TYPES}
     return ShardIndex(columns, tuple(suffixes), tuple(bad))
 

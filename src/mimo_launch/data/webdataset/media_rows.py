@@ -79,7 +79,7 @@ class ClipReader:
         from mimo_launch.data.log_mel import ClipTooLong, num_frames
 
         if min(size) < 1:
-            raise BadSample("a clip of no samples")
+            raise BadSample("a clip without samples")
         try:
             return 1, num_frames(self.clips, *size) // self.clips.frames_per_row
         except ClipTooLong as error:

@@ -105,7 +105,7 @@ def _caption(template: CaptionTemplate, member: Callable[[str], bytes | None]) -
         try:
             text = plain.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BadSample(f"its .txt is no UTF-8: {error}") from error
+            raise BadSample(f"its .txt is not UTF-8: {error}") from error
         where = "its .txt"
     else:
         key, text = _of_key(_json_of(member), template.text, _CAPTION_KEYS)

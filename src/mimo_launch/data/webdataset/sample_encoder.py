@@ -113,9 +113,9 @@ class SampleEncoder:
         if re.search(rf"(?:{self._ends})\Z", conversation.text[:last].rstrip()):
             return ()
         return (
-            "the chat template ends what is learnt of an answer with no special token, so a model "
-            "does not learn where to stop; in the chat_template.jinja of the tokenizer write "
-            "`{{ eos_token }}` behind the answer, in front of `{% endgeneration %}` if it has that",
+            "the chat template does not end what is learnt of an answer with a special token, so "
+            "the model does not learn where to stop; in the chat_template.jinja of the tokenizer, "
+            "write `{{ eos_token }}` after the answer, before `{% endgeneration %}` if it has that",
         )
 
     @property
@@ -140,15 +140,15 @@ class SampleEncoder:
         for medium, count in members.items():
             if count and medium not in self._markers:
                 word = _WORDS[medium]
-                raise BadSample(f"it has {_count(count, word)}, and no encoder reads any")
+                raise BadSample(f"it has {_count(count, word)}, but no encoder reads any")
         if isinstance(self._template, CaptionTemplate):
             if self._markers and unread and not any(members.values()):
-                raise BadSample(f"it has nothing to be a caption of{_unread(unread, *_USUAL)}")
+                raise BadSample(f"it has no image or clip{_unread(unread, *_USUAL)}")
             encoded = self._caption(self._template, record, members)
         else:
             encoded = self._conversation(record, members, unread)
         if not encoded.loss_mask.any():
-            raise BadSample("it has no token to learn")
+            raise BadSample("it has no token to learn from")
         return encoded
 
     def _caption(
@@ -161,7 +161,7 @@ class SampleEncoder:
             each for medium, n in sorted(members.items(), reverse=True) for each in [medium] * n
         ]
         if any(token in self._ids for token in tokens):
-            raise BadSample("its text has a token that stands for images")
+            raise BadSample("its text has a token that stands for an image or a clip")
         return EncodedSample(
             np.array([*self._start, *tokens, *end], dtype=np.int64),
             np.array([*[False] * len(self._start), *loss_mask, *[True] * len(end)], dtype=np.bool_),
@@ -185,7 +185,7 @@ class SampleEncoder:
         if found != record.media():
             raise BadSample(
                 f"the chat template writes {_count(len(found), 'marker')} for "
-                f"{len(record.media())}: its text has a token that stands for images"
+                f"{len(record.media())}: its text has a token that stands for an image or a clip"
             )
         places = [place for place, token in enumerate(tokens) if token in self._ids]
         is_text = np.ones(len(tokens), dtype=np.bool_)
@@ -208,7 +208,7 @@ class SampleEncoder:
         """
         if len(text) > self._most:
             raise BadSample(
-                f"its text has {len(text):,} characters, `data.max_characters` allows "
+                f"its text has {len(text):,} characters, but `data.max_characters` allows "
                 f"{self._most:,}"
             )
         try:

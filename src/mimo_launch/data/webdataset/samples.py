@@ -64,7 +64,7 @@ class OpenSplit:
         index, data = self.index, self._data
         if index.num_bad > data.max_bad_samples:
             raise NotTrainable(
-                f"{index.num_bad} records of the shards ({self.split}) are bad, "
+                f"{index.num_bad} records of the shards ({self.split}) are bad, but "
                 f"`data.max_bad_samples` allows {data.max_bad_samples}; {index.folder / BAD} lists "
                 f"them, the first:\n{self.first_bad()}"
             )
@@ -73,12 +73,12 @@ class OpenSplit:
             raise NotTrainable(
                 f"{self.num_too_long} samples ({self.split}) are longer than `batch.seq` "
                 f"{self._seq}; the first is {self.name(row)} with {index.columns['tokens'][row]} "
-                f"tokens"
+                f"tokens; raise `batch.seq`, or write `too_long: drop` or `truncate` in `data`"
             )
         if self.num_samples == 0:
             raise NotTrainable(
-                f"the shards ({self.split}) hold no sample to use: {index.num_bad} are bad, "
-                f"{self.num_too_long} longer than `batch.seq` {self._seq}\n{self.first_bad()}"
+                f"the shards ({self.split}) hold no usable sample: {index.num_bad} are bad, "
+                f"{self.num_too_long} are longer than `batch.seq` {self._seq}\n{self.first_bad()}"
             )
 
     def first_bad(self) -> str:

@@ -81,7 +81,7 @@ def _without_braces(pattern: str) -> list[str]:
     try:
         return list(braceexpand(pattern))
     except (ValueError, RecursionError) as error:
-        raise PatternError("its braces do not match") from error
+        raise PatternError("its braces are not balanced") from error
 
 
 class _Search:
@@ -213,7 +213,7 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
             while (member := tar.next()) is not None:
                 if member.size < 0 or tar.offset <= end:
                     # A header that points backwards would be read forever.
-                    raise tarfile.ReadError(f"a member of {member.size} bytes behind byte {end}")
+                    raise tarfile.ReadError(f"a member of {member.size} bytes after byte {end}")
                 end = tar.offset
                 # The file would keep all members; here each is read once.
                 cast(Any, tar).members.clear()
@@ -225,11 +225,9 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
             file.seek(stop)
             block = file.read(tarfile.BLOCKSIZE)
         if block.strip(b"\0") or len(block) % tarfile.BLOCKSIZE:
-            raise tarfile.ReadError(
-                f"no header of a member at byte {stop}; what follows is not read"
-            )
+            raise tarfile.ReadError(f"no header of a member at byte {stop}; the rest is not read")
     except (ValueError, OverflowError, MemoryError) as error:
-        raise tarfile.ReadError(f"a header behind byte {end} makes no sense: {error}") from error
+        raise tarfile.ReadError(f"a bad header after byte {end}: {error}") from error
 
 
 class ShardReader:
@@ -252,7 +250,7 @@ class ShardReader:
             rest = wanted - len(found)
             more = os.pread(file.descriptor, rest, place.offset + len(found))
             if not more:
-                raise EOFError(f"the shard ends {rest} bytes before the member does")
+                raise EOFError(f"the shard ends {rest} bytes before its member does")
             found += more
         return found
 
