@@ -296,3 +296,27 @@ def test_an_update_is_clipped_by_the_norm_of_all_modules(
             assert moved == pytest.approx(
                 wanted, rel=tolerance, abs=1e-6 if precision == "fp32" else 0
             )
+
+
+def contexts_and_handles(made: Spec) -> dict[str, tuple[bool, bool]]:
+    """Return which modules are compiled, and whose weights have a communicator to reduce over."""
+    with RankSession(Plan.of(made)) as session:
+        return {
+            name: (
+                module.context.compiled,
+                session.grids.group(name, "dp", "cp").handle is not None,
+            )
+            for name, module in session.modules.items()
+        }
+
+
+def test_compiling_is_as_written_and_one_rank_has_no_communicator() -> None:
+    made = two_modules()
+    for name, value in {"vision": True, "language": "auto"}.items():
+        module = made.modules[name].model_copy(update={"compile": value})
+        made = made.model_copy(update={"modules": {**made.modules, name: module}})
+    alone = spec({"language": box(0, compile=True)})
+    found = run_ranks(contexts_and_handles, made, world_size=4)
+    assert found[0] == {"vision": (True, True)}
+    assert found[3] == {"language": (False, True)}
+    assert run_ranks(contexts_and_handles, alone, world_size=1) == [{"language": (True, False)}]
