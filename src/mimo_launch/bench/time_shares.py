@@ -176,8 +176,8 @@ def _count_sections(
     # The ranks that sum terms of gradients with this one: its tp ranks, and a tied embedding's.
     partners = {
         other
-        for group in layout.groups
-        if rank in group.ranks and group.name.endswith((".tp", ".tied"))
+        for group in layout.groups_of(rank)
+        if group.name.endswith((".tp", ".tied"))
         for other in group.ranks
     }
     met = {Section.PARTIAL_SUMS: partners, Section.TOTALS: range(len(steps))}

@@ -5,8 +5,10 @@ Relies on: nothing.
 Leaves: the text around them to its callers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 MAX_RUNS = 4
 
 
@@ -30,10 +32,10 @@ def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def some(items: Sequence[str], most: int, *, sep: str) -> str:
-    """Return the first `most` items, and the number of the others."""
+def some(items: Sequence[T], most: int, *, sep: str, text: Callable[[T], str] = str) -> str:
+    """Return the first `most` items as text, and the number of the others."""
     more = len(items) - most
-    return sep.join(items[:most]) + (f"{sep}and {more} more" if more > 0 else "")
+    return sep.join(map(text, items[:most])) + (f"{sep}and {more} more" if more > 0 else "")
 
 
 def span_text(first: int, last: int) -> str:

@@ -140,10 +140,8 @@ def _experts_row(
         in_stage[module.pp_index(stage.index)] += sum(kind.has_experts(i) for i in stage.layers)
     sent = moe.top_k * tokens * model.hidden * COMPUTED[spec.train.precision] * share
     # Replicas and stages hold the same part of the experts.
-    held: list[list[int]] = [[] for _ in range(view.size("ep"))]
-    for rank in sorted(rank for stage_ranks in view.stages for rank in stage_ranks):
-        held[view.index("ep", rank)].append(rank)
-    cuts = [even_cut(moe.experts, len(held), index) for index in range(len(held))]
+    indices = range(view.size("ep"))
+    cuts = [even_cut(moe.experts, len(indices), index) for index in indices]
     return ExpertsRow(
         module=module.name,
         layers=len(layers),
@@ -157,7 +155,9 @@ def _experts_row(
         active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
         sent_bytes=round(ways * sent * max(in_stage)),
         places=tuple(
-            ExpertPlace(first_expert=own.start, last_expert=own.stop - 1, ranks=tuple(ranks))
-            for own, ranks in zip(cuts, held, strict=True)
+            ExpertPlace(
+                first_expert=own.start, last_expert=own.stop - 1, ranks=view.slice(ep=index)
+            )
+            for index, own in enumerate(cuts)
         ),
     )

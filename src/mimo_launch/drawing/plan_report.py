@@ -7,9 +7,10 @@ Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, overload
 
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
@@ -53,7 +54,7 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
     return Report(
         header=_header(plan, step),
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
-        ranks=tuple(_rank_row(layout, rank, per_node) for rank in range(layout.world_size)),
+        ranks=_RankRows(layout, per_node),
         groups=tuple(_group_rows(layout, per_node)),
         layers=rows_of_layers(spec, layout, step.samples[0]),
         experts=expert_rows(spec, layout, step.samples[0]),
@@ -159,6 +160,27 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
     )
 
 
+@dataclass(frozen=True)
+class _RankRows(Sequence[RankRow]):
+    """The rows of all ranks, each made when it is asked for: tables show only the first."""
+
+    layout: Layout
+    per_node: int | None
+
+    def __len__(self) -> int:
+        return self.layout.world_size
+
+    @overload
+    def __getitem__(self, index: int) -> RankRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RankRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> RankRow | tuple[RankRow, ...]:
+        found = range(len(self))[index]
+        if isinstance(found, int):
+            return _rank_row(self.layout, found, self.per_node)
+        return tuple(_rank_row(self.layout, rank, self.per_node) for rank in found)
+
+
 def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
     held = []
     for module, stage in ((m, s) for m in layout.modules_of(rank) for s in m.stages_of(rank)):
@@ -202,7 +224,7 @@ def _group_rows(
             continue
         for axis, name in EXPERT_GROUPS.items():
             if view.size(axis) > 1:
-                groups = tuple(each for each in view.groups(axis) if rank is None or rank in each)
+                groups = view.groups(axis) if rank is None else (view.group_of(rank, axis),)
                 crossing = sum(_crosses(group, per_node) for group in groups)
                 yield GroupRow(
                     module=module.name, axes=(name,), groups=groups, num_crossing=crossing
@@ -221,34 +243,37 @@ _DIGITS = 9
 
 def report_json(report: Report | RankReport) -> str:
     """Return a report as JSON."""
-    values = {"version": VERSION, **plain(report)}
+    values = {"version": VERSION, **_members(report)}
     parts = [f" {json.dumps(key)}: {_value(value, 1)}" for key, value in values.items()]
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
-def plain(value: Any) -> Any:
-    """Return rows as dictionaries and lists; whole floats become integers."""
-    if is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        # Most tuples are long lists of ranks: no call per rank.
-        return list(value) if value and type(value[0]) is int else [plain(item) for item in value]
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else round(value, _DIGITS)
-    return value
+def _members(row: Any) -> dict[str, Any]:
+    """Return the members of a row by their names; whole floats become integers."""
+    members = {name: getattr(row, name) for name in _names(type(row))}
+    for name, value in members.items():
+        if isinstance(value, float):
+            members[name] = int(value) if value.is_integer() else round(value, _DIGITS)
+    return members
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
+
+
+_encoded = json.JSONEncoder(default=_members).encode
 
 
 def _value(value: Any, depth: int) -> str:
     """Return JSON in which a list of objects has one line per object, two levels deep."""
     outer, inner = " " * depth, " " * (depth + 1)
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(f"{inner}{json.dumps(item)}" for item in value) + f"\n{outer}]"
-    has_nested = isinstance(value, dict) and any(
-        isinstance(item, (list, dict)) for item in value.values()
-    )
-    if depth == 1 and has_nested:
-        parts = [f"{inner}{json.dumps(key)}: {_value(item, 2)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(parts) + f"\n{outer}}}"
-    return json.dumps(value)
+    if isinstance(value, Sequence) and value and is_dataclass(value[0]):
+        lines = [f"{inner}{_encoded(row)}" for row in value]
+        return "[\n" + ",\n".join(lines) + f"\n{outer}]"
+    if depth == 1 and is_dataclass(value):
+        parts = _members(value)
+        if any(isinstance(item, (tuple, dict)) or is_dataclass(item) for item in parts.values()):
+            lines = [f"{inner}{json.dumps(key)}: {_value(item, 2)}" for key, item in parts.items()]
+            return "{\n" + ",\n".join(lines) + f"\n{outer}}}"
+    return _encoded(value)

@@ -5,6 +5,7 @@ Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates o
 Leaves: computing the facts to `plan_report` and its siblings, drawing to `cli`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
@@ -179,7 +180,7 @@ class Report:
 
     header: Header
     modules: tuple[ModuleRow, ...]
-    ranks: tuple[RankRow, ...]
+    ranks: Sequence[RankRow]
     groups: tuple[GroupRow, ...]
     layers: tuple[LayerRow, ...]
     experts: tuple[ExpertsRow, ...]

@@ -8,6 +8,7 @@ Leaves: the bytes of activations, and what overlaps, to `cost_model`.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED, STORED
@@ -43,9 +44,9 @@ class LinkTimes:
         return self.constants.p2p_latency * MICRO + size / bandwidth
 
     def _between(self, ranks: tuple[int, ...], inside: float) -> float:
-        """Return the bytes per second between ranks; `inside` is for those of one host, in GB."""
+        """Return the bytes per second between increasing ranks; `inside` in GB, on one host."""
         nodes = self.spec.nodes
-        crosses = nodes is not None and min(ranks) // nodes.gpus != max(ranks) // nodes.gpus
+        crosses = nodes is not None and ranks[0] // nodes.gpus != ranks[-1] // nodes.gpus
         return (self.constants.network_bandwidth if crosses else inside) * GIGA
 
 
@@ -56,45 +57,46 @@ _PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
 
 @dataclass(frozen=True)
 class WeightTimes:
-    """Times of operations on the weights of a stage on one rank."""
+    """Times of operations on the weights of a stage of a module on one rank."""
 
     spec: Spec
     constants: Calibration
+    module: ModuleLayout
 
     @property
     def links(self) -> LinkTimes:
         """The seconds of single collectives."""
         return LinkTimes(self.spec, self.constants)
 
-    def gather(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
+    def gather(self, weights: StageWeights) -> list[float]:
         """Return the seconds in which each FSDP unit is gathered, the root last."""
         number, seconds = COMPUTED[self.spec.train.precision], []
         for unit in weights.units():
-            group = _replicas(module, unit)
+            group = self._replicas(unit)
             size = sum(weight.numel for weight in unit) * number
             # They are copied into the buffer and out of it.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
             seconds.append(self.links.collective(group, size) + copies)
         return seconds
 
-    def reduction(self, module: ModuleLayout, weights: StageWeights) -> list[float]:
+    def reduction(self, weights: StageWeights) -> list[float]:
         """Return the seconds in which the gradients of each unit are reduced, the root last."""
         number, seconds = STORED[self.spec.train.precision], []
         for unit in weights.units():
-            group = _replicas(module, unit)
+            group = self._replicas(unit)
             size = sum(weight.numel for weight in unit if weight.trains) * number
             copies = 2 * size / self.constants.memory_bandwidth / GIGA
             seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
         return seconds
 
-    def accumulation(self, module: ModuleLayout, weights: StageWeights, forwards: int) -> float:
+    def accumulation(self, weights: StageWeights, forwards: int) -> float:
         """Return the seconds of adding a microbatch's gradients to earlier ones, if any."""
         if forwards == 1:
             return 0.0
         precision = self.spec.train.precision
         stored, computed = STORED[precision], COMPUTED[precision]
         fused = 0
-        if adds_in_products(self.spec, module.name):
+        if adds_in_products(self.spec, self.module.name):
             fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
         # A pass reads the sum and the gradient and writes the sum. A product reads the sum, and
         # writes it where it would write the gradient.
@@ -102,19 +104,26 @@ class WeightTimes:
         size += fused * (2 * stored - computed)
         return size / self.constants.memory_bandwidth / GIGA
 
-    def update(self, module: ModuleLayout, weights: StageWeights) -> float:
+    def update(self, weights: StageWeights) -> float:
         """Return the seconds in which the optimizer updates this rank's shards."""
         own = sum(
-            sum(weight.numel for weight in unit if weight.trains) / len(_replicas(module, unit))
+            sum(weight.numel for weight in unit if weight.trains) / len(self._replicas(unit))
             for unit in weights.units()
         )
         size = own * STORED[self.spec.train.precision]
         passes = _PASSES[self.spec.optimizer.kind]
         return passes * size / self.constants.memory_bandwidth / GIGA
 
+    def _replicas(self, unit: tuple[Weight, ...]) -> tuple[int, ...]:
+        """Return the ranks over which the weights of an FSDP unit are sharded."""
+        is_of_experts = bool(unit) and unit[0].role == "experts"
+        return self._of_experts if is_of_experts else self._of_others
 
-def _replicas(module: ModuleLayout, unit: tuple[Weight, ...]) -> tuple[int, ...]:
-    """Return the ranks over which the weights of an FSDP unit are sharded."""
-    if module.experts is not None and unit and unit[0].role == "experts":
-        return module.experts.groups("dp")[0]
-    return module.grid.group_of(module.grid.ranks.start, "dp", "cp")
+    @cached_property
+    def _of_experts(self) -> tuple[int, ...]:
+        experts, first = self.module.experts, self.module.grid.ranks.start
+        return self._of_others if experts is None else experts.group_of(first, "dp")
+
+    @cached_property
+    def _of_others(self) -> tuple[int, ...]:
+        return self.module.grid.group_of(self.module.grid.ranks.start, "dp", "cp")

@@ -8,6 +8,7 @@ Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
@@ -63,21 +64,29 @@ class CostModel:
         """Return the seconds of every action, for the simulator."""
         exact: dict[tuple[str, int | None, Kind], float] = {}
         first: dict[tuple[str, int | None], float] = {}
-        for module in self.layout.modules:
-            for stage in module.stages:
-                cost = self.stage(module, stage)
-                exact[module.name, stage.index, Kind.FORWARD] = cost.forward
-                exact[module.name, stage.index, Kind.BACKWARD] = cost.backward
-                first[module.name, stage.index] = cost.first
-                for kind in (Kind.SEND_F, Kind.SEND_B):
-                    exact[module.name, stage.index, kind] = self._edge(module)
+        edges = {module.name: self._edge(module) for module in self.layout.modules}
+        for (name, stage), cost in self.stages.items():
+            exact[name, stage, Kind.FORWARD] = cost.forward
+            exact[name, stage, Kind.BACKWARD] = cost.backward
+            first[name, stage] = cost.first
+            for kind in (Kind.SEND_F, Kind.SEND_B):
+                exact[name, stage, kind] = edges[name]
         for encoder in self.layout.encoders:
             seconds = self._bridge(encoder)
             for kind in (Kind.SEND_F, Kind.SEND_B, Kind.EXCHANGE_F, Kind.EXCHANGE_B):
                 exact[encoder.name, None, kind] = seconds
         return Costs(exact=exact, first=first)
 
-    def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
+    @cached_property
+    def stages(self) -> dict[tuple[str, int], StageCost]:
+        """The seconds of every stage, by its module and index."""
+        return {
+            (module.name, stage.index): self._stage(module, stage)
+            for module in self.layout.modules
+            for stage in module.stages
+        }
+
+    def _stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage, on the tp rank with the largest part."""
         weights = stage_weights(self.spec, stage, module.grid.size("tp") - 1)
         forward = forward_by_kind(self.spec, stage, self.work[module.name])
@@ -98,15 +107,15 @@ class CostModel:
                     for kind, flops in forward.items()
                 }
                 back, travels = back + self._computing(module, again) + between, 3
-        times = WeightTimes(self.spec, self.constants)
-        gather, reduction = times.gather(module, weights), times.reduction(module, weights)
+        times = WeightTimes(self.spec, self.constants, module)
+        gather, reduction = times.gather(weights), times.reduction(weights)
         first = 0.0
         if weights.full_sharding:
             # Every action gathers its weights and every backward reduces, in parallel with it.
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
             late = reduction[-1] if weights.trained else 0.0
         else:
-            back += times.accumulation(module, weights, self.work[module.name].forwards)
+            back += times.accumulation(weights, self.work[module.name].forwards)
             first = gather[-1] + max(0.0, sum(gather[:-1]) - ahead)
             late = reduction[-1] + max(0.0, sum(reduction[:-1]) - back)
         forwards = self.work[module.name].forwards
@@ -116,7 +125,7 @@ class CostModel:
             backward=back,
             first=first,
             reduction=late,
-            update=times.update(module, weights),
+            update=times.update(weights),
             all_to_all=travel * travels * forwards,
             flops=flops / _parts(module),
         )
@@ -175,7 +184,7 @@ class CostModel:
         model, width = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
         # Each rank of a tp group sends a part of its tokens.
         sent = self.work[module.name].held * model.hidden * width // module.grid.size("tp")
-        ep, split = module.experts.groups("ep")[0], module.experts.groups("tp")[0]
+        ep, split = (module.experts.group_of(module.grid.ranks.start, a) for a in ("ep", "tp"))
         seconds = 0.0
         for number in stage.layers:
             layer = kind_of(model).layer_widths(number)
@@ -208,11 +217,10 @@ class CostModel:
             ranks = component_of(self.layout, rank, encoder.name)
         else:
             ends = partners(self.layout, rank, Action(encoder.name, None, Kind.SEND_F, 0))
-            ranks = (rank, *ends)
-        others = set(ranks) - {rank}
+            ranks = tuple(sorted({rank, *ends}))
         # Rows that stay on their rank are copied.
         copy = 2 * size / self.constants.memory_bandwidth / GIGA
-        return copy + (self.links.transfer(ranks, size) if others else 0.0)
+        return copy + (self.links.transfer(ranks, size) if len(ranks) > 1 else 0.0)
 
 
 def _parts(module: ModuleLayout) -> int:

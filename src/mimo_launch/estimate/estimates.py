@@ -5,12 +5,14 @@ Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate
 Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.memory`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.communication_times import MICRO
-from mimo_launch.estimate.cost_model import TERA, CostModel, StageCost
+from mimo_launch.estimate.cost_model import TERA, CostModel
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED, stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
@@ -74,26 +76,32 @@ class Estimator:
 
         Ranks also differ if they wait for ranks with different amounts of work.
         """
-        layout, held = self.layout, dict[tuple[str, int, int], StageWeights]()
-
-        def weights(rank: int, name: str, stage: int) -> StageWeights:
-            module = layout[name]
-            key = (name, stage, module.grid.index("tp", rank))
-            if key not in held:
-                held[key] = stage_weights(self.spec, module.stages[stage], key[2])
-            return held[key]
-
+        layout = self.layout
+        places: list[tuple[tuple[int, int, int], ...]] = [()] * layout.world_size
+        for number, module in enumerate(layout.modules):
+            for pp, tp in product(range(module.grid.size("pp")), range(module.grid.size("tp"))):
+                place = number, pp, tp
+                for rank in module.grid.slice(pp=pp, tp=tp):
+                    places[rank] = (*places[rank], place)
+        held = {each: self._weights(each) for each in dict.fromkeys(places)}
+        sizes = {each: tuple(own.numel for own in weights) for each, weights in held.items()}
         finer = refined(classes_of(layout), layout.modules)
+        kinds = zip(finer, map(id, self.programs), map(sizes.get, places), strict=True)
         ranks_of: dict[tuple[object, ...], list[int]] = {}
-        for rank, role in enumerate(layout.roles):
-            if role:
-                sizes = tuple(weights(rank, name, stage).numel for name, stage in role)
-                kind = (role, finer[rank], id(self.programs[rank]), sizes)
-                ranks_of.setdefault(kind, []).append(rank)
+        for rank, kind in enumerate(kinds):
+            ranks_of.setdefault(kind, []).append(rank)
         return tuple(
-            RankClass(role, tuple(ranks), tuple(weights(ranks[0], *each) for each in role))
+            RankClass(layout.roles[ranks[0]], tuple(ranks), held[places[ranks[0]]])
             for ranks in ranks_of.values()
-            for role in (layout.roles[ranks[0]],)
+            if layout.roles[ranks[0]]
+        )
+
+    def _weights(self, places: Iterable[tuple[int, int, int]]) -> tuple[StageWeights, ...]:
+        """Return the weights of the stages at some places along pp and tp of some modules."""
+        return tuple(
+            stage_weights(self.spec, stage, tp)
+            for module, pp, tp in ((self.layout.modules[n], pp, tp) for n, pp, tp in places)
+            for stage in module.stages[pp :: module.grid.size("pp")]
         )
 
     @cached_property
@@ -101,14 +109,6 @@ class Estimator:
         """The times of all actions."""
         work = {m.name: workload(self.layout, m, self.sample) for m in self.layout.modules}
         return CostModel(self.spec, self.layout, work, self.constants)
-
-    @cached_property
-    def _costs(self) -> dict[tuple[str, int], StageCost]:
-        return {
-            (module.name, stage.index): self.model.stage(module, stage)
-            for module in self.layout.modules
-            for stage in module.stages
-        }
 
     def memory(self, alike: RankClass) -> MemoryRow:
         """Return the memory of one class at its peak."""
@@ -136,17 +136,15 @@ class Estimator:
 
     def communicators(self, rank: int) -> int:
         """Return the number of NCCL communicators that `comm.warm_up` opens on a rank."""
-        mine = sum(rank in ranks for ranks in self._groups)
+        # As in `GridSet`: equal sets of ranks share one.
+        groups = {group.ranks for group in self.layout.groups_of(rank)}
+        for encoder in self.layout.encoders:
+            groups.update(
+                ranks for ranks in components_of(self.layout, encoder.name) if rank in ranks
+            )
         # One more for all ranks, even if a group is as large.
-        mine += self.layout.world_size > 1
+        mine = sum(len(ranks) > 1 for ranks in groups) + (self.layout.world_size > 1)
         return mine + len(channels_of(self.layout, rank, self.programs[rank]))
-
-    @cached_property
-    def _groups(self) -> frozenset[tuple[int, ...]]:
-        """The groups of several ranks, as in `GridSet`: equal sets of ranks share one."""
-        found = {group.ranks for group in self.layout.groups}
-        found.update(*(components_of(self.layout, each.name) for each in self.layout.encoders))
-        return frozenset(ranks for ranks in found if len(ranks) > 1)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -160,11 +158,9 @@ class Estimator:
 
     def estimates(self, rank: int | None = None) -> Estimates:
         """Return the estimates of all ranks; with `rank`, of its class only."""
-        simulation, constants = self.simulation, self.constants
+        simulation, constants, costs = self.simulation, self.constants, self.model.stages
         finish = {alike: self._finish(alike) for alike in self.classes}
-        update = {
-            alike: sum(self._costs[stage].update for stage in alike.role) for alike in self.classes
-        }
+        update = {alike: sum(costs[stage].update for stage in alike.role) for alike in self.classes}
         after = constants.collective_latency * MICRO + constants.step_overhead * _MILLI
         total = max(finish.values()) + max(update.values()) + after
         tflop = {alike: self._tflop(alike) for alike in self.classes}
@@ -201,22 +197,22 @@ class Estimator:
 
     def _finish(self, alike: RankClass) -> float:
         """Return when the gradients of a class are ready: after its program and last reduction."""
-        events = self.simulation.events[alike.ranks[0]]
+        events, costs = self.simulation.events[alike.ranks[0]], self.model.stages
         ends = [event.stop for event in events[-1:]]
         for event in events:
             action = event.slot[0]
             if action.kind is Kind.BACKWARD:
                 # That of the last backward is the latest.
-                ends.append(event.stop + self._costs[action.module, action.stage or 0].reduction)
+                ends.append(event.stop + costs[action.module, action.stage or 0].reduction)
         return max(ends, default=0.0)
 
     def _tflop(self, alike: RankClass) -> float:
-        return sum(self._costs[stage].flops for stage in alike.role) / TERA
+        return sum(self.model.stages[stage].flops for stage in alike.role) / TERA
 
     def _row(
         self, alike: RankClass, total: float, finish: float, update: float, tflop: float
     ) -> RankEstimate:
-        memory, first = self.memory(alike), alike.ranks[0]
+        memory, first, costs = self.memory(alike), alike.ranks[0], self.model.stages
         events = self.simulation.events[first]
         end = events[-1].stop if events else 0.0
         computing, reducing, updating = (
@@ -224,7 +220,7 @@ class Estimator:
         )
         stages = []
         for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
-            cost = self._costs[name, stage]
+            cost = costs[name, stage]
             stages.append(
                 StageEstimate(
                     module=name,
@@ -247,7 +243,7 @@ class Estimator:
             tflop=tflop,
             bubble=self.simulation.bubble(first),
             computing=computing,
-            all_to_all=sum(self._costs[stage].all_to_all for stage in alike.role) / total,
+            all_to_all=sum(costs[stage].all_to_all for stage in alike.role) / total,
             waiting=max(0.0, 1 - computing - reducing - updating),
             reducing=reducing,
             updating=updating,

@@ -10,6 +10,7 @@ language input replicated over tp) are gathered inside that tp group at the end.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -109,7 +110,7 @@ def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
     The nodes are ranks: one that holds an encoder replica and another replica of language joins
     the components of both.
     """
-    module, language = layout[encoder], layout.language
+    module, language, links = layout[encoder], layout.language, replica_links(layout, encoder)
     owner: dict[int, int] = {}
 
     def find(rank: int) -> int:
@@ -118,13 +119,16 @@ def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
             rank = owner[rank]
         return rank
 
-    last_stage = module.pp_index(len(module.stages) - 1)
-    for replica, linked in enumerate(replica_links(layout, encoder)):
-        ends = list(module.grid.slice(dp=replica, pp=last_stage))
-        for target in linked:
-            ends += language.grid.slice(dp=target, pp=0)
+    sources = module.grid.slices("dp", pp=module.pp_index(len(module.stages) - 1))
+    targets = language.grid.slices("dp", pp=0)
+    # Replicas that are linked with the same others are joined with them at once.
+    joined = {linked: [*chain(*targets[linked.start : linked.stop])] for linked in links}
+    for linked, ranks in zip(links, sources, strict=True):
+        joined[linked] += ranks
+    for ends in joined.values():
+        first = find(ends[0])
         for rank in ends:
-            owner[find(rank)] = find(ends[0])
+            owner[find(rank)] = first
     members: dict[int, list[int]] = {}
     for rank in sorted(owner):
         members.setdefault(find(rank), []).append(rank)

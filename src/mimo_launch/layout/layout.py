@@ -163,12 +163,23 @@ class Layout:
     def groups(self) -> tuple[RankGroup, ...]:
         """Every process group of every module, in the one order in which all ranks create them."""
         along_axes = (
-            RankGroup(f"{module.name}.{'_'.join(axes)}", ranks)
+            RankGroup(_name(module, axes), ranks)
             for module in self.modules
             for axes in MODULE_GROUPS
             for ranks in module.grid.groups(*axes)
         )
         return (*along_axes, *self._expert_groups(), *self._tied_groups())
+
+    def groups_of(self, rank: int) -> Iterator[RankGroup]:
+        """Yield the process groups that hold `rank`."""
+        for module in self.modules_of(rank):
+            for axes in MODULE_GROUPS:
+                yield RankGroup(_name(module, axes), module.grid.group_of(rank, *axes))
+            if module.experts is not None:
+                for axis, name in EXPERT_GROUPS.items():
+                    yield RankGroup(f"{module.name}.{name}", module.experts.group_of(rank, axis))
+        if rank in self.tied_ranks:
+            yield RankGroup(f"{self.language.name}.tied", self.tied_ranks[rank])
 
     def _expert_groups(self) -> Iterator[RankGroup]:
         for module in self.modules:
@@ -200,6 +211,10 @@ MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"), ("
 # Along the axes of the experts. ep: tokens to their experts; tp: tokens of a split expert; dp: its
 # gradients and sharded weights.
 EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
+
+
+def _name(module: ModuleLayout, axes: tuple[str, ...]) -> str:
+    return f"{module.name}.{'_'.join(axes)}"
 
 
 def world_size(spec: Spec) -> int:

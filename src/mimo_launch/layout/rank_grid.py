@@ -12,10 +12,9 @@ repeat that. Only the ranks of stages follow from the grid of the module: it giv
 tokens, the box of experts gives it its experts, and tokens travel between ranks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 
 
@@ -50,9 +49,13 @@ class RankGrid:
             step *= size
         return strides
 
+    @cached_property
+    def _size_of(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.sizes, strict=True))
+
     def size(self, axis: str) -> int:
         """Number of ranks along `axis`."""
-        return self.sizes[self.axes.index(axis)]
+        return self._size_of[axis]
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.ranks
@@ -63,7 +66,7 @@ class RankGrid:
 
     def index(self, axis: str, rank: int) -> int:
         """Return the position of `rank` along `axis`."""
-        return (rank - self.first_rank) // self.strides[axis] % self.size(axis)
+        return (rank - self.first_rank) // self.strides[axis] % self._size_of[axis]
 
     def coords_of(self, rank: int) -> dict[str, int]:
         """Return the position of `rank` along every axis.
@@ -77,20 +80,24 @@ class RankGrid:
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` only along `axes`, in increasing order."""
         base = rank - sum(self.index(axis, rank) * self.strides[axis] for axis in axes)
-        return tuple(sorted(base + offset for offset in self._offsets(axes)))
+        return tuple([base + offset for offset in self._offsets(axes)])
 
     def slice(self, **coords: int) -> tuple[int, ...]:
         """Return the ranks at the given positions of some axes, in increasing order."""
-        others = tuple(axis for axis in self.axes if axis not in coords)
-        start = self.rank_at(coords)
-        return tuple(sorted(start + offset for offset in self._offsets(others)))
+        start, others = self.rank_at(coords), self._others(coords)
+        return tuple([start + offset for offset in self._offsets(others)])
+
+    def slices(self, axis: str, **coords: int) -> tuple[tuple[int, ...], ...]:
+        """Return the slice at every position of `axis`, in order, at the given ones of others."""
+        start, inside = self.rank_at(coords), self._offsets(self._others({axis, *coords}))
+        firsts = [start + offset for offset in self._offsets((axis,))]
+        return tuple([tuple([first + offset for offset in inside]) for first in firsts])
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Return every group along `axes`, ordered by first rank: together they tile the box."""
-        others = tuple(axis for axis in self.axes if axis not in axes)
-        starts = sorted(self.first_rank + offset for offset in self._offsets(others))
-        inside = sorted(self._offsets(axes))
-        return tuple(tuple(start + offset for offset in inside) for start in starts)
+        starts = [self.first_rank + offset for offset in self._offsets(self._others(axes))]
+        inside = self._offsets(axes)
+        return tuple([tuple([start + offset for offset in inside]) for start in starts])
 
     def view(self, axes: tuple[str, ...], sizes: tuple[int, ...]) -> "RankGrid":
         """Return a second factorisation of the same ranks.
@@ -101,9 +108,18 @@ class RankGrid:
             raise ValueError(f"view {sizes} holds {prod(sizes)} ranks, grid has {self.num_ranks}")
         return RankGrid(axes, sizes, self.first_rank)
 
-    def _offsets(self, axes: tuple[str, ...]) -> Iterator[int]:
-        steps = [range(0, self.size(a) * self.strides[a], self.strides[a]) for a in axes]
-        return (sum(combination) for combination in product(*steps))
+    def _others(self, axes: Container[str]) -> tuple[str, ...]:
+        return tuple(axis for axis in self.axes if axis not in axes)
+
+    def _offsets(self, axes: Collection[str]) -> list[int]:
+        """Return the distances to all ranks that differ only along `axes`, in increasing order."""
+        offsets = [0]
+        # Every stride is larger than the offsets along the axes before it.
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            if axis in axes:
+                steps = range(0, size * self.strides[axis], self.strides[axis])
+                offsets = [step + offset for step in steps for offset in offsets]
+        return offsets
 
 
 AXES = ("tp", "ep", "dp")
@@ -128,11 +144,20 @@ class ExpertView:
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Return every group along an axis, stage after stage."""
+        boxes = self.box.groups(axis)
         return tuple(
-            tuple(ranks[place] for place in places)
-            for ranks in self.stages
-            for places in self.box.groups(axis)
+            tuple([ranks[place] for place in places]) for ranks in self.stages for places in boxes
         )
+
+    def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
+        """Return the ranks of the same stage that differ from `rank` only along an axis."""
+        ranks = next(ranks for ranks in self.stages if rank in ranks)
+        return tuple([ranks[place] for place in self.box.group_of(ranks.index(rank), axis)])
+
+    def slice(self, **coords: int) -> tuple[int, ...]:
+        """Return the ranks of all stages at the given positions, in increasing order."""
+        places = self.box.slice(**coords)
+        return tuple(sorted([ranks[place] for ranks in self.stages for place in places]))
 
     def index(self, axis: str, rank: int) -> int:
         """Return the position of `rank` along an axis."""

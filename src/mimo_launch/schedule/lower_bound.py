@@ -29,12 +29,11 @@ def lower_bound(layout: Layout, costs: Costs) -> float:
     through = first + latency + layout.samples.microbatches * held * once + last
     work = (
         sum(
-            _cost(layout, costs, module, stage.index, kind) * layout.num_groups(module)
-            for module in layout.modules_of(rank)
-            for stage in module.stages_of(rank)
+            _cost(layout, costs, module, stage, kind) * layout.num_groups(module)
+            for module, stage in ((layout[name], stage) for name, stage in role)
             for kind in (F, B)
         )
-        for rank in range(layout.world_size)
+        for role in set(layout.roles)
     )
     return max(through, *work)
 

@@ -33,28 +33,26 @@ def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[
 
     For each of the modules, ranks of one class belong to replicas on ranks of the same classes.
     """
-    replicas = [
-        module.grid.slice(dp=index) for module in modules for index in range(module.grid.size("dp"))
-    ]
+    replicas = [module.grid.slices("dp") for module in modules]
     classes = _numbered(labels)
     while True:
-        beside: list[list[int]] = [[each] for each in classes]
-        kinds: dict[tuple[int, ...], int] = {}
-        for ranks in replicas:
-            key = tuple(sorted([classes[rank] for rank in ranks]))
-            kind = kinds.setdefault(key, len(kinds))
-            for rank in ranks:
-                beside[rank].append(kind)
-        finer = _numbered([tuple(each) for each in beside])
+        columns = [classes]
+        for of_module in replicas:
+            keys = [tuple(sorted([classes[rank] for rank in ranks])) for ranks in of_module]
+            columns.append([-1] * len(classes))
+            for ranks, kind in zip(of_module, _numbered(keys), strict=True):
+                for rank in ranks:
+                    columns[-1][rank] = kind
+        finer = _numbered(zip(*columns, strict=True))
         if max(finer) == max(classes):
-            return classes
+            return tuple(classes)
         classes = finer
 
 
-def _numbered(keys: Sequence[object]) -> tuple[int, ...]:
+def _numbered(keys: Iterable[object]) -> list[int]:
     """Replace each key by a number: distinct keys count from 0 in the order they first appear."""
     numbers: dict[object, int] = {}
-    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 class ClassMeetings(Meetings):
@@ -124,13 +122,9 @@ class ClassMeetings(Meetings):
         if encoder not in self._bridges:
             module, language = self.layout[encoder], self.layout.language
             last = module.pp_index(len(module.stages) - 1)
-            target = [
-                self._first_of(language.grid.slice(dp=index, pp=0))
-                for index in range(language.grid.size("dp"))
-            ]
-            linked: dict[tuple[tuple[int, ...], range], None] = {}
-            for index, replicas in enumerate(replica_links(self.layout, encoder)):
-                linked[self._first_of(module.grid.slice(dp=index, pp=last)), replicas] = None
+            source = [self._first_of(ranks) for ranks in module.grid.slices("dp", pp=last)]
+            target = [self._first_of(ranks) for ranks in language.grid.slices("dp", pp=0)]
+            linked = set(zip(source, replica_links(self.layout, encoder), strict=True))
             pairs = {
                 (sources, target[replica]) for sources, replicas in linked for replica in replicas
             }
@@ -153,9 +147,10 @@ class ClassMeetings(Meetings):
         found = {}
         for encoder in self.layout.encoders:
             joined: list[set[int]] = []
-            for ranks in components_of(self.layout, encoder.name):
-                mine = {self.stand_ins[rank] for rank in ranks}
-                apart = [each for each in joined if not each & mine]
-                joined = [*apart, mine.union(*(each for each in joined if each & mine))]
+            parts = components_of(self.layout, encoder.name)
+            for mine in dict.fromkeys(self._first_of(ranks) for ranks in parts):
+                apart = [each for each in joined if each.isdisjoint(mine)]
+                met = [each for each in joined if not each.isdisjoint(mine)]
+                joined = [*apart, set(mine).union(*met)]
             found[encoder.name] = [tuple(sorted(each)) for each in joined]
         return found

@@ -10,7 +10,7 @@ of gradients that each tp rank has only a term of, and those over the first and 
 embedding; then the norms, for which all ranks meet, and the update.
 """
 
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import STEP, Action, Kind, Program, Slot
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.roles import needs_backward
@@ -18,23 +18,26 @@ from mimo_launch.schedule.roles import needs_backward
 
 def completed(layout: Layout, programs: Programs) -> Programs:
     """Return training programs with everything that finishes a step."""
-    made: dict[tuple[int, tuple[Action, ...]], Program] = {}
-    found = []
-    for rank, program in enumerate(programs):
-        key = id(program), _end(layout, rank)
+    # Ranks that hold the same stages also end alike.
+    keys = [(role, id(program)) for role, program in zip(layout.roles, programs, strict=True)]
+    made: dict[tuple[Role, int], Program] = {}
+    for rank, key in enumerate(keys):
         if key not in made:
-            slots: list[Slot] = []
-            for slot in program:
-                action, module = slot[0], layout[slot[0].module]
-                slots.append(slot)
-                if action.kind is Kind.BACKWARD and (
-                    module.full_sharding or action.index == last_index(layout, module)
-                ):
-                    reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
-                    slots[-1] = (action, reduce)
-            made[key] = (*slots, *((action,) for action in key[1]))
-        found.append(made[key])
-    return tuple(found)
+            made[key] = _completed(layout, rank, programs[rank])
+    return tuple([made[key] for key in keys])
+
+
+def _completed(layout: Layout, rank: int, program: Program) -> Program:
+    slots: list[Slot] = []
+    for slot in program:
+        action, module = slot[0], layout[slot[0].module]
+        slots.append(slot)
+        if action.kind is Kind.BACKWARD and (
+            module.full_sharding or action.index == last_index(layout, module)
+        ):
+            reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
+            slots[-1] = (action, reduce)
+    return (*slots, *((action,) for action in _end(layout, rank)))
 
 
 def last_index(layout: Layout, module: ModuleLayout) -> int:

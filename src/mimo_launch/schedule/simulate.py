@@ -107,7 +107,7 @@ class _Simulator:
         return Simulation(
             tuple(tuple(events) for events in self.events),
             tuple(each for each in stuck if each),
-            tuple(max(accumulate(each, initial=0)) for each in changes),
+            tuple(max(accumulate(each, initial=0)) if each else 0 for each in changes),
         )
 
     def _stop(self, rank: int) -> int:

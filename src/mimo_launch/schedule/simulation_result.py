@@ -7,6 +7,7 @@ Leaves: simulating the step to `simulate`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mimo_launch.schedule.actions import Action, Kind, Slot
 
@@ -52,7 +53,7 @@ class Event:
     stop: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Simulation:
     """What happened: events per rank in order, and every rank whose program is at fault.
 
@@ -67,7 +68,7 @@ class Simulation:
         """Return what happened on all ranks; `stand_ins` has the simulated rank for each."""
         return Simulation(tuple(self.events[rank] for rank in stand_ins), self.stuck)
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Model time at which the last rank ends."""
         return max((events[-1].stop for events in self.events if events), default=0.0)

@@ -32,6 +32,7 @@ from mimo_launch.drawing.rows import (
     GroupRow,
     Header,
     HeldModule,
+    Link,
     ModuleRow,
     RankReport,
     RankRow,
@@ -100,14 +101,14 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     if report.samples:
         samples = plain_table("module", "group or microbatch", "samples")
         for each in report.samples:
-            ranges = some([span_text(*ends) for ends in each.ranges], MAX_RECEIVERS, sep=", ")
+            ranges = some(each.ranges, MAX_RECEIVERS, sep=", ", text=lambda ends: span_text(*ends))
             samples.add_row(each.module, str(each.index), ranges)
         yield from _part("Samples of a step, by their index in it", samples)
     if report.peers:
         words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
         peers = plain_table("bridge", "", "rank", "rows", "by group")
         for peer in report.peers:
-            counts = some([str(count) for count in peer.rows], MAX_GROUPS, sep=", ")
+            counts = some(peer.rows, MAX_GROUPS, sep=", ")
             total = str(sum(peer.rows))
             peers.add_row(peer.bridge, words[peer.way], str(peer.peer), total, counts)
         yield from _part("Rows over bridges (nominal, forward)", peers)
@@ -181,7 +182,7 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
 
 
 def _ranks(rows: Sequence[RankRow]) -> Table:
-    has_nodes = any(row.node is not None for row in rows)
+    has_nodes = rows[0].node is not None
     nodes = ("node",) if has_nodes else ()
     table = plain_table(
         "rank", *nodes, "module", "(tp, cp, dp, pp)", "layers", "samples", "microbatches"
@@ -207,7 +208,7 @@ def _groups(rows: Sequence[GroupRow]) -> Table:
             row.module,
             " x ".join(row.axes),
             str(len(row.groups[0])),
-            some([ranks_text(group) for group in row.groups], MAX_GROUPS, sep="  "),
+            some(row.groups, MAX_GROUPS, sep="  ", text=ranks_text),
             f"crossing nodes: {row.num_crossing} of {len(row.groups)}" if is_marked else "",
         )
     return table
@@ -234,16 +235,19 @@ def _bridges(rows: Sequence[BridgeRow]) -> Table:
     return table
 
 
+def _receiver(link: Link) -> str:
+    return f"{link.dst}: {link.rows}" + (" copied" if link.src == link.dst else "")
+
+
 def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
-    sent: dict[int, list[str]] = {}
+    sent: dict[int, list[Link]] = {}
     for link in bridge.links:
-        text = f"{link.dst}: {link.rows}" + (" copied" if link.src == link.dst else "")
-        sent.setdefault(link.src, []).append(text)
+        sent.setdefault(link.src, []).append(link)
     if not sent:
         return
     table = plain_table(f"{bridge.encoder} rank", "sends to rank: rows")
     for src in list(sent)[:MAX_SENDERS]:
-        table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", "))
+        table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", ", text=_receiver))
     yield ""
     yield table
     if len(sent) > MAX_SENDERS:
