@@ -1,9 +1,13 @@
 """The layout of a spec: what follows from single settings."""
 
+from collections import Counter
+
 import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.layout.layout import build_layout
+
+EXPERTS = {"moe": {"experts": 4, "top_k": 2, "width": 8}}
 
 
 @pytest.mark.parametrize(("tp", "is_split"), [(1, False), (2, True)])
@@ -12,3 +16,18 @@ def test_sequence_parallelism_splits_tokens_over_tp_where_there_is_any(
 ) -> None:
     made = spec({"language": box(0, tp=tp, sequence_parallel=True)})
     assert build_layout(made).language.sequence_parallel is is_split
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {"vision": box(0, dp=4), "language": box(0, tp=2, dp=2)},
+        {"vision": box(0, dp=2), "language": box(2, tp=2, cp=2, pp=2, model={"tied": True})},
+        {"language": box(0, dp=4, pp=2, experts={"ep": 2}, model=EXPERTS)},
+    ],
+)
+def test_the_groups_of_a_rank_are_those_of_all_that_hold_it(modules: dict) -> None:
+    layout = build_layout(spec(modules))
+    for rank in range(layout.world_size):
+        mine = Counter(layout.groups_of(rank))
+        assert mine == Counter(each for each in layout.groups if rank in each.ranks)

@@ -163,6 +163,29 @@ def test_a_slice_holds_exactly_the_ranks_with_those_coordinates(grid, data):
     )
 
 
+@settings(max_examples=60, deadline=None)
+@given(grids(), st.data())
+def test_slices_are_the_slice_at_every_position_of_an_axis(grid, data):
+    axis, *others = data.draw(st.permutations(grid.axes))
+    coords = {each: data.draw(st.integers(0, grid.size(each) - 1)) for each in others[:2]}
+    every = [grid.slice(**{axis: index}, **coords) for index in range(grid.size(axis))]
+    assert [*grid.slices(axis, **coords)] == every
+
+
+@pytest.mark.parametrize("axes", [("tp", "cp", "dp", "pp"), ("tp", "pp", "cp", "dp")])
+def test_an_expert_group_of_a_rank_is_that_which_holds_it(axes: tuple[str, ...]) -> None:
+    grid = RankGrid(axes, tuple({"tp": 2, "cp": 2, "dp": 4, "pp": 3}[each] for each in axes), 5)
+    view = ExpertView.of(grid, tp=2, ep=4)
+    for axis in ("tp", "ep", "dp"):
+        groups = view.groups(axis)
+        assert all(view.group_of(rank, axis) == group for group in groups for rank in group)
+        places = [view.slice(**{axis: index}) for index in range(view.size(axis))]
+        assert [*map(list, places)] == [
+            [rank for rank in grid.ranks if view.index(axis, rank) == index]
+            for index in range(view.size(axis))
+        ]
+
+
 def test_places_of_experts_take_no_search_through_all_ranks() -> None:
     view = ExpertView.of(RankGrid(("tp", "cp", "dp", "pp"), (8, 1, 2048, 2)), tp=2, ep=64)
     start = time.process_time()

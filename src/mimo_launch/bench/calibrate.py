@@ -176,7 +176,7 @@ def _overheads(
     beyond = []
     for module in session.layout.modules:
         for stage in module.stages:
-            cost = model.stage(module, stage)
+            cost = model.stages[module.name, stage.index]
             for kind, expected in ((Kind.FORWARD, cost.forward), (Kind.BACKWARD, cost.backward)):
                 seconds = _median(
                     end - start

@@ -38,24 +38,22 @@ def bridge_row(plan: Plan, step: StepData, module: ModuleLayout, per_node: int |
         groups=groups,
         group_size=module.group_size,
         has_backward=needs_backward(layout, module),
-        rows=sum(rows.values()),
-        local_rows=sum(count for (src, dst), count in rows.items() if src == dst),
+        rows=sum(count for _, _, count in rows),
+        local_rows=sum(count for src, dst, count in rows if src == dst),
         crossing_rows=sum(
             count
-            for (src, dst), count in rows.items()
+            for src, dst, count in rows
             if per_node is not None and src // per_node != dst // per_node
         ),
         components=components_of(layout, module.name) if exchanges(layout, module) else (),
-        links=tuple(
-            Link(src=src, dst=dst, rows=count) for (src, dst), count in sorted(rows.items())
-        ),
+        links=tuple([Link(src=src, dst=dst, rows=count) for src, dst, count in rows]),
     )
 
 
 def _nominal_rows(
     whole: Layout, nominal: StepData, module: ModuleLayout
-) -> dict[tuple[int, int], int]:
-    """Return the rows that each pair of ranks exchanges in a nominal step.
+) -> list[tuple[int, int, int]]:
+    """Return source, target and rows of each pair of ranks that exchange any in a nominal step.
 
     All groups of a nominal step are equal. dp divides into gcd(src, dst) parts at whose borders the
     replicas of both modules end; every part repeats the first. So one group and one part suffice.
@@ -72,11 +70,13 @@ def _nominal_rows(
         first[transfer.src, transfer.dst] += groups * transfer.num_rows
     src_apart = num_src // parts * module.grid.strides["dp"]
     dst_apart = num_dst // parts * layout.language.grid.strides["dp"]
-    return {
-        (src + part * src_apart, dst + part * dst_apart): count
-        for part in range(parts)
-        for (src, dst), count in first.items()
-    }
+    return sorted(
+        [
+            (src + part * src_apart, dst + part * dst_apart, count)
+            for part in range(parts)
+            for (src, dst), count in first.items()
+        ]
+    )
 
 
 def fan(num_src: int, num_dst: int) -> str:

@@ -8,8 +8,7 @@ Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass, is_dataclass
 from typing import Any, overload
 
 from mimo_launch.data.sample_sizes import nominal_step_data
@@ -243,37 +242,43 @@ _DIGITS = 9
 
 def report_json(report: Report | RankReport) -> str:
     """Return a report as JSON."""
-    values = {"version": VERSION, **_members(report)}
-    parts = [f" {json.dumps(key)}: {_value(value, 1)}" for key, value in values.items()]
-    return "{\n" + ",\n".join(parts) + "\n}"
+    return "".join(json_parts(report))
+
+
+def json_parts(report: Report | RankReport) -> Iterator[str]:
+    """Yield a report as JSON part by part: the whole text of many ranks fills much memory."""
+    yield from _object({"version": VERSION, **_members(report)}, 0)
 
 
 def _members(row: Any) -> dict[str, Any]:
     """Return the members of a row by their names; whole floats become integers."""
-    members = {name: getattr(row, name) for name in _names(type(row))}
+    members = {name: getattr(row, name) for name in row.__dataclass_fields__}
     for name, value in members.items():
         if isinstance(value, float):
             members[name] = int(value) if value.is_integer() else round(value, _DIGITS)
     return members
 
 
-@cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
-
-
 _encoded = json.JSONEncoder(default=_members).encode
 
 
-def _value(value: Any, depth: int) -> str:
-    """Return JSON in which a list of objects has one line per object, two levels deep."""
-    outer, inner = " " * depth, " " * (depth + 1)
+def _object(members: dict[str, Any], depth: int) -> Iterator[str]:
+    """Yield the JSON of an object with one line per member."""
+    for place, (name, value) in enumerate(members.items()):
+        yield f"{',' if place else '{'}\n{' ' * (depth + 1)}{json.dumps(name)}: "
+        yield from _value(value, depth + 1)
+    yield f"\n{' ' * depth}}}"
+
+
+def _value(value: Any, depth: int) -> Iterator[str]:
+    """Yield JSON in which a list of objects has one line per object, two levels deep."""
     if isinstance(value, Sequence) and value and is_dataclass(value[0]):
-        lines = [f"{inner}{_encoded(row)}" for row in value]
-        return "[\n" + ",\n".join(lines) + f"\n{outer}]"
-    if depth == 1 and is_dataclass(value):
-        parts = _members(value)
-        if any(isinstance(item, (tuple, dict)) or is_dataclass(item) for item in parts.values()):
-            lines = [f"{inner}{json.dumps(key)}: {_value(item, 2)}" for key, item in parts.items()]
-            return "{\n" + ",\n".join(lines) + f"\n{outer}}}"
-    return _encoded(value)
+        for place, row in enumerate(value):
+            yield f"{',' if place else '['}\n{' ' * (depth + 1)}{_encoded(row)}"
+        yield f"\n{' ' * depth}]"
+        return
+    members = _members(value) if depth == 1 and is_dataclass(value) else {}
+    if any(isinstance(item, (tuple, dict)) or is_dataclass(item) for item in members.values()):
+        yield from _object(members, depth)
+    else:
+        yield _encoded(value)

@@ -65,7 +65,7 @@ def plan(
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
     from mimo_launch.cli.shared.findings import show_deadlock, show_findings
-    from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
+    from mimo_launch.drawing.plan_report import build_rank_report, build_report, json_parts
     from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.deadlock_proof import DeadlockError
 
@@ -93,7 +93,10 @@ def plan(
         traced = ranks_traced(trace_ranks, rank, report.header.world_size)
         drawings = Drawings(svg=timeline, rank=rank, trace=trace, traced=traced)
         write_drawings(job, report.header, console, drawings)
-    console.answer(report_json(report) if as_json else _as_text(report, console))
+    if as_json:
+        console.answer_in_parts(json_parts(report))
+    else:
+        console.answer(_as_text(report, console))
 
 
 def _as_text(report: "Report | RankReport", console: Console) -> str:

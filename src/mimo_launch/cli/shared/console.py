@@ -11,10 +11,11 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import IO, Any, TextIO, cast
 
 import typer
@@ -25,6 +26,8 @@ _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
 _CONTROL = re.compile(
     r"(?P<color>\x1b\[(?!(?:[\d;]*;)?8[;m])[\d;]*m)|[\x00-\x08\x0b-\x1f]|[\x7f-\x9f]"
 )
+
+PARTS_AT_ONCE = 2**12
 
 
 class Color(StrEnum):
@@ -48,14 +51,26 @@ class Console:
     needs_no_reader: bool = False
     above: Callable[[str], None] | None = None
 
-    def answer(self, text: str) -> None:
+    def answer_in_parts(self, parts: Iterator[str]) -> None:
+        """Write what the user asked for to stdout, never all of it in memory.
+
+        Raises: OSError as `answer`.
+        """
+        while some := "".join(islice(parts, PARTS_AT_ONCE)):
+            self.answer(some, ends_line=False)
+        self.answer("")
+
+    def answer(self, text: str, *, ends_line: bool = True) -> None:
         """Write what the user asked for to stdout.
 
         Raises: OSError if that fails, unless no one reads and the command needs no reader.
         """
         try:
             if not self._wrote_above(text, sys.stdout):
-                typer.echo(_encodable(text, sys.stdout))
+                # Echo searches long texts for colours much slower.
+                has_colors = "\x1b" in text
+                text = _encodable(text, sys.stdout)
+                typer.echo(text, nl=ends_line, color=None if has_colors else True)
         except OSError as error:
             if not (self.needs_no_reader and give_up(sys.stdout, error)):
                 raise
@@ -141,6 +156,8 @@ def escape_controls(text: str) -> str:
 
     Line ends and our colours stay; `diag.text.visible` is for single lines from outside.
     """
+    if text.replace("\n", "").isprintable():
+        return text  # Found much sooner than by the search.
 
     def escaped(found: re.Match[str]) -> str:
         if found["color"]:
