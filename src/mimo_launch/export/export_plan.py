@@ -134,11 +134,11 @@ class Exporter:
             if ends:
                 projector += ends
                 matrices = [each.shape for each in ends if len(each.shape) > 1]
-                encoder: Any = model  # Only encoders have a projector.
+                keys = model.model_dump()  # Only encoders have a projector.
                 settings = {
-                    "projector": encoder.projector,
-                    "activation": getattr(encoder, "projector_activation", "gelu"),
-                    "patches_per_row": encoder.patches_per_row,
+                    "projector": keys["projector"],
+                    "activation": keys.get("projector_activation", "gelu"),
+                    "patches_per_row": kind_of(model).patches_per_row,
                     "in_features": matrices[0][1],
                     "out_features": matrices[-1][0],
                 }
