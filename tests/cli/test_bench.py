@@ -116,7 +116,7 @@ def test_tables_and_a_comparison(tmp_path: Path) -> None:
     ("fault", "how", "said"),
     [
         ("raise", "failed first", "ValueError: no such sample"),
-        ("stop", "stands still", "its process is stopped"),
+        ("stop", "is suspended", "its process is stopped"),
     ],
 )
 def test_a_bench_that_fails_ends_with_the_report_of_a_run(

@@ -48,7 +48,7 @@ def test_an_earlier_checkpoint_and_another_type(run: Path, tmp_path: Path, run_c
     ("options", "says"),
     [
         ("--checkpoint 7", "has no checkpoint of step 7; there are those of 1, 2"),
-        ("--module sound", "there is no module `sound`; there are vision, language"),
+        ("--module sound", "there is no module `sound`; the modules are vision, language"),
         ("--dtype source", "the source of `language` is not known"),
         ("--max-shard-size 5 --module language", "--max-shard-size"),
     ],
@@ -63,7 +63,7 @@ def test_what_is_refused(options: str, says: str, run: Path, tmp_path: Path, run
 def test_no_run(tmp_path: Path, run_cli: Cli) -> None:
     assert run_cli(f"export {tmp_path}/none --to {tmp_path}/out")[::2] == (
         2,
-        f"error: {tmp_path}/none is no folder\n"
+        f"error: {tmp_path}/none is not a folder\n"
         "   = help: name a folder under runs/, or one of its checkpoints\n",
     )
 
@@ -87,7 +87,7 @@ def test_only_an_earlier_export_is_replaced(run: Path, tmp_path: Path, run_cli: 
     mine.write_text("precious")
     for force in ("", " --force"):
         code, _, err = run_cli(command + force)
-        assert (code, "is no earlier export" in err) == (2, True)
+        assert (code, "is not an earlier export" in err) == (2, True)
     assert files(tmp_path) == {"out/mine.txt"}
     mine.unlink()
     assert run_cli(command)[0] == 0

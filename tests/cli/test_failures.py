@@ -22,17 +22,17 @@ TIMEOUT = 2
 DEATHS = {
     "raise": ("failed first", "ValueError: no such sample"),
     "memory": ("failed first", "MemoryError"),
-    "exit0": ("stopped first", "left with status 0 before the run ended"),
-    "exit3": ("stopped first", "left with status 3"),
+    "exit0": ("stopped first", "exited with status 0 before the run ended"),
+    "exit3": ("stopped first", "exited with status 3"),
     "segv": ("stopped first", "killed by SIGSEGV"),
     "kill": ("stopped first", "killed by SIGKILL"),
 }
 HANGS = {
-    "stop": ("stands still", "its process is stopped"),
+    "stop": ("is suspended", "its process is stopped"),
     "sleep": ("is stuck", "at <lambda> (faulty_train.py"),
     "loader": ("is stuck", "reading samples"),
     "group": ("is stuck", "creating process groups"),
-    "gil": ("is stuck", "keeps the interpreter (the GIL)"),
+    "gil": ("is stuck", "holds the GIL"),
 }
 IN_DEFAULT_SUITE = {"raise", "exit0", "kill", "stop", "loader", "gil"}
 FAULTY_WORDS = {"surrogate": "no file \\x1b[2Jodd\\udcff.jpg", "mute": "Mute: "}
@@ -182,7 +182,7 @@ def test_a_second_run_in_the_same_folder_is_refused(
     shutil.rmtree(launcher.run)
     code, out, err = launcher.finish(20)
     assert (code, "done:" in out) == (1, False)
-    assert "error: the run folder is no longer that of this run: it was deleted" in err
+    assert "error: the run folder no longer belongs to this run: it was deleted" in err
     assert err.count("error: ") == 1
 
 
@@ -232,8 +232,8 @@ def test_a_wait_that_ends_because_the_job_was_frozen_is_no_ranks_fault(tmp_path:
     [error] = re.findall("^error: .*", err, re.M)
     assert re.fullmatch(rf"error: the whole job stood still for [{seconds}-9] s", error)
     assert "no rank is to blame" in err
-    assert "rank 0: waited in vain, step 5" in err
-    assert "restart 1: the run goes on from the start" in err
+    assert "rank 0: timed out waiting, step 5" in err
+    assert "restart 1: the run starts over" in err
 
 
 @pytest.mark.faults
@@ -248,7 +248,7 @@ def test_a_run_that_was_asked_to_stop_ends_though_its_ranks_give_signs_of_work(
     code, _, err = launcher.finish(30)
     assert code == 1
     assert re.search("error: rank [01] is stuck", err)
-    assert f"it works, but its step has not ended for {TIMEOUT} s or longer" in err
+    assert f"it is busy, but its step has not ended for {TIMEOUT} s or longer" in err
 
 
 def test_a_failed_run_starts_again_from_its_newest_checkpoint(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_failed_run_starts_again_from_its_newest_checkpoint(tmp_path: Path) ->
     code, out, err = launcher.finish()
     assert code == 0, err
     assert err.count("error: rank 1 stopped first") == 1
-    assert "restart 1: the run goes on after step 4, in 1 s" in err
+    assert "restart 1: the run resumes after step 4, in 1 s" in err
     assert "resumed after step 4" in out
     assert [record["step"] for record in launcher.metrics()] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in (launcher.run / "logs").iterdir()} == {"attempt-0", "attempt-1"}

@@ -105,7 +105,7 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
             "--language {llama} --gpu-memory 4GB --gpus 2",
             "no layout on 2 GPUs: rank 0 (`language` stage 0) needs",
         ),
-        ("--vision {llama}", "holds no vision of ours: its model type is llama"),
+        ("--vision {llama}", "holds no supported vision: its model type is llama"),
         ("--language {llama}/none", "config.json cannot be read"),
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
         ("--language {llama} --data x/*.tar", "`x/*.tar` names no file"),

@@ -51,7 +51,7 @@ def test_on_a_terminal_ctrl_c_is_answered_at_once_and_what_ranks_print_is_above_
     assert "interrupted by SIGINT" in lines
     after = " ".join(line.strip() for line in lines[lines.index("interrupted by SIGINT") :])
     assert "= resume: mimo-launch train" in " ".join(after.split())
-    assert f"goes on after step {step} (runs/tiny/checkpoints/step-{int(step):08})" in after
+    assert f"resumes after step {step} (runs/tiny/checkpoints/step-{int(step):08})" in after
 
 
 def test_what_a_terminal_shows_is_what_a_person_would_read() -> None:

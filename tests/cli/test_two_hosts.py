@@ -105,7 +105,7 @@ def test_a_rank_of_another_host_is_named_and_all_hosts_start_again(start: Start)
     for err in (err0, err1):
         assert err.count("error: rank 1 stopped first (language") == 1
         assert "(node 1)" in err
-        assert "restart 1: the run goes on after step 4" in err
+        assert "restart 1: the run resumes after step 4" in err
     assert "   = said:    killed by SIGKILL" in err0
     assert "shown by node 0, and in runs/tiny/failure.txt" in err1
     assert [record.get("step") for record in launchers[0].metrics()] == [1, 2, 3, 4, 5, 6, 6]
@@ -155,7 +155,10 @@ def test_hosts_with_other_settings_do_not_start(start: Start) -> None:
 def test_a_host_that_does_not_come_is_named(tmp_path: Path) -> None:
     nodes = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     short = ("--set", "train.timeout=1")
-    for node, words in ((0, "node 1 of 2 did not come within 1 s"), (1, "nothing answers at")):
+    for node, words in (
+        (0, "node 1 of 2 did not connect within 1 s"),
+        (1, "nothing has answered at"),
+    ):
         launcher = Launcher(
             tmp_path, "slow", 0, 0, "train", SPEC, *short, *nodes, "--node-rank", str(node)
         )

@@ -74,7 +74,7 @@ def test_a_rank_that_hangs_shows_where() -> None:
 
 def test_a_rank_that_is_killed_is_named() -> None:
     started = time.monotonic()
-    with pytest.raises(RankError, match="rank 1 died without a word"):
+    with pytest.raises(RankError, match="rank 1 died without a message"):
         run_ranks(die_on_one, world_size=2)
     assert time.monotonic() - started < 10
 

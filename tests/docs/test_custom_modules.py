@@ -52,7 +52,7 @@ def test_the_first_example_learns_and_goes_on_with_another_layout(folder: Path) 
     ]
     more = train("own.yaml", *saving, "--steps", "22", *settings)
     assert (more.returncode, more.stderr) == (0, "")
-    assert "goes on after step 20" in more.stdout
+    assert "resumes after step 20" in more.stdout
     lines = (folder / "runs" / "own" / "metrics.jsonl").read_text().splitlines()
     losses = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
     assert len(losses) == 22

@@ -114,7 +114,7 @@ def test_a_killed_run_goes_on_exactly_on_another_layout(
     assert second.returncode == 0, out
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [each["step"] for each in records if "loss" in each] == list(range(1, STEPS + 1))
-    resumed = int(out.partition("goes on after step ")[2].partition(";")[0])
+    resumed = int(out.partition("resumes after step ")[2].partition(";")[0])
     assert 40 <= resumed <= 80
     assert resumed % 20 == 0
     taken = read_by(run / "first", [1, 2], resumed) + read_by(run / "second", [0, 1, 2])

@@ -44,10 +44,10 @@ HALF = [[0, 0], [4, 3], "0.distcp", 0, 48]
         (with_chunks(HALF, [[0, 4], [4, 3], "0.distcp", 0, 48]), "reaches beyond the shape"),
         (with_chunks(HALF, [[0, 3], [4, 3], "0.distcp", 60, 48]), "is not in 0.distcp"),
         (with_chunks(HALF, [[0, 3], [4, 3], "../1.distcp", 0, 48]), "is not in 1.distcp"),
-        (with_chunks(HALF, [[0, -3], [4, 9], "0.distcp", 0, 48]), "no number from 0 on"),
+        (with_chunks(HALF, [[0, -3], [4, 9], "0.distcp", 0, 48]), "not a number from 0 on"),
         (with_chunks(HALF, [[0], [4], "0.distcp", 0, 48]), "other dimensions"),
         (with_chunks(shape=[2**40, 2**40]), "no tensor has the shape"),
-        (with_chunks(shape=[4.0, 6]), "no number from 0 on"),
+        (with_chunks(shape=[4.0, 6]), "not a number from 0 on"),
         ([INDEX], "cannot be read"),
         ({"weights/a": {"shape": [4, 6]}}, "cannot be read"),
     ],
@@ -172,7 +172,7 @@ def test_counts_of_a_checkpoint_are_counts(count: Any, tmp_path: Path) -> None:
     counts = {"step": 3, "samples": count, "skipped": 0, "bad_samples": 0}
     content = {"format": 1, "counts": counts, "updates": {}, "plan": "", "spec": {}, "torch": ""}
     complete(partial, final, content | {"files": {}})
-    with pytest.raises(DamagedCheckpoint, match="samples is no count"):
+    with pytest.raises(DamagedCheckpoint, match="samples is not a count"):
         read_marker(final)
 
 

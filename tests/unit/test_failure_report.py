@@ -80,7 +80,7 @@ def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
         f"   = files:   {folder}/ (stderr.log)",
         f"              {tmp_path}/logs/attempt-2/ (one folder per rank)",
         "   = resume:  mimo-launch train x.yaml",
-        "              goes on after step 10",
+        "              resumes after step 10",
     ]
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
     assert lines[-3:] == [
         "   = resume:  the same command would end in the same way; first change what is said above",
         "              c",
-        "              goes on after step 10",
+        "              resumes after step 10",
     ]
 
 
@@ -168,7 +168,7 @@ def test_a_rank_that_does_not_leave_is_named(tmp_path: Path) -> None:
     states[3] = replace(states[3], end=None, process="S", frames=WAITING)
     failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
     lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
-    assert lines[0].startswith("error: rank 3 has finished but does not leave (")
+    assert lines[0].startswith("error: rank 3 has finished but does not exit (")
 
 
 def test_names_that_are_no_text_are_reported(

@@ -126,8 +126,8 @@ OTHERS: list[tuple[Event, str]] = [
             unused=(),
         ),
         "vision: 9 weights from c/4\n"
-        "  7 not in it, so initial values: a.0, a.1, a.2, a.3, a.4, and 2 more\n"
-        "  1 of another shape, so initial values: b",
+        "  7 not in it, keep their initial values: a.0, a.1, a.2, a.3, a.4, and 2 more\n"
+        "  1 of another shape, keep their initial values: b",
     ),
     (
         NonFinite(step=3, what="loss", rank=5, module="language", samples=(8, 9)),

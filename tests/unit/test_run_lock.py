@@ -73,7 +73,7 @@ def test_a_run_that_is_being_stopped_is_waited_for(tmp_path: Path) -> None:
         with pytest.raises(Interrupted):
             lock_run(tmp_path, said.append, stop)
     assert len(said) == 1
-    assert "which is being stopped; waits until it has ended" in said[0]
+    assert "which is being stopped; waiting until it has ended" in said[0]
 
     def end(why: str) -> None:
         process.kill()
@@ -99,7 +99,7 @@ def test_an_owner_on_another_machine_counts_while_it_gives_signs(
     said: list[str] = []
     lock_run(tmp_path, said.append).close()
     assert "was in use by process 77 on far (since" in said[0]
-    assert "waits 0 s for a sign of it" in said[0]
+    assert "waiting 0 s for a sign of it" in said[0]
     foreign(tmp_path)
 
     def touch(why: str) -> None:

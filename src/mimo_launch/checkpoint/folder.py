@@ -84,7 +84,7 @@ def read_marker(path: Path) -> Marker:
             raise DamagedCheckpoint(f"{MARKER} is damaged: its checksum is another")
         for name, count in {**raw["counts"], **raw["updates"]}.items():
             if type(count) is not int or not 0 <= count <= MAX_INTEGER:
-                raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is no count")
+                raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is not a count")
         marker = Marker(**{field.name: raw[field.name] for field in fields(Marker)})
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) != marker.counts["step"]:
             raise DamagedCheckpoint(f"{MARKER} is that of step {marker.counts['step']}")

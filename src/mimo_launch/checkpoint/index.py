@@ -119,7 +119,7 @@ def _entry(entry: Any) -> Entry:
 
 def _numbers(found: Any) -> Numbers:
     if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
-        raise ValueError("a size or an offset is no number from 0 on")
+        raise ValueError("a size or an offset is not a number from 0 on")
     return tuple(found)
 
 
@@ -222,7 +222,7 @@ def _open(path: Path, step: int | None) -> Checkpoint:
             return Checkpoint(folder, marker.counts["step"], spec, marker.files, shapes)
         opened.append(str(marker.counts["step"]))
     if not path.is_dir():
-        raise NoCheckpoint(f"{path} is no folder")
+        raise NoCheckpoint(f"{path} is not a folder")
     wanted = "complete checkpoint" if step is None else f"checkpoint of step {step}"
     others = f"; there are those of {', '.join(reversed(opened))}" if opened else ""
     broken = f"; damaged: {'; '.join(damaged)}" if damaged else ""

@@ -136,7 +136,7 @@ def load_state(
     missing_weights = [name for name in fitting.missing if name not in missing_moments]
     if missing_weights or fitting.misfits:
         raise WeightsDoNotFit(
-            f"{usable.path} is of another model, so the run cannot go on from it: "
+            f"{usable.path} is of another model, so the run cannot resume from it: "
             + differences(missing_there=missing_weights, of_another_shape=fitting.misfits)
             + "; train under another `name`, with `init_from` for weights that do fit"
         )

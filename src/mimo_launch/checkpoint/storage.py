@@ -134,7 +134,7 @@ class BoxLoadPlanner(LoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         """Refuse: only tensors are ever saved."""
-        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         """Return the part of a box that an item fills."""

@@ -77,7 +77,7 @@ def _options(
     verbose: Annotated[
         int,
         typer.Option(
-            "--verbose", "-v", count=True, help="Say more; show tracebacks of internal errors."
+            "--verbose", "-v", count=True, help="Print more; show tracebacks of internal errors."
         ),
     ] = 0,
     version: Annotated[
@@ -163,7 +163,7 @@ def _report(error: Exception, args: list[str], console: Console) -> int:
     console.note(f"   = version: {__version__}")
     console.note(f"   = command: mimo-launch {shlex.join(args)}")
     console.note(
-        "   = report:  this is a fault of mimo-launch, not of your spec; please open an issue"
+        "   = report:  this is a bug in mimo-launch, not in your spec; please open an issue"
     )
     console.note("              with these lines, the spec, and the output of `mimo-launch -v ...`")
     if console.verbosity:

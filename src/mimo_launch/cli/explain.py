@@ -17,14 +17,14 @@ Examples:
   mimo-launch explain grid-size-mismatch
   mimo-launch explain
 
-Explain a code: what is wrong, why it matters, and how it is written right. Without a code, list
+Explain a code: what is wrong, why it matters, and how to write it correctly. Without a code, list
 all codes.
 """
 
 
 def explain(
     ctx: typer.Context,
-    code: Annotated[str | None, typer.Argument(help="The word in brackets of a finding.")] = None,
+    code: Annotated[str | None, typer.Argument(help="The code in brackets of a finding.")] = None,
 ) -> None:
     """Explain a code, with an example."""
     from mimo_launch.diag.codes import all_codes

@@ -60,8 +60,8 @@ def export(
     dtype: Annotated[
         DType,
         typer.Option(
-            help="`source`: as in the folder that weights came from; `auto`: so, if there is one, "
-            "else what was trained in."
+            help="`source`: the type in the folder that the weights came from; `auto`: `source` if "
+            "there is such a folder, else the type of training."
         ),
     ] = DType.AUTO,
     modules: Annotated[
@@ -69,7 +69,7 @@ def export(
         typer.Option("--module", metavar="NAME", help="Only this module; may be repeated."),
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest file of weights.")
+        str, typer.Option(metavar="SIZE", help="Largest size of a file of weights.")
     ] = "5GB",
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
 ) -> None:

@@ -69,7 +69,7 @@ def verify(
     ] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Prove that a layout computes the right gradients, and trains right."""
+    """Prove that a layout computes the right gradients, and trains correctly."""
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.findings import show_findings
     from mimo_launch.verify.coverage import lines_of, not_proved

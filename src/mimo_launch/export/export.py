@@ -130,7 +130,7 @@ def check_place(target: Path, *, force: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / NOTE).is_file():
-        raise InTheWay(f"{target} exists and is no earlier export; it is not replaced")
+        raise InTheWay(f"{target} exists and is not an earlier export; it is not replaced")
     if not force:
         raise InTheWay(f"{target} exists; --force replaces it")
 

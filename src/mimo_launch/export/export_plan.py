@@ -102,7 +102,7 @@ class Exporter:
         unknown = [name for name in wanted if name not in self.spec.modules]
         names = [name for name in wanted or self.spec.modules if name not in unknown]
         reasons = [
-            f"there is no module `{name}`; there are {', '.join(self.spec.modules)}"
+            f"there is no module `{name}`; the modules are {', '.join(self.spec.modules)}"
             for name in unknown
         ]
         if self.dtype == "source":

@@ -44,7 +44,7 @@ def headline(failure: Failure) -> str:
             for host in failure.absent
         )
     if kind is FailureKind.NO_FOLDER:
-        return f"error: the run folder is no longer that of this run: {failure.around.folder_lost}"
+        return f"error: the run folder no longer belongs to this run: {failure.around.folder_lost}"
     if kind is FailureKind.FROZEN:
         return f"error: the whole job stood still for {failure.around.frozen_s:.0f} s"
     if failure.verdict.final:
@@ -52,11 +52,11 @@ def headline(failure: Failure) -> str:
     words = {
         FailureKind.RAISED: "failed first",
         FailureKind.DIED: "stopped first",
-        FailureKind.STOPPED: "stands still",
+        FailureKind.STOPPED: "is suspended",
         FailureKind.STUCK: "is stuck",
         FailureKind.BEHIND: "is the furthest behind",
         FailureKind.LOST: "lost its connection",
-        FailureKind.LINGERS: "has finished but does not leave",
+        FailureKind.LINGERS: "has finished but does not exit",
     }[kind]
     host = next((host for host in failure.hosts if rank in host.ranks), None)
     on = "" if host is None or len(failure.hosts) < 2 else f" on {host.name} (node {host.node})"
@@ -116,7 +116,7 @@ def again_lines(
     """
     if not resumable:
         return _row("again", [*first, command])
-    after = f"goes on after {checkpoint}" if checkpoint else "from the start: no checkpoint yet"
+    after = f"resumes after {checkpoint}" if checkpoint else "from the start: no checkpoint yet"
     return _row("resume", [*first, command, after])
 
 
@@ -139,9 +139,9 @@ def _said(failure: Failure, state: RankState) -> list[str]:
                 gpu = "its GPU, which waits for " if state.gpu else ""
                 still += f"; every rank is waiting for {gpu}others"
             elif state.deaf:
-                still += "; a call outside of Python keeps the interpreter (the GIL)"
+                still += "; a call outside of Python holds the GIL"
             elif state.moved_lately:
-                still = f"it works, but its step has not ended for {timeout} s or longer"
+                still = f"it is busy, but its step has not ended for {timeout} s or longer"
             at = [f"at {frame}" for frame in state.frames[:MAX_FRAMES]]
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
             return [still, *(at or said or ["its stack could not be read"])]
@@ -165,8 +165,8 @@ def _death(failure: Failure, state: RankState) -> str:
     if end.killed_by:
         return f"killed by {end.killed_by}; {STDERR} may have its stack"
     if end.status == 0:
-        return "left with status 0 before the run ended"
-    return f"left with status {end.status}"
+        return "exited with status 0 before the run ended"
+    return f"exited with status {end.status}"
 
 
 def _doing(failure: Failure, state: RankState) -> str:
@@ -211,7 +211,7 @@ def _how(state: RankState) -> str:
     words = (
         (state.phase is Phase.FINISHED, "finished"),
         (state.cause is Cause.LOST, "lost a peer"),
-        (state.cause is Cause.TIMEOUT, "waited in vain"),
+        (state.cause is Cause.TIMEOUT, "timed out waiting"),
         (bool(state.error_time), f"failed too ({message})"),
         (state.died, "died too"),
         (state.stopped, "stopped"),

@@ -108,7 +108,7 @@ def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
         return "cpu"
     if found < num_workers:
         raise NotEnoughGpus(
-            f"{num_workers} workers on this host need a GPU each, it has {found}; "
+            f"{num_workers} workers on this host need a GPU each, but it has {found}; "
             "write --device cpu, "
             + ("or fewer ranks per host" if found else "or start on a host with GPUs")
         )
@@ -133,8 +133,8 @@ def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
         major, minor = gpus_here().capability
         if module.fp8 is not None and (major, minor) < FP8_CAPABILITY:
             raise NotEnoughGpus(
-                f"`{name}` is to multiply in 8 bits, for which GPUs of compute capability 8.9 or "
-                f"later are needed (Ada, Hopper), and this host has one of {major}.{minor}; write "
+                f"`{name}` multiplies in 8 bits, which needs GPUs of compute capability 8.9 or "
+                f"later (Ada, Hopper), but this host has one of {major}.{minor}; write "
                 f"--set modules.{name}.fp8=null"
             )
 

@@ -77,11 +77,11 @@ class HostRendezvous:
             endpoint=resolved(self._address, port),
         )
         self.messages.start()
-        self._wait_for_all("plan", self.messages.said, "did not come")
+        self._wait_for_all("plan", self.messages.said, "did not connect")
         others = [node for node in self.others if self.messages.said(node, "plan") != plan]
         if others:
             raise self._apart(
-                f"{self.names(others)} has another plan: another spec, --set option or --device"
+                f"{self.names(others)} has another plan: its spec, --set options or --device differ"
             )
 
     def _store(self, place: NodePlace, port: int) -> Any:
@@ -93,18 +93,18 @@ class HostRendezvous:
 
         if self.node and not self._wait(lambda: answers(self._address, port)):
             raise HostsError(
-                f"nothing answers at {place.endpoint} for {self._timeout} s; the launcher of node "
-                "0 should be there"
+                f"nothing has answered at {place.endpoint} for {self._timeout} s; the launcher of "
+                "node 0 should be there"
             )
         try:
             listener = None if self.node else listen_at(self._address, port)
             tcp = open_store(self._address, port, listener, LOST_SECONDS)
         except (RuntimeError, OSError) as error:
-            raise HostsError(f"no meeting at {place.endpoint}: {error}") from error
+            raise HostsError(f"cannot meet at {place.endpoint}: {error}") from error
         store = dist.PrefixStore(place.run_id, tcp)  # type: ignore[attr-defined]
         mine = secrets.token_hex(8)
         if store.compare_set(f"claim/{self.node}", "", mine).decode() != mine:
-            raise HostsError(f"another launcher is node {self.node} of {place.run_id}")
+            raise HostsError(f"another launcher is already node {self.node} of {place.run_id}")
         return store
 
     @property

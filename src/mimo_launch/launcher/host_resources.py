@@ -66,7 +66,7 @@ def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
             f"{lacks}: this process may have {files} open",
             _more_files(files, hard_files),
         ),
-        errno.ENFILE: (f"{lacks}: all of the host", "raise `sysctl fs.file-max`"),
+        errno.ENFILE: (f"{lacks}: those of the whole host", "raise `sysctl fs.file-max`"),
         errno.EAGAIN: (
             f"{lacks}: no worker can be started; the user may have {_limit(processes)} processes",
             f"raise the limit with `ulimit -u {_limit(hard_processes, beyond=processes)}`, or that "
@@ -82,7 +82,7 @@ def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
         return (
             "no folder for memory that workers share: /dev/shm and the folders for temporary files "
             "cannot be written",
-            "mount /dev/shm (`docker run --shm-size 1g`), or let TMPDIR name a folder",
+            "mount /dev/shm (`docker run --shm-size 1g`), or set TMPDIR to a writable folder",
         )
     return known.get(number)
 

@@ -187,7 +187,7 @@ def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = N
                 f"   = help: wait until that run has ended, or stop it{at}, or give this one "
                 f"another name: --set name={run.name}-2"
             )
-        wait(f"{run} is in use by {found}, which is being stopped; waits until it has ended")
+        wait(f"{run} is in use by {found}, which is being stopped; waiting until it has ended")
 
 
 def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
@@ -226,7 +226,9 @@ def _beats(path: Path, owner: Owner, wait: Callable[[str], None]) -> bool:
     """
     before, until = _touched(path), time.monotonic() + SILENT_SECONDS
     while time.monotonic() < until:
-        wait(f"{path.parent} was in use by {owner}; waits {SILENT_SECONDS:.0f} s for a sign of it")
+        wait(
+            f"{path.parent} was in use by {owner}; waiting {SILENT_SECONDS:.0f} s for a sign of it"
+        )
         if _touched(path) != before:
             return True
     return False

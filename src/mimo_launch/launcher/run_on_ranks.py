@@ -155,7 +155,7 @@ class Ranks:
                 try:
                     ok, value = pickle.loads(pipe.recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    raise RankError(f"rank {rank} died without a word") from None
+                    raise RankError(f"rank {rank} died without a message") from None
                 if not ok:
                     raise RankError(f"rank {rank} failed:\n{value}")
                 results[rank] = value

@@ -73,7 +73,7 @@ class Guarded:
         try:
             self._listener(event)
         except Exception as error:
-            self._fail(error, "it gets no more numbers of this run; training goes on")
+            self._fail(error, "it gets no more metrics of this run; training continues")
 
     def close(self) -> None:
         """Close the listener, even after a failure: it may hold a process or a file."""
@@ -81,7 +81,7 @@ class Guarded:
             self._listener.close()
         except Exception as error:
             if not self._failed:
-                self._fail(error, "its last numbers may be missing")
+                self._fail(error, "its last metrics may be missing")
 
     def _fail(self, error: Exception, effect: str) -> None:
         # Before anything else: `tell` calls this listener, too.

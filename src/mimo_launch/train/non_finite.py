@@ -39,7 +39,7 @@ class NoUpdate(EndOfRun):
 
 _ADVICE = (
     "Look at these samples. If others are named each time, try a lower `optimizer.lr`, a longer "
-    "warm-up, `optimizer.clip` or `train.precision: fp32`. `train.max_skipped` allows more."
+    "warmup, `optimizer.clip` or `train.precision: fp32`. `train.max_skipped` allows more."
 )
 _MOST_LISTED = 8
 

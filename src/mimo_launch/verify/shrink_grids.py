@@ -107,9 +107,7 @@ def fewest(spec: Spec, most_ranks: int) -> tuple[Mapping[str, GridChoice], list[
     search = _Search(spec, most_ranks)
     search.extend({}, 0)
     if search.best is None:
-        raise ValueError(
-            f"its modules lie to each other in a way that takes more than {most_ranks} ranks"
-        )
+        raise ValueError(f"to keep the placement of its modules takes more than {most_ranks} ranks")
     return search.best
 
 

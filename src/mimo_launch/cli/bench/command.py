@@ -45,7 +45,7 @@ Examples:
   mimo-launch bench spec.yaml --calibrate h200.json
   mimo-launch bench topologies/quickstart.yaml --device cpu
 
-Run steps of the spec as `train` does, on samples held in memory, and time them after a few warm-up
+Run steps of the spec as `train` does, on samples held in memory, and time them after a few warmup
 steps: step time, tokens/s, TFLOP/s and MFU; for each rank where the time goes and how much memory
 it needs, next to what the plan says. The run folder RUNS/NAME holds the same in bench.json, and the
 workers' logs. No weights are saved. With --calibrate the constants of `plan` are measured at the
@@ -63,7 +63,7 @@ def bench(
     device: Where = Device.AUTO,
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20,
-    warmup: Annotated[int, typer.Option(min=0, help="Warm-up steps before them.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Warmup steps before those.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     compare: Annotated[
         Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")

@@ -138,7 +138,7 @@ def tables(record: Record) -> Iterator[RenderableType]:
         f"{versions}; plan {record['plan_hash']}",
     ]
     if record["skipped"]:
-        head.append(f"warning: {record['skipped']} timed steps had numbers that are not finite")
+        head.append(f"warning: {record['skipped']} timed steps had a non-finite loss or gradient")
     yield "\n".join(head)
     steps = Table("timed steps", "median", "min", "1st quartile", "3rd quartile", "max", "plan")
     times = [record["step_s"][name] for name in ("median", "minimum", "q1", "q3", "maximum")]

@@ -52,12 +52,14 @@ def data(
     ] = 2,
     tokens_per_second: Annotated[
         float | None,
-        typer.Option(min=1, metavar="T", help="What all ranks together compute, to compare with."),
+        typer.Option(
+            min=1, metavar="T", help="Tokens that all ranks compute together, to compare."
+        ),
     ] = None,
     show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N samples.")] = 2,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write the samples, with images, as a page."),
+        typer.Option(metavar="FILE.html", help="Write the samples, with their images, as a page."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:

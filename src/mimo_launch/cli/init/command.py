@@ -42,7 +42,7 @@ def init(
         "spec.yaml"
     ),
     model: Annotated[
-        Folder, typer.Option(metavar="DIR", help="Folder of a whole model, as of a LLaVA.")
+        Folder, typer.Option(metavar="DIR", help="Folder of a whole model, such as a LLaVA.")
     ] = None,
     language: Annotated[
         Folder, typer.Option(metavar="DIR", help="Folder with a language model.")
@@ -53,9 +53,9 @@ def init(
     audio: Annotated[
         Folder, typer.Option(metavar="DIR", help="Folder with an audio encoder.")
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs, or workers, in all.")] = 8,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs, or workers, in total.")] = 8,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of a host; default all, but at most 8.")
+        int | None, typer.Option(min=1, help="GPUs per host; default: all, but at most 8.")
     ] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, to choose what fits.")
@@ -69,11 +69,11 @@ def init(
     template: Annotated[str, typer.Option(help="How a sample becomes text: chat or caption.")] = (
         "chat"
     ),
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample.")] = None,
-    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step.")] = None,
+    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sample.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask no questions.")] = False,
 ) -> None:
     """Write a first spec, from model folders and a number of GPUs."""
     from mimo_launch.cli.init.draft import Answers, CannotDraft, draft

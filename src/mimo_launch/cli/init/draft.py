@@ -97,7 +97,7 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
         here = {part.name: part for part in contents.modules if wanted in ("", part.name)}
         if not here:
             raise CannotDraft(
-                f"{folder} holds no {wanted or 'model'} of ours: its model type is "
+                f"{folder} holds no supported {wanted or 'model'}: its model type is "
                 f"{contents.model_type}",
                 f"mimo-launch inspect {folder}",
             )

@@ -119,9 +119,9 @@ def _wait_to_restart(
         console.note("not started again: another attempt would end in the same way")
         return False
     saved = newest_checkpoint(job.run)
-    start = "from the start" if saved is None else f"after step {saved.step}"
+    start = "starts over" if saved is None else f"resumes after step {saved.step}"
     seconds = pause.after(0 if saved is None else saved.step)
-    console.note(f"restart {restart}: the run goes on {start}, in {seconds:.0f} s")
+    console.note(f"restart {restart}: the run {start}, in {seconds:.0f} s")
     until = time.monotonic() + seconds
     while time.monotonic() < until and not stop.signal:
         time.sleep(POLL_SECONDS)

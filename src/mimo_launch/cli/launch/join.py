@@ -54,7 +54,7 @@ def join(
         if lock is not None and number:
             lock.stopping()
         if lock is not None and lock.lost:
-            raise FolderLost(f"the run folder is no longer that of this run: {lock.lost}")
+            raise FolderLost(f"the run folder no longer belongs to this run: {lock.lost}")
         return number
 
     links = Links(

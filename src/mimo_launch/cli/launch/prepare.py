@@ -131,7 +131,7 @@ def prepare(
         request.say(f"  an earlier run is now in {folder.moved}")
     request.say(f"  run folder: {folder.path}")
     if folder.saved:
-        request.say(f"  goes on after step {folder.saved.step}; --no-resume starts anew")
+        request.say(f"  resumes after step {folder.saved.step}; --no-resume starts anew")
     return folder
 
 
@@ -149,7 +149,7 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
     if saved is not None and saved.step >= request.spec.train.steps:
         request.say(f"{request.run} is finished: {saved.step} steps are done")
-        request.say("  to go on, raise train.steps; to start anew, give --no-resume")
+        request.say("  to continue, raise train.steps; to start anew, give --no-resume")
         return 0
     if request.task.resumable and (lack := lacks_room(request.run, request.spec, saved)):
         console.note(f"error: {lack}")

@@ -56,7 +56,7 @@ def _joined(request: Start, joined: "Joined", console: Console) -> int:
             ended = world.hear()
             return join(request.job, world, console) if ended is None else ended
     except (OSError, RuntimeError) as error:
-        console.note(f"error: rank {joined.rank} does not meet the others: {error}")
+        console.note(f"error: rank {joined.rank} cannot reach the others: {error}")
         return 1
     opened: RunFolder | int = 2
     try:
@@ -84,7 +84,7 @@ def _screen(
                 try:
                     folder.write()
                 except OSError as error:
-                    console.note(f"warning: the spec is not in {folder.path}: {error}")
+                    console.note(f"warning: the spec was not written to {folder.path}: {error}")
             listener(event)
 
         yield hear
@@ -122,7 +122,7 @@ def _on_many_hosts(
     from mimo_launch.layout.layout import world_size
 
     request = request.on_host_of(world_size(request.spec) // place.num_nodes)
-    console.note(f"node {place.node} of {place.num_nodes} meets the others at {place.endpoint}")
+    console.note(f"node {place.node} of {place.num_nodes}: meeting the others at {place.endpoint}")
     try:
         hosts = ManyHosts(place, request.plan, request.device, request.run, stop)
         folder: RunFolder | int | None = 2

@@ -115,7 +115,9 @@ def layer_parts(
     layers: Sequence[LayerRow], experts: Sequence[ExpertsRow]
 ) -> Iterator[RenderableType]:
     """Yield the layers of modules with several kinds of layers or with experts, and the experts."""
-    table = plain_table("module", "kind", "layers", "parameters of one", "work a step", "one keeps")
+    table = plain_table(
+        "module", "kind", "layers", "parameters each", "work a step", "activations each"
+    )
     for row in layers:
         kinds = {other.kind for other in layers if other.module == row.module}
         if len(kinds) > 1 or row.has_experts:

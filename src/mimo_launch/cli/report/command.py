@@ -39,7 +39,10 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Default: report.html in the first run's folder."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File; default: report.html in the first run's folder.",
         ),
     ] = None,
     smooth: Annotated[

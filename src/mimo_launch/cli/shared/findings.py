@@ -50,6 +50,4 @@ def show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
     if len(stuck) > SHOWN:
         console.note(f"           and {len(stuck) - SHOWN} more")
     console.note("   = why:  the simulator ran every rank's actions; training would hang there")
-    console.note(
-        "   = help: this is a fault of mimo-launch, not of your spec; please open an issue"
-    )
+    console.note("   = help: this is a bug in mimo-launch, not in your spec; please open an issue")

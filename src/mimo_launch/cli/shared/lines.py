@@ -97,8 +97,8 @@ def other_lines(event: Event) -> list[str]:
         case WeightsLoaded():
             lines = [f"{event.module}: {event.num_loaded} weights from {event.checkpoint}"]
             for names, words in (
-                (event.missing, "not in it, so initial values"),
-                (event.misfits, "of another shape, so initial values"),
+                (event.missing, "not in it, keep their initial values"),
+                (event.misfits, "of another shape, keep their initial values"),
                 (event.unused, "in it only, not used"),
             ):
                 lines += [f"  {len(names)} {words}: {_names(names)}"] if names else []

@@ -58,7 +58,7 @@ Nnodes = Annotated[
 NodeRank = Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")]
 Endpoint = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Where the launchers meet; a port of host 0."),
+    typer.Option(metavar="HOST:PORT", help="Where the launchers meet: a port on host 0."),
 ]
 JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
 

@@ -72,13 +72,11 @@ def train(
         bool | None,
         typer.Option(
             "--resume/--no-resume",
-            help="Go on from the newest complete checkpoint, or start anew; by default go on if "
+            help="Resume from the newest complete checkpoint, or start anew; by default resume if "
             "there is one.",
         ),
     ] = None,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="Times to start again after a failure.")
-    ] = 0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Times to restart after a failure.")] = 0,
     console_ranks: ConsoleRanks = None,
     nnodes: Nnodes = None,
     node_rank: NodeRank = 0,
