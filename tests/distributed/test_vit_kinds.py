@@ -34,6 +34,8 @@ DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mb
             {"cp": 2},
             {"max_patches": 12},
         ),
+        # One cp rank has the only patch, the other one padding.
+        (SIGLIP, {"cp": 2}, {"max_patches": 1, "max_images": 1, "text_only": 0, "mbs": 1}),
     ],
     ids=[
         "siglip tp",
@@ -43,6 +45,7 @@ DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mb
         "clip pp sp",
         "clip cp 3",
         "shuffled",
+        "a rank of padding",
     ],
 )
 def test_gradients_are_those_of_one_rank(

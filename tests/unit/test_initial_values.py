@@ -1,9 +1,18 @@
 """Initial values follow from the seed, the name and the place."""
 
 import torch
+from tests.support.specs import box, spec
 
 from mimo_launch.layers.initial_weights import initial_values
-from mimo_launch.layers.parameter_segments import Segment, replicated, sharded
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import (
+    Segment,
+    declared_parameters,
+    replicated,
+    sharded,
+)
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.models.build import build_network
 
 
 def whole(rows: int, columns: int) -> Segment:
@@ -35,3 +44,17 @@ def test_any_cut_of_a_tensor_has_the_values_of_that_place() -> None:
         assert initial_values("m.weight", cut, 3).equal(values.narrow(axis, part.start, len(part)))
     rows = sharded("weight", (300, 200), 0, range(100, 290), std=0.5)
     assert initial_values("m.weight", rows, 3, rows=range(20, 60)).equal(values[120:160])
+
+
+def test_biases_start_as_zeros() -> None:
+    made = spec({"vision": box(0), "language": box(1, model={"qkv_bias": True})})
+    biases = [
+        placed
+        for module in build_layout(made).modules
+        for stage in module.stages
+        for declared in declared_parameters("", build_network(made, stage, ParallelContext()))
+        for placed in declared.placed
+        if placed.name.endswith(".bias")
+    ]
+    assert {placed.name.split(".")[-2] for placed in biases} >= {"q", "k", "v", "o", "out"}
+    assert {placed.segment.init for placed in biases} == {"zeros"}
