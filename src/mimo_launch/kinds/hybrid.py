@@ -134,11 +134,11 @@ def _mamba_weights(width: int, sizes: MambaSizes, share: Share) -> Iterator[Weig
     if sizes.groups < share.tp:
         shared = sizes.state
         yield Weight((2 * inner + heads, width), in_product=True)
-        yield Weight((2 * shared, width), in_product=True)
+        yield Weight((2 * shared, width))
     else:
         shared = share.of(sizes.shared)
         yield Weight((2 * inner + heads + 2 * shared, width), in_product=True)
     channels = inner + 2 * shared
-    yield from (Weight((channels, sizes.conv), in_product=True), Weight((channels,)))
+    yield from (Weight((channels, sizes.conv)), Weight((channels,)))
     yield from (Weight((heads,)),) * 3
     yield from (Weight((inner,)), Weight((width, inner), in_product=True))

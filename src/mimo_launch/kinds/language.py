@@ -82,7 +82,7 @@ class LanguageKind(ModelKind):
         if model.num_kv_heads < share.tp:
             # Each rank holds the one key/value head that its query heads need.
             yield Weight((queries, width), in_product=True)
-            yield Weight((2 * head, width), in_product=True)
+            yield Weight((2 * head, width))
         else:
             keys = share.of(model.num_kv_heads * head)
             yield Weight((queries + 2 * keys, width), in_product=True)
