@@ -56,5 +56,5 @@ def test_biases_start_as_zeros() -> None:
         for placed in declared.placed
         if placed.name.endswith(".bias")
     ]
-    assert {placed.name.split(".")[-2] for placed in biases} >= {"q", "k", "v", "o", "out"}
+    assert {placed.name.split(".")[-2] for placed in biases} >= {"q", "k", "v", "o"}
     assert {placed.segment.init for placed in biases} == {"zeros"}
