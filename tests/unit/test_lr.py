@@ -6,8 +6,9 @@ from math import cos, pi
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.specs import box, spec
 
-from mimo_launch.optimizer.learning_rate import learning_rate
+from mimo_launch.optimizer.learning_rate import learning_rate, rate_at
 from mimo_launch.spec.spec import LrSchedule
 
 KINDS = ("constant", "cosine", "wsd")
@@ -87,3 +88,14 @@ def test_steps_after_the_run_stay_at_the_last_rate():
     assert learning_rate(5.0, schedule, 0, 7, 5) == pytest.approx(1.0)
     schedule = LrSchedule(kind="wsd", decay=2, min_lr=1.0)
     assert learning_rate(5.0, schedule, 0, 7, 5) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("warmup", "first"), [(None, 4.0), (0, 8.0), (4, 2.0)])
+def test_a_module_may_have_a_warm_up_of_its_own(warmup: int | None, first: float) -> None:
+    made = spec(
+        {"vision": box(0, optimizer={"warmup": warmup}), "language": box(1)},
+        optimizer={"lr": 8.0, "schedule": {"kind": "constant", "warmup": 2}},
+        train={"steps": 8, "precision": "fp64"},
+    )
+    assert [rate_at(made, step, "vision") for step in (0, 7)] == [first, 8.0]
+    assert rate_at(made, 0) == rate_at(made, 0, "language") == 4.0
