@@ -154,6 +154,9 @@ def test_every_tensor_that_does_not_fit_is_listed_once_for_all(tmp_path: Path) -
         assert event.misfits == (f"{other} (31 there, 32 here)",)
         assert event.unused == ("lm_head.bias",)
         assert event.num_loaded == 19
+    change(tmp_path / "model", *load_file(tmp_path / "model" / "model.safetensors"))
+    with pytest.raises(RankError, match="does not fit"):
+        run_ranks(weights_on_rank, partial, tmp_path, world_size=2)
 
 
 def test_what_is_said_twice_is_left_out_by_rule_and_listed(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_an_index_names_no_larger_tensor_than_torch_can_have(
         # As many elements as there are, and some of them twice.
         ([((0, 0), (2, 2)), ((1, 1), (2, 2)), ((0, 2), (4, 1))], False),
         ([((0, 0), (3, 2)), ((2, 0), (1, 2)), ((0, 2), (4, 1))], False),
+        # As many elements as there are, and some of them beyond the end.
+        ([((0, 0), (2, 3)), ((3, 0), (2, 3))], False),
         ([], False),
     ],
 )

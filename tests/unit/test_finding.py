@@ -62,3 +62,16 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_looked_for_again(
     (found.path / TENSORS).write_text("{")
     with pytest.raises(NoCheckpoint, match=r"damaged|cannot be read"):
         open_checkpoint(tmp_path, None)
+
+
+def test_files_that_differ_from_their_checksums_or_are_gone_are_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    folder = save(tmp_path, 4)
+    found, read = open_checkpoint(tmp_path, None), list[int]()
+    with pytest.raises(NoCheckpoint, match="the checksum of part is another"):
+        found.check(read.append)
+    (folder / "part").unlink()
+    with pytest.raises(NoCheckpoint, match="cannot be read"):
+        found.check(read.append)
+    assert read == []
