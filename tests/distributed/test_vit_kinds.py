@@ -34,8 +34,12 @@ DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mb
             {"cp": 2},
             {"max_patches": 12},
         ),
-        # One cp rank has the only patch, the other one padding.
-        (SIGLIP, {"cp": 2}, {"max_patches": 1, "max_images": 1, "text_only": 0, "mbs": 1}),
+        # One cp rank has all patches, the other one padding.
+        (
+            SIGLIP,
+            {"tp": 2, "cp": 2, "sequence_parallel": True},
+            {"max_patches": 2, "max_images": 1, "text_only": 0, "mbs": 1},
+        ),
     ],
     ids=[
         "siglip tp",
