@@ -25,7 +25,7 @@ from mimo_launch.checkpoint.folder import (
     is_complete,
     read_marker,
 )
-from mimo_launch.checkpoint.index import read_index
+from mimo_launch.checkpoint.index import TENSORS, read_index
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes, write_boxes
 from mimo_launch.checks.all_checks import check
@@ -33,6 +33,7 @@ from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
     CheckpointPassedOver,
@@ -375,6 +376,10 @@ def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
     spec = make_spec("one rank", 3, modules={**start, ("vision", "model"): other})
     # Known before a process starts; should the folder change in between, workers say it.
     assert {found.path[-1] for found in check(spec) if found.is_error} == {"layers", "mlp"}
+    # Its marker has the checksum of every other file.
+    for checkpoint in all_checkpoints(tmp_path / "old"):
+        others = {path.name for path in checkpoint.iterdir()} - {MARKER}
+        assert read_marker(checkpoint).files.keys() == others >= {TENSORS}
     with pytest.raises(RankError, match=r"does not fit: .*missing there: vision\.layers\.2"):
         run_ranks(run_on_rank, spec, tmp_path / "a", world_size=1)
     start[("vision", "init_partial")] = True
