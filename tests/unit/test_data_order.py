@@ -82,6 +82,7 @@ def test_a_row_of_draws_depends_on_its_index_only():
     stream = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(8 * 5001)
     assert stream.reshape(-1, 8)[5000, :6].tolist() == rows[5000]
     assert split_key(1 << 70, "train", Purpose.ORDER)[0] == 0
+    assert split_key((1 << 64) - 2, "train", Purpose.ORDER)[0] == (1 << 64) - 2
 
 
 def test_words_become_fair_integers_and_chances():

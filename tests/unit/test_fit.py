@@ -58,8 +58,8 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
     ("text", "said"),
     [
         ("141", "a size such as `141GB` or `80GiB`"),
-        ("141gb", "`gb` is no unit"),
-        ("141G", "`G` is no unit; write MB, MiB, GB, GiB, TB or TiB"),
+        ("141gb", "`gb` is not a unit"),
+        ("141G", "`G` is not a unit; write MB, MiB, GB, GiB, TB or TiB"),
         ("GB", "a size is a number and a unit"),
         ("-3GB", "a size is a number and a unit"),
         ("1e3GB", "a size is a number and a unit"),

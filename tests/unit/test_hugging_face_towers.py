@@ -135,7 +135,7 @@ def test_what_is_not_computed_is_refused(
 
 def test_a_layer_that_the_tower_does_not_have(tmp_path: Path) -> None:
     [item] = found(tmp_path / "model", {**LLAVA, "vision_feature_layer": -5})
-    assert item.why == "`vision_feature_layer` is -5, with 3 layers"
+    assert item.why == "`vision_feature_layer` is -5, but the tower has 3 layers"
 
 
 def test_towers_hold_no_decoder() -> None:
