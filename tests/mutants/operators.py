@@ -116,7 +116,7 @@ def _changes(node: ast.AST, required: dict[str, set[str]]) -> Iterator[Change]:
             imports = isinstance(child, ast.JoinedStr | ast.Import | ast.ImportFrom)
             if name in skipped or is_text or imports or not isinstance(child, ast.AST):
                 continue
-            if _is_for_gpus(child):
+            if _is_for_gpus(child) or (isinstance(child, ast.keyword) and child.arg in GUARDS):
                 continue
             if isinstance(child, ast.stmt) and not (starts and isinstance(child, ast.Assign)):
                 yield from _of_statement(child)

@@ -41,6 +41,14 @@ def test_damage_is_noted_with_its_reason(what: str, error: Exception, reason: st
     assert reason is None or reasons[1] == reason
 
 
+def test_another_number_of_images_than_in_the_index_is_damage() -> None:
+    dataset = damaged(MADE, {})
+    dataset.images = lambda *asked: []
+    source = step_inputs(dataset, "train", (7, 8, 9), 0)
+    _, reasons = read_step(source, EVERYTHING, MADE, lambda: None)
+    assert reasons == dict.fromkeys(range(3), "0 images for vision, the index has 1")
+
+
 def test_other_errors_are_bugs() -> None:
     with pytest.raises(KeyError):
         read({("text", "train", 8): KeyError("column")})
