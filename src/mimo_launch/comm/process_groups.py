@@ -67,9 +67,7 @@ class GridSet:
         self._by_ranks: dict[tuple[int, ...], ProcessGroup] = {}
         self._named: dict[str, Group] = {}
         for group in plan.groups:
-            # FSDP needs a live group even when a module has one replica.
-            keep_single = group.name.endswith((".dp_cp", ".expert_dp"))
-            self._create(group.name, group.ranks, keep_single=keep_single)
+            self._create(group.name, group.ranks)
         # Job-wide, because groups of pairs would be too many. On a GPU each pair of ranks has a
         # separate queue in a group, so that channels never wait for each other, as simulated.
         self._p2p = {each: self._new_p2p(each) for each in plan.p2p_groups}
@@ -84,7 +82,9 @@ class GridSet:
         )
         return group
 
-    def _create(self, name: str, ranks: tuple[int, ...], *, keep_single: bool) -> None:
+    def _create(self, name: str, ranks: tuple[int, ...]) -> None:
+        # FSDP needs a live group even when a module has one replica.
+        keep_single = name.endswith((".dp_cp", ".expert_dp"))
         if (len(ranks) > 1 or keep_single) and ranks not in self._by_ranks:
             self._by_ranks[ranks] = dist.new_group(
                 list(ranks), timeout=self._timeout, backend=self._backend, group_desc=name
