@@ -180,7 +180,7 @@ def zero_rows_skipped() -> None:
 
     def skipping(self: Any, action: Any, step: Any) -> None:
         bridge = self.bridges.get(action.module)
-        if bridge is None or self.mail.outputs.peek(Address.of(action)).shape[0]:
+        if bridge is None or self.mail.outputs.peek(bridge.at(action.index)).shape[0]:
             correct(self, action, step)
 
     compute.Stages.backward = skipping
@@ -213,16 +213,17 @@ def bias_added_before_the_sum() -> None:
 
 def one_backward_too_few() -> None:
     """The backward exchange of the last group returns the gradients of the group before it."""
-    from mimo_launch.runtime.bridges import Bridge
+    from mimo_launch.runtime.bridges import RankBridge
 
-    correct = Bridge._deliver
+    correct = RankBridge._deliver
 
-    def stale(self: Any, index: int, rows: Any, *, forward: bool) -> None:
-        correct(self, index, rows, forward=forward)
-        if not forward and index > 0 and rows is not None:
-            self.mail.gradients.peek(self._made(index)).zero_()
+    def stale(self: Any, state: Any, rows: Any, *, forward: bool) -> None:
+        correct(self, state, rows, forward=forward)
+        for index in state.sent:
+            if not forward and index > 0 and rows is not None:
+                self.mail.gradients.peek(self.at(index)).zero_()
 
-    Bridge._deliver = stale
+    RankBridge._deliver = stale
 
 
 def mixed_text(**settings: Any) -> Spec:
@@ -306,12 +307,11 @@ def rows_sequence_major() -> None:
 
     correct = bridges.row_places
 
-    def sorted_by_position(view: Any, *rest: Any) -> Any:
-        placed, received = correct(view, *rest)
-        layout = view.layout
+    def sorted_by_position(views: Any, *rest: Any) -> Any:
+        placed, layout = correct(views, *rest), views.layout
         seq = layout.seq // layout.language.grid.size("cp")
         order = sorted(placed.places.tolist(), key=lambda place: (place % seq, place // seq))
-        return changed(placed, places=torch.tensor(order, dtype=torch.long)), received
+        return changed(placed, places=torch.tensor(order, dtype=torch.long))
 
     bridges.row_places = sorted_by_position
 
@@ -370,7 +370,7 @@ def receiver_takes_the_even_cut() -> None:
     """Language takes rows for those of the even cut: replica after replica, in order of samples."""
     from mimo_launch.runtime import bridges
 
-    correct = bridges.language_end
+    correct = bridges.target_end
 
     def in_order(*args: Any) -> Any:
         end, peers, first = correct(*args), [], 0
@@ -380,7 +380,7 @@ def receiver_takes_the_even_cut() -> None:
             first = last
         return replace(end, peers=tuple(peers))
 
-    bridges.language_end = in_order
+    bridges.target_end = in_order
 
 
 def shuffled(**settings: Any) -> Spec:

@@ -168,7 +168,7 @@ def due_at(made: Spec, data: StepData, encoder: str) -> dict[tuple, tuple[int, i
 def rows_of(transfers: tuple[Transfer, ...]) -> list[Row]:
     """Every row of some transfers by itself."""
     return [
-        Row(t.src, t.src_start + i, t.dst, t.microbatch, t.dst_start + i)
+        Row(t.src, t.src_start + i, t.dst, t.dst_forward, t.dst_start + i)
         for t in transfers
         for i in range(t.num_rows)
     ]
@@ -190,10 +190,10 @@ def groups_of(layout: Layout) -> Iterator[tuple[str, int, range]]:
             spec({"vision": box(0, dp=2), "language": box(2, tp=2)}, mbs=2, seq=8),
             {0: {"vision": [(1, 3)]}, 1: {"vision": [(0, 1), (5, 1)]}},
             [
-                Transfer(0, 2, 0, microbatch=0, dst_start=0, num_rows=2),
-                Transfer(0, 3, 2, microbatch=0, dst_start=0, num_rows=1),
-                Transfer(1, 3, 0, microbatch=0, dst_start=1, num_rows=1),
-                Transfer(1, 3, 1, microbatch=0, dst_start=2, num_rows=1),
+                Transfer(0, 2, 0, 0, dst_forward=0, dst_start=0, num_rows=2),
+                Transfer(0, 3, 0, 2, dst_forward=0, dst_start=0, num_rows=1),
+                Transfer(1, 3, 0, 0, dst_forward=0, dst_start=1, num_rows=1),
+                Transfer(1, 3, 0, 1, dst_forward=0, dst_start=2, num_rows=1),
             ],
             id="fan-in 2:1, rows shared over tp",
         ),
@@ -208,9 +208,9 @@ def groups_of(layout: Layout) -> Iterator[tuple[str, int, range]]:
             ),
             {0: {"vision": [(2, 5)]}},
             [
-                Transfer(0, 2, 0, microbatch=0, dst_start=0, num_rows=2),
-                Transfer(0, 3, 2, microbatch=0, dst_start=0, num_rows=1),
-                Transfer(1, 3, 0, microbatch=0, dst_start=1, num_rows=2),
+                Transfer(0, 2, 0, 0, dst_forward=0, dst_start=0, num_rows=2),
+                Transfer(0, 3, 0, 2, dst_forward=0, dst_start=0, num_rows=1),
+                Transfer(1, 3, 0, 0, dst_forward=0, dst_start=1, num_rows=2),
             ],
             id="sequence parallel on both sides",
         ),
@@ -219,10 +219,10 @@ def groups_of(layout: Layout) -> Iterator[tuple[str, int, range]]:
             spec({"vision": box(0), "language": box(1, cp=2)}, seq=8),
             {0: {"vision": [(1, 6)]}},
             [
-                Transfer(0, 1, 0, microbatch=0, dst_start=0, num_rows=1),
-                Transfer(0, 1, 5, microbatch=0, dst_start=1, num_rows=1),
-                Transfer(0, 2, 1, microbatch=0, dst_start=0, num_rows=2),
-                Transfer(0, 2, 3, microbatch=0, dst_start=2, num_rows=2),
+                Transfer(0, 1, 0, 0, dst_forward=0, dst_start=0, num_rows=1),
+                Transfer(0, 1, 0, 5, dst_forward=0, dst_start=1, num_rows=1),
+                Transfer(0, 2, 0, 1, dst_forward=0, dst_start=0, num_rows=2),
+                Transfer(0, 2, 0, 3, dst_forward=0, dst_start=2, num_rows=2),
             ],
             id="zigzag over cp",
         ),
@@ -230,9 +230,9 @@ def groups_of(layout: Layout) -> Iterator[tuple[str, int, range]]:
             spec({"vision": box(0), "language": box(0, dp=2)}, microbatches=2, seq=4),
             {0: {"vision": [(0, 1)]}, 1: {"vision": [(0, 2)]}, 3: {"vision": [(3, 1)]}},
             [
-                Transfer(0, 0, 0, microbatch=0, dst_start=0, num_rows=1),
-                Transfer(0, 0, 1, microbatch=1, dst_start=0, num_rows=2),
-                Transfer(0, 1, 3, microbatch=1, dst_start=0, num_rows=1),
+                Transfer(0, 0, 0, 0, dst_forward=0, dst_start=0, num_rows=1),
+                Transfer(0, 0, 0, 1, dst_forward=1, dst_start=0, num_rows=2),
+                Transfer(0, 1, 0, 3, dst_forward=1, dst_start=0, num_rows=1),
             ],
             id="fan-out 1:2 from a shared rank, samples without rows",
         ),
@@ -259,7 +259,7 @@ def test_every_row_goes_once_from_its_owner_to_the_rank_of_its_token(case):
         ]
         assert sorted(moved) == sorted(Row(*sent[key], *due[key]) for key in sent)
         for group in range(num_groups):
-            microbatches = {t.microbatch for t in route(views, encoder.name, group)}
+            microbatches = {t.dst_forward for t in route(views, encoder.name, group)}
             assert {m // encoder.group_size for m in microbatches} <= {group}
 
 
@@ -307,7 +307,7 @@ def test_the_route_of_one_rank_is_the_whole_filtered(case):
                 [t for t in mine[rank] if (t.src, t.dst) == (src, dst)] for rank in (src, dst)
             )
             assert packed == unpacked
-            assert packed == sorted(packed, key=lambda t: (t.microbatch, t.dst_start))
+            assert packed == sorted(packed, key=lambda t: (t.dst_forward, t.dst_start))
 
 
 @CASES

@@ -26,12 +26,12 @@ from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.build import PRECISIONS, RankModule, build_network, keep_activations
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ExpertGrid, Spec
 from mimo_launch.train.rank_session import RankSession
 

@@ -15,8 +15,8 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.row_owners import FP8_STEP
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ModuleSpec,
     Spec,

@@ -10,7 +10,8 @@ from math import gcd, lcm
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import encoder_group_size, runs_in_phases
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 _DP = ("modules", LANGUAGE, "grid", "dp")

@@ -10,9 +10,9 @@ from math import prod
 from mimo_launch.checks.rule import Findings, show_ranks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import AXES, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 

@@ -7,7 +7,8 @@ Leaves: values that are wrong by themselves to `spec`.
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
-from mimo_launch.layout.encoder_placement import LANGUAGE, runs_in_phases
+from mimo_launch.layout.encoder_placement import runs_in_phases
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, SyntheticData, VitModel, WebdatasetData
 
 _SCHEDULE = ("optimizer", "schedule")

@@ -25,7 +25,7 @@ from mimo_launch.kinds.vocabulary import (
     placeholder_id,
     vocab_size,
 )
-from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ChatTemplate,
     DigitsData,

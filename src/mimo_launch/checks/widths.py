@@ -11,7 +11,7 @@ from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
-from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.language_models import MAMBA, MambaSizes
 from mimo_launch.spec.spec import HybridModel, LanguageModel, Spec
 

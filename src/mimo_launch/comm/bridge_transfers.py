@@ -43,32 +43,37 @@ class BridgeEnd:
         return next((p.index for p in self.peers if p.peer == rank), None)
 
 
-def encoder_end(
-    transfers: Iterable[Transfer], rank: int, num_rows: int, device: torch.device
-) -> BridgeEnd:
-    """Return the encoder side: rows of the group's owned output, per language rank."""
-    rows: dict[int, list[int]] = {}
-    for t in transfers:
-        if t.src == rank:
-            rows.setdefault(t.dst, []).extend(range(t.src_start, t.src_start + t.num_rows))
-    return _end(num_rows, rows, device)
-
-
-def language_end(
+def source_end(
     transfers: Iterable[Transfer],
     rank: int,
     offsets: dict[int, int],
     num_rows: int,
     device: torch.device,
 ) -> BridgeEnd:
-    """Return the language side: rows of the owned input, microbatches one after another.
+    """Return the side of the source: rows of its output that this rank owns, by rank of the target.
 
-    `offsets` gives the first row of each microbatch in that buffer.
+    `offsets` gives the first row of each forward of the source in that buffer.
     """
     rows: dict[int, list[int]] = {}
     for t in transfers:
+        if t.src == rank:
+            start = offsets[t.src_forward] + t.src_start
+            rows.setdefault(t.dst, []).extend(range(start, start + t.num_rows))
+    return _end(num_rows, rows, device)
+
+
+def target_end(
+    transfers: Iterable[Transfer],
+    rank: int,
+    offsets: dict[int, int],
+    num_rows: int,
+    device: torch.device,
+) -> BridgeEnd:
+    """Return the side of the target: rows of the input that this rank owns, in the same way."""
+    rows: dict[int, list[int]] = {}
+    for t in transfers:
         if t.dst == rank:
-            start = offsets[t.microbatch] + t.dst_start
+            start = offsets[t.dst_forward] + t.dst_start
             rows.setdefault(t.src, []).extend(range(start, start + t.num_rows))
     return _end(num_rows, rows, device)
 

@@ -12,8 +12,9 @@ from math import gcd
 
 from mimo_launch.drawing.rows import BridgeRow, Link, PeerRow
 from mimo_launch.layout.balance import replicas_that_share
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import route
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
@@ -22,21 +23,22 @@ from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
 
 
-def bridge_row(plan: Plan, step: StepData, module: ModuleLayout, per_node: int | None) -> BridgeRow:
-    """Return the row of the bridge from an encoder to language."""
-    layout, groups = plan.layout, plan.layout.num_groups(module)
-    rows = _nominal_rows(plan.layout, step, module)
-    num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
+def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None) -> BridgeRow:
+    """Return the row of a bridge."""
+    layout = plan.layout
+    rows = _nominal_rows(layout, step, bridge)
+    module, reader = layout[bridge.source], layout[bridge.target]
+    num_src, num_dst = module.grid.size("dp"), reader.grid.size("dp")
     return BridgeRow(
-        encoder=module.name,
+        encoder=bridge.name,
         fan=fan(num_src, num_dst),
         num_src=num_src,
         num_dst=num_dst,
         balance=module.balance,
         sharing=replicas_that_share(layout, module),
-        how="collective" if exchanges(layout, module) else "pairwise",
-        groups=groups,
-        group_size=module.group_size,
+        how="collective" if exchanges(layout, bridge) else "pairwise",
+        groups=layout.samples.microbatches // bridge.group_size,
+        group_size=bridge.group_size,
         has_backward=needs_backward(layout, module),
         rows=sum(count for _, _, count in rows),
         local_rows=sum(count for src, dst, count in rows if src == dst),
@@ -45,31 +47,29 @@ def bridge_row(plan: Plan, step: StepData, module: ModuleLayout, per_node: int |
             for src, dst, count in rows
             if per_node is not None and src // per_node != dst // per_node
         ),
-        components=components_of(layout, module.name) if exchanges(layout, module) else (),
+        components=components_of(layout, bridge.name) if exchanges(layout, bridge) else (),
         links=tuple([Link(src=src, dst=dst, rows=count) for src, dst, count in rows]),
     )
 
 
-def _nominal_rows(
-    whole: Layout, nominal: StepData, module: ModuleLayout
-) -> list[tuple[int, int, int]]:
+def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tuple[int, int, int]]:
     """Return source, target and rows of each pair of ranks that exchange any in a nominal step.
 
-    All groups of a nominal step are equal. dp divides into gcd(src, dst) parts at whose borders the
+    All groups of a nominal step are equal. dp divides into parts at whose borders the
     replicas of both modules end; every part repeats the first. So one group and one part suffice.
     """
-    samples = whole.samples
-    groups = whole.num_groups(module)
-    one = SampleMap(samples.global_batch // groups, samples.replicas, module.group_size)
+    samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
+    groups = samples.microbatches // bridge.group_size
+    one = SampleMap(samples.global_batch // groups, samples.replicas, bridge.group_size)
     layout = replace(whole, samples=one)
     views = StepViews(layout, StepData(0, nominal.samples[: one.global_batch]))
-    num_src, num_dst = module.grid.size("dp"), layout.language.grid.size("dp")
-    parts = gcd(num_src, num_dst)
+    num_src, num_dst = source.grid.size("dp"), target.grid.size("dp")
+    parts = gcd(num_src, num_dst, samples.replicas)
     first: Counter[tuple[int, int]] = Counter()
-    for transfer in route(views, module.name, 0, senders=range(num_src // parts)):
+    for transfer in route(views, bridge.name, 0, senders=range(num_src // parts)):
         first[transfer.src, transfer.dst] += groups * transfer.num_rows
-    src_apart = num_src // parts * module.grid.strides["dp"]
-    dst_apart = num_dst // parts * layout.language.grid.strides["dp"]
+    src_apart = num_src // parts * source.grid.strides["dp"]
+    dst_apart = num_dst // parts * target.grid.strides["dp"]
     return sorted(
         [
             (src + part * src_apart, dst + part * dst_apart, count)
@@ -88,12 +88,12 @@ def fan(num_src: int, num_dst: int) -> str:
     return "fan-out" if num_dst % num_src == 0 else "uneven"
 
 
-def peer_rows(views: StepViews, module: ModuleLayout, rank: int) -> Iterator[PeerRow]:
+def peer_rows(views: StepViews, bridge: Bridge, rank: int) -> Iterator[PeerRow]:
     """Yield the peers of a rank on one bridge, with the rows exchanged in the forward direction."""
-    groups = views.layout.num_groups(module)
+    groups = views.layout.samples.microbatches // bridge.group_size
     counts: dict[tuple[str, int], list[int]] = {}
     for group in range(groups):
-        for transfer in route(views, module.name, group, rank=rank):
+        for transfer in route(views, bridge.name, group, rank=rank):
             if transfer.src == transfer.dst:
                 key = "copy", rank
             elif transfer.src == rank:
@@ -102,4 +102,4 @@ def peer_rows(views: StepViews, module: ModuleLayout, rank: int) -> Iterator[Pee
                 key = "receive", transfer.src
             counts.setdefault(key, [0] * groups)[group] += transfer.num_rows
     for (way, peer), rows in sorted(counts.items()):
-        yield PeerRow(bridge=module.name, way=way, peer=peer, rows=tuple(rows))
+        yield PeerRow(bridge=bridge.name, way=way, peer=peer, rows=tuple(rows))

@@ -69,7 +69,7 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
             for module in layout.modules
             for stage in module.stages
         ),
-        bridges=tuple(bridge_row(plan, step, each, per_node) for each in layout.encoders),
+        bridges=tuple(bridge_row(plan, step, each, per_node) for each in layout.bridges.values()),
         schedule=Schedule(
             makespan=simulation.makespan,
             lower_bound=lower_bound(layout, plan.units),
@@ -109,7 +109,9 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
         samples=tuple(forwards),
-        peers=tuple(row for each in layout.encoders for row in peer_rows(views, each, rank)),
+        peers=tuple(
+            row for each in layout.bridges.values() for row in peer_rows(views, each, rank)
+        ),
         makespan=plan.simulation.makespan,
         timeline=timeline_row(layout, plan.simulation, rank),
         program=format_program(mine.training),

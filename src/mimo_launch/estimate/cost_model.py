@@ -213,7 +213,7 @@ class CostModel:
         size = max(row_bytes(self.layout, encoder, self.work[encoder.name], width))
         last = len(encoder.stages) - 1
         rank = encoder.stage_ranks(last)[0]
-        if exchanges(self.layout, encoder):
+        if exchanges(self.layout, self.layout.bridges[encoder.name]):
             ranks = component_of(self.layout, rank, encoder.name)
         else:
             ends = partners(self.layout, rank, Action(encoder.name, None, Kind.SEND_F, 0))

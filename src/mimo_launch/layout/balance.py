@@ -25,9 +25,10 @@ SigLIP so400m, where it would matter if large images met small ones in one islan
 # samples that turn out to be unreadable move no other.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heapreplace
-from math import gcd
+from math import gcd, lcm
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.step_data import StepData
@@ -98,32 +99,54 @@ def replicas_that_share(layout: Layout, module: ModuleLayout) -> int:
 
 
 @cached_in_layout
-def replica_links(layout: Layout, encoder: str) -> tuple[range, ...]:
-    """Return, per encoder replica, the language replicas whose samples it may encode.
+def replica_links(layout: Layout, bridge: str) -> tuple[range, ...]:
+    """Return, per replica of a bridge's source, the replicas of its target that may read its rows.
 
-    The same for every group and every step: the data only choose within it.
+    The same for every transfer and every step: the data only choose within it.
     """
-    module, language = layout[encoder], layout.language.grid.size("dp")
-    num_replicas = module.grid.size("dp")
-    if replicas_that_share(layout, module) == 1:
-        # Replica e's part of the list begins at e / num_replicas and ends before the next one's.
-        return tuple(
-            range(e * language // num_replicas, -(-(e + 1) * language // num_replicas))
-            for e in range(num_replicas)
-        )
-    islands = num_islands(layout, module)
-    inside, wide = num_replicas // islands, language // islands
-    return tuple(range(e // inside * wide, (e // inside + 1) * wide) for e in range(num_replicas))
+    sources, targets = _sample_spans(layout, bridge)
+    return _overlapping(sources, targets)
 
 
 @cached_in_layout
-def replica_sources(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
-    """Return, per language replica, the encoder replicas that may encode its samples."""
-    found: list[list[int]] = [[] for _ in range(layout.language.grid.size("dp"))]
-    for replica, linked in enumerate(replica_links(layout, encoder)):
-        for target in linked:
-            found[target].append(replica)
-    return tuple(map(tuple, found))
+def replica_sources(layout: Layout, bridge: str) -> tuple[range, ...]:
+    """Return, per replica of a bridge's target, the replicas of its source that may feed it."""
+    sources, targets = _sample_spans(layout, bridge)
+    return _overlapping(targets, sources)
+
+
+def _sample_spans(layout: Layout, bridge: str) -> tuple[list[range], list[range]]:
+    """Return the samples that each replica of source and target may have, as parts of a group.
+
+    The list of a group is cut into as many units as all cuts need. In groups of different sizes a
+    replica has different samples of a language replica, so there the spans are of whole ones.
+    """
+    ends = layout.bridges[bridge]
+    modules = layout[ends.source], layout[ends.target]
+    language = layout.language.grid.size("dp")
+    unit = lcm(language, *(module.grid.size("dp") for module in modules))
+    step = unit // language
+    spans = []
+    for module in modules:
+        num_replicas = module.grid.size("dp")
+        inside = 1 if module.is_language else replicas_that_share(layout, module)
+        size = unit // num_replicas * inside
+        starts = (replica // inside * size for replica in range(num_replicas))
+        spans.append([range(start, start + size) for start in starts])
+    if ends.source_group != ends.target_group:
+        spans = [
+            [range(s.start // step * step, -(-s.stop // step) * step) for s in each]
+            for each in spans
+        ]
+    return spans[0], spans[1]
+
+
+def _overlapping(mine: Sequence[range], theirs: Sequence[range]) -> tuple[range, ...]:
+    """Return, for each span, the spans of the other list that it overlaps; both are in order."""
+    starts, stops = [span.start for span in theirs], [span.stop for span in theirs]
+    return tuple(
+        range(bisect_right(stops, span.start), bisect_left(starts, span.stop)) for span in mine
+    )
 
 
 def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:

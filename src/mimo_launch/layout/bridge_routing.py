@@ -1,6 +1,6 @@
 """A bridge as a permutation of rows: which rank sends which of its rows to which rank.
 
-Decides: the transfers of one encoder group, forward and (read backwards) backward.
+Decides: the transfers of rows between two modules, forward and (read backwards) backward.
 Relies on: `step_views` for the rows of a replica and their owners.
 Leaves: buffers and the actual sends to `comm.bridge_transfers`.
 
@@ -10,10 +10,10 @@ language input replicated over tp) are gathered inside that tp group at the end.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 
 from mimo_launch.layout.balance import replica_links, replica_sources
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.row_owners import Piece
 from mimo_launch.layout.step_views import StepViews
 
@@ -22,71 +22,82 @@ from mimo_launch.layout.step_views import StepViews
 class Transfer:
     """Consecutive rows of one sample that move from `src` to `dst`.
 
-    `src_start` counts the rows that `src` owns of its group's output; `dst_start` counts the rows
-    that `dst` owns of `microbatch`. The backward of a transfer swaps the two sides.
+    `src_start` counts the rows that `src` owns of forward `src_forward` of the bridge's source;
+    `dst_start` counts the rows that `dst` owns of forward `dst_forward` of its target. The backward
+    of a transfer swaps the two sides.
     """
 
     src: int
     dst: int
+    src_forward: int
     src_start: int
-    microbatch: int
+    dst_forward: int
     dst_start: int
     num_rows: int
 
 
 def route(
     views: StepViews,
-    encoder: str,
-    group: int,
+    bridge: str,
+    index: int,
     *,
     rank: int | None = None,
     senders: Sequence[int] | None = None,
 ) -> tuple[Transfer, ...]:
-    """Return the transfers of one encoder group in the order in which both sides pack them.
+    """Return the transfers of group `index` in the order in which both sides pack them.
 
     With `rank`, only the transfers of this rank; with `senders`, only those from these replicas of
-    the encoder. Both give the same as filtering the whole.
+    the source. Both give the same as filtering the whole.
     """
     layout = views.layout
-    module, language = layout[encoder], layout.language.grid
+    ends = layout.bridges[bridge]
+    source, target = layout[ends.source].grid, layout[ends.target].grid
     receivers: tuple[int, ...] | None = None
     if senders is None:
-        senders = range(module.grid.size("dp"))
+        senders = range(source.size("dp"))
         if rank is not None:
-            senders = (module.grid.index("dp", rank),) if rank in module.grid else ()
-            receivers = (language.index("dp", rank),) if rank in language else ()
-    transfers = list(_between(views, module, group, senders, None))
+            senders = (source.index("dp", rank),) if rank in source else ()
+            receivers = (target.index("dp", rank),) if rank in target else ()
+    transfers = list(_between(views, bridge, index, senders, None))
     if receivers is not None and rank is not None:
         # Replicas already covered as senders contribute their transfers once.
-        sources = replica_sources(layout, encoder)
+        sources = replica_sources(layout, bridge)
         linked = sorted({e for receiver in receivers for e in sources[receiver]} - set(senders))
-        transfers += _between(views, module, group, linked, receivers)
+        transfers += _between(views, bridge, index, linked, receivers)
     if rank is not None:
         transfers = [t for t in transfers if rank in (t.src, t.dst)]
-    return tuple(sorted(transfers, key=lambda t: (t.src, t.dst, t.microbatch, t.dst_start)))
+    return tuple(sorted(transfers, key=lambda t: (t.src, t.dst, t.dst_forward, t.dst_start)))
 
 
 def _between(
     views: StepViews,
-    module: ModuleLayout,
-    group: int,
+    bridge: str,
+    index: int,
     senders: Iterable[int],
     receivers: Sequence[int] | None,
 ) -> Iterator[Transfer]:
-    """Yield the transfers from some encoder replicas to some (None: all) language replicas."""
-    wanted: dict[tuple[int, int], dict[int, list[Piece]]] = {}
+    """Yield the transfers from some replicas of the source to some (None: all) of the target."""
+    ends, links = views.layout.bridges[bridge], replica_links(views.layout, bridge)
+    wanted: dict[int, dict[int, tuple[int, list[Piece]]]] = {}
     for sender in senders:
-        for sample, pieces in views.encoder(module.name, sender, group).pieces.items():
-            replica, microbatch, _ = views.layout.samples.locate(sample)
-            if receivers is not None and replica not in receivers:
-                continue
-            key = (replica, microbatch)
-            if key not in wanted:
-                wanted[key] = views.language(replica, microbatch).pieces(module.name)
-            yield from _intersect(pieces, wanted[key].get(sample, []), microbatch)
+        readers = links[sender] if receivers is None else set(links[sender]) & set(receivers)
+        for reader in readers:
+            if reader not in wanted:
+                wanted[reader] = {
+                    sample: (forward, pieces)
+                    for forward in ends.targets(index)
+                    for sample, pieces in views.target_pieces(ends, reader, forward).items()
+                }
+        for forward in ends.sources(index):
+            made = views.source_pieces(ends, sender, forward)
+            for (sample, pieces), reader in product(made.items(), readers):
+                if sample in wanted[reader]:
+                    yield from _intersect(forward, pieces, *wanted[reader][sample])
 
 
-def _intersect(src: list[Piece], dst: list[Piece], microbatch: int) -> Iterator[Transfer]:
+def _intersect(
+    src_forward: int, src: list[Piece], dst_forward: int, dst: list[Piece]
+) -> Iterator[Transfer]:
     """Yield the common runs of two ways to cut the rows of one sample."""
     for mine in src:
         for theirs in dst:
@@ -96,21 +107,23 @@ def _intersect(src: list[Piece], dst: list[Piece], microbatch: int) -> Iterator[
                 yield Transfer(
                     src=mine.rank,
                     dst=theirs.rank,
+                    src_forward=src_forward,
                     src_start=mine.start + first - mine.first_row,
-                    microbatch=microbatch,
+                    dst_forward=dst_forward,
                     dst_start=theirs.start + first - theirs.first_row,
                     num_rows=last - first,
                 )
 
 
-def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
+def components(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
     """Return the connected components of a bridge's route graph as sorted tuples of ranks.
 
     Rows never leave a component, so a collective exchange runs over one of these, never the world.
-    The nodes are ranks: one that holds an encoder replica and another replica of language joins
-    the components of both.
+    The nodes are ranks: one that holds a replica of the source and another replica of the target
+    joins the components of both.
     """
-    module, language, links = layout[encoder], layout.language, replica_links(layout, encoder)
+    ends_of, links = layout.bridges[bridge], replica_links(layout, bridge)
+    source, target = layout[ends_of.source], layout[ends_of.target]
     owner: dict[int, int] = {}
 
     def find(rank: int) -> int:
@@ -119,8 +132,8 @@ def components(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
             rank = owner[rank]
         return rank
 
-    sources = module.grid.slices("dp", pp=module.pp_index(len(module.stages) - 1))
-    targets = language.grid.slices("dp", pp=0)
+    sources = source.grid.slices("dp", pp=source.pp_index(len(source.stages) - 1))
+    targets = target.grid.slices("dp", pp=0)
     # Replicas that are linked with the same others are joined with them at once.
     joined = {linked: [*chain(*targets[linked.start : linked.stop])] for linked in links}
     for linked, ranks in zip(links, sources, strict=True):

@@ -7,8 +7,6 @@ Leaves: the order of work to `schedule`.
 
 from mimo_launch.spec.spec import ModuleSpec, Spec
 
-LANGUAGE = "language"
-
 
 def runs_in_phases(spec: Spec, encoder: str) -> bool:
     """Return whether an encoder runs between language phases rather than in front of its pipeline.

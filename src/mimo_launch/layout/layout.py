@@ -8,13 +8,16 @@ Leaves: the order of work to `schedule`, rows to `bridge_routing`.
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.layout.bridge import Bridge
+from mimo_launch.layout.encoder_placement import encoder_group_size, runs_in_phases
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.stages import Stage, cut_into_stages
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     Balance,
     ExpertGrid,
@@ -41,7 +44,7 @@ class ModuleLayout:
     `patches_per_row` patches become one row (pixel shuffle), each image may also have a
     `class_token`, and samples move among replicas as `balance` says (see `layout.balance`).
     `experts` are the ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs
-    multiples of some number of tokens.
+    multiples of some number of tokens. `reads` names the modules whose rows this one takes.
     """
 
     name: str
@@ -59,6 +62,7 @@ class ModuleLayout:
     balance: Balance = "linked"
     experts: ExpertView | None = None
     fp8: bool = False
+    reads: tuple[str, ...] = ()
 
     @property
     def is_language(self) -> bool:
@@ -104,7 +108,7 @@ def cached_in_layout(
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The whole job, the same on every rank; language is the last module."""
+    """The whole job, the same on every rank; a module stands behind those that it reads."""
 
     world_size: int
     modules: tuple[ModuleLayout, ...]
@@ -123,13 +127,38 @@ class Layout:
 
     @property
     def language(self) -> ModuleLayout:
-        """The module that computes the loss."""
-        return self.modules[-1]
+        """The language model."""
+        return self[LANGUAGE]
 
-    @property
+    @cached_property
     def encoders(self) -> tuple[ModuleLayout, ...]:
-        """Every other module, in the order written."""
-        return self.modules[:-1]
+        """The modules in front of language, each behind those that it reads."""
+        return tuple(takewhile(lambda module: not module.is_language, self.modules))
+
+    @cached_property
+    def bridges(self) -> dict[str, Bridge]:
+        """Every bridge by name, in the order of its source, then of its target."""
+        found = [
+            Bridge(name, module.name, self[name].group_size, module.group_size)
+            for module in self.modules
+            for name in module.reads
+        ]
+        order = {module.name: place for place, module in enumerate(self.modules)}
+        found.sort(key=lambda bridge: (order[bridge.source], order[bridge.target]))
+        return {bridge.name: bridge for bridge in found}
+
+    @cached_property
+    def is_star(self) -> bool:
+        """Whether language reads every other module, and nothing else is read."""
+        return all(bridge.target == LANGUAGE for bridge in self.bridges.values())
+
+    def bridges_into(self, module: str) -> tuple[Bridge, ...]:
+        """Return the bridges that bring rows to a module."""
+        return tuple(bridge for bridge in self.bridges.values() if bridge.target == module)
+
+    def bridges_from(self, module: str) -> tuple[Bridge, ...]:
+        """Return the bridges that take rows from a module."""
+        return tuple(bridge for bridge in self.bridges.values() if bridge.source == module)
 
     def modules_of(self, rank: int) -> tuple[ModuleLayout, ...]:
         """Return the modules that `rank` holds a stage of."""
@@ -227,7 +256,7 @@ def world_size(spec: Spec) -> int:
 
 def build_layout(spec: Spec) -> Layout:
     """Return the layout of a checked spec."""
-    names = [*spec.encoders, LANGUAGE]
+    names = [*spec.encoders, LANGUAGE, *spec.generators]
     return Layout(
         world_size=world_size(spec),
         modules=tuple(_module_layout(spec, name) for name in names),
@@ -263,4 +292,5 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         balance=module.balance,
         experts=experts,
         fp8=module.fp8 is not None,
+        reads=spec.sources_of(name),
     )

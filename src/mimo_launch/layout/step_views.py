@@ -19,6 +19,7 @@ from mimo_launch.layout.balance import (
     replicas_that_share,
     shared_out,
 )
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import (
     Piece,
@@ -139,13 +140,14 @@ class LanguageView:
             cut_runs(self.layout, runs, tp) for tp in range(self.layout.language.grid.size("tp"))
         ]
 
-    def pieces(self, encoder: str) -> dict[int, list[Piece]]:
-        """Return, per sample, the rows that each rank of the first stage owns."""
-        grid = self.layout.language.grid
+    def pieces(self, encoder: str, stage: int = 0) -> dict[int, list[Piece]]:
+        """Return, per sample, the rows that each rank of a stage owns."""
+        language = self.layout.language
+        grid, place = language.grid, language.pp_index(stage)
         pieces: dict[int, list[Piece]] = {}
         for cp in range(grid.size("cp")):
             for tp, cut in enumerate(self.cuts(encoder, cp)):
-                rank = grid.rank_at({"tp": tp, "cp": cp, "dp": self.replica})
+                rank = grid.rank_at({"tp": tp, "cp": cp, "dp": self.replica, "pp": place})
                 start = 0
                 for run in cut:
                     pieces.setdefault(run.sample, []).append(
@@ -190,6 +192,28 @@ class StepViews:
         """Return one microbatch of one language replica."""
         samples = self.layout.samples.language(replica, microbatch)
         return LanguageView(self.layout, self.data, replica, samples)
+
+    def source_pieces(self, bridge: Bridge, replica: int, forward: int) -> dict[int, list[Piece]]:
+        """Return, per sample, the rows that ranks own of a forward of a bridge's source."""
+        if self.layout[bridge.source].is_language:
+            last = len(self.layout.language.stages) - 1
+            return self.language(replica, forward).pieces(bridge.target, last)
+        return self.encoder(bridge.source, replica, forward).pieces
+
+    def target_pieces(self, bridge: Bridge, replica: int, forward: int) -> dict[int, list[Piece]]:
+        """Return, per sample, the rows that ranks own of the input of a bridge's target."""
+        return self.language(replica, forward).pieces(bridge.source)
+
+    def places(
+        self, bridge: Bridge, module: str, replica: int, forward: int, cp: int
+    ) -> tuple[list[Run], list[list[Run]]]:
+        """Return the places of a bridge's rows in a forward of one of its ends, on a cp rank.
+
+        Those of all rows in the token list of the cp rank, and the part that each tp rank owns.
+        """
+        view = self.language(replica, forward)
+        other = bridge.target if module == bridge.source else bridge.source
+        return view.runs(other, cp), view.cuts(other, cp)
 
     def samples_of(self, module: ModuleLayout, rank: int) -> tuple[int, ...]:
         """Return the samples of a rank's replica of a module, in the order of the step."""

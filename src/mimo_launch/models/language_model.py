@@ -9,12 +9,11 @@ rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import Documents, sequence_context
 from mimo_launch.layers.aux_loss import RoutingContext
@@ -29,20 +28,9 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
 from mimo_launch.models.transformer_block import BlockShape, MoeShape
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """The places of one encoder's rows in one microbatch, on this rank.
-
-    `sizes` are the numbers of rows that each tp rank received; `places` are the indices of all rows
-    (or, under sequence parallelism, of this rank's own) in this rank's token list, in row order.
-    """
-
-    sizes: tuple[int, ...]
-    places: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +40,9 @@ class LanguageInput:
     tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
     holds of each sequence; without labels the last stage returns greedy answers. positions [S], or
     [3, B, S] with three axes. documents: those that samples pack, None if every sample is one.
-    rows[encoder] [r, D] are the rows that this rank received, on the first stage only. routing: for
-    the balance of experts, if there are any.
+    rows[encoder] [r, D] are the rows that this rank received, on the first stage only. wanted: the
+    places of the rows that generators read, on the last stage only. routing: for the balance of
+    experts, if there are any.
     """
 
     num_sequences: int
@@ -63,6 +52,7 @@ class LanguageInput:
     labels: Tensor | None
     rows: Mapping[str, Tensor]
     row_places: Mapping[str, RowPlaces]
+    wanted: Mapping[str, RowPlaces] = field(default_factory=dict)
     routing: RoutingContext | None = None
 
 
@@ -106,11 +96,15 @@ class LanguageStage(nn.Module):
         """Return the layers of the stage, named by their number in the whole model."""
         raise NotImplementedError
 
-    def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor:
+    def forward(
+        self, hidden: Tensor | None, batch: LanguageInput
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Return the hidden state [n, D], on the last stage the summed loss of the labels.
 
         Without labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a
-        replica returns the same value. Gradient: of the sum of token losses, no mean.
+        replica returns the same value. Gradient: of the sum of token losses, no mean. If generators
+        read the last norm's output, the last stage also returns, by generator, the rows [r, D] that
+        this rank sends.
         """
         x_nD = self._embed(batch) if hidden is None else hidden
         attention_context = sequence_context(
@@ -128,8 +122,16 @@ class LanguageStage(nn.Module):
             x_nD = layer(x_nD, attention_context)
         if not self.stage.is_last:
             return x_nD
-        x_ND = self.context.enter(self.norm(x_nD))
-        logits, part = self._logits(x_ND)
+        normed_nD = self.norm(x_nD)
+        found = self._found(normed_nD, batch)
+        if not batch.wanted:
+            return found
+        rows = {n: rows_at(normed_nD, where, self.context) for n, where in batch.wanted.items()}
+        return found, rows
+
+    def _found(self, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
+        """Return the loss of the labels or, without any, the greedy next tokens."""
+        logits, part = self._logits(self.context.enter(normed_nD))
         if batch.labels is None:
             return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
         labels = batch.labels.flatten()
@@ -149,9 +151,8 @@ class LanguageStage(nn.Module):
             raise ValueError("the first stage of language needs tokens")
         x_nD: Tensor = self.embedding(batch.tokens.flatten())
         for encoder, received in batch.rows.items():
-            where, rows = batch.row_places[encoder], received
-            if not self.context.sequence_parallel:
-                rows = gather_rows(received, where.sizes, self.context.tp)
+            where = batch.row_places[encoder]
+            rows = all_rows(received, where, self.context)
             x_nD = x_nD.index_copy(0, where.places, rows.to(x_nD.dtype))
         return x_nD
 

@@ -65,9 +65,9 @@ class Plan:
     def groups(self) -> tuple[RankGroup, ...]:
         """Every group of ranks that meet in collectives, in the one order of their creation."""
         bridges = (
-            RankGroup(f"{encoder.name}.bridge", ranks)
-            for encoder in self.layout.encoders
-            for ranks in components_of(self.layout, encoder.name)
+            RankGroup(f"{bridge}.bridge", ranks)
+            for bridge in self.layout.bridges
+            for ranks in components_of(self.layout, bridge)
         )
         return (*self.layout.groups, *bridges)
 
@@ -119,7 +119,8 @@ class Plan:
         if self.spec.eval is not None:
             proven(self.layout, self.evaluation)
             # The rows are there: nobody waits for encoders.
-            proven(replace(self.layout, modules=(self.layout.language,)), self.decoding)
+            alone = replace(self.layout.language, reads=())
+            proven(replace(self.layout, modules=(alone,)), self.decoding)
 
     @cached_property
     def identity(self) -> str:

@@ -1,11 +1,11 @@
-"""This rank's end of every bridge during one step.
+"""This rank's ends of every bridge during one step.
 
-Decides: which rows of a group go to which microbatch.
+Decides: which rows of a transfer belong to which forward of the source and of the target.
 Relies on: `layout.bridge_routing` for transfers, `comm.bridge_transfers` to move them.
 Leaves: holding rows to `mailbox`, calling it in the order of the program to `executor`.
 
-The language side is cut from the encoder's graph: received rows are leaves that collect a gradient,
-microbatch by microbatch, which the backward transfer returns.
+The target is cut from the source's graph: received rows are leaves that collect a gradient, forward
+by forward, which the backward transfer returns.
 """
 
 from dataclasses import dataclass
@@ -18,135 +18,169 @@ from mimo_launch.comm.bridge_transfers import (
     BridgeEnd,
     PostedTransfers,
     copy_local,
-    encoder_end,
     exchange,
     finish_receives,
-    language_end,
     post_receives,
     post_sends,
+    source_end,
+    target_end,
     wait_all,
 )
 from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import route
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.language_model import RowPlaces
+from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import row_places
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel, is_sender
+from mimo_launch.schedule.roles import needs_backward
 
 
 @dataclass(slots=True)
 class BridgeTraffic:
-    """What one microbatch group brings over one bridge, at this rank's ends of it."""
+    """What one transfer brings over one bridge, at this rank's ends of it.
+
+    `sent` and `received` have the first row of each forward of source and target in their buffers.
+    """
 
     sender: BridgeEnd | None
     receiver: BridgeEnd | None
-    offsets: dict[int, int]
+    sent: dict[int, int]
+    received: dict[int, int]
     outgoing: Tensor | None = None
     incoming: PostedTransfers | None = None
 
-    def ends(self, *, forward: bool) -> tuple[BridgeEnd | None, BridgeEnd | None]:
-        """Return the ends at which rows leave this rank and arrive on it."""
-        return (self.sender, self.receiver) if forward else (self.receiver, self.sender)
 
-
-class Bridge:
-    """This rank's ends of one encoder's bridge to language."""
+class RankBridge:
+    """This rank's ends of one bridge."""
 
     def __init__(
         self,
         layout: Layout,
         grids: GridSet,
-        encoder: ModuleLayout,
+        bridge: Bridge,
         *,
         modules: dict[str, RankModule],
         mail: Mailbox,
         dtype: torch.dtype,
         width: int,
     ) -> None:
-        self.layout, self.grids, self.encoder, self.mail = layout, grids, encoder, mail
+        self.layout, self.grids, self.bridge, self.mail = layout, grids, bridge, mail
         self.rank = grids.rank
-        # Rows leave the last stage of the encoder and enter the first stage of language.
-        source, target = modules.get(encoder.name), modules.get(layout.language.name)
-        self.is_source = source is not None and len(encoder.stages) - 1 in source.stages
-        self.language = target if target is not None and 0 in target.stages else None
+        # Rows leave the last stage of the source and enter the first stage of the target.
+        source, target = modules.get(bridge.source), modules.get(bridge.target)
+        last = len(layout[bridge.source].stages) - 1
+        self.source = source if source is not None and last in source.stages else None
+        self.target = target if target is not None and 0 in target.stages else None
+        self.has_backward = needs_backward(layout, layout[bridge.source])
         self.like = torch.empty((0, width), dtype=dtype, device=grids.device)
         self.open: dict[int, BridgeTraffic] = {}
-        self.row_places: dict[int, RowPlaces] = {}
-        self.sent: list[PostedTransfers] = []
+        self.places: dict[tuple[str, int], RowPlaces] = {}
+        self.posted: list[PostedTransfers] = []
 
     def begin(self, views: StepViews) -> None:
         """Forget the last step and store the data of the next one."""
         self.views = views
         self.finish()
         self.open.clear()
-        self.row_places.clear()
+        self.places.clear()
 
     def finish(self) -> None:
         """Wait until every send of the step has left its buffer."""
-        wait_all(self.sent)
-        self.sent.clear()
+        wait_all(self.posted)
+        self.posted.clear()
 
     def traffic(self, index: int) -> BridgeTraffic:
-        """Return the traffic of a microbatch group, made at its first action."""
+        """Return a transfer, made at its first action."""
         if index not in self.open:
             self.open[index] = self._open(index)
         return self.open[index]
 
     def _open(self, index: int) -> BridgeTraffic:
-        transfers = route(self.views, self.encoder.name, index, rank=self.rank)
-        sender = receiver = None
-        offsets: dict[int, int] = {}
-        if self.is_source:
-            at = self.encoder.grid.coords_of(self.rank)
-            mine = self.views.encoder(self.encoder.name, at["dp"], index).owned(at["cp"])[at["tp"]]
-            sender = encoder_end(transfers, self.rank, mine, self.like.device)
-        if self.language is not None:
-            offset, replica = 0, self.layout.language.grid.index("dp", self.rank)
-            for microbatch in self._microbatches(index):
-                view = self.views.language(replica, microbatch)
-                self.row_places[microbatch], received = row_places(
-                    view, self.encoder.name, self.language.context
-                )
-                offsets[microbatch] = offset
-                offset += received
-            receiver = language_end(transfers, self.rank, offsets, offset, self.like.device)
-        return BridgeTraffic(sender, receiver, offsets)
+        transfers = route(self.views, self.bridge.name, index, rank=self.rank)
+        traffic = BridgeTraffic(None, None, {}, {})
+        if self.source is not None:
+            offset = 0
+            for forward in self.bridge.sources(index):
+                traffic.sent[forward] = offset
+                offset += self._num_owned(forward)
+            traffic.sender = source_end(
+                transfers, self.rank, traffic.sent, offset, self.like.device
+            )
+        if self.target is not None:
+            offset = 0
+            for forward in self.bridge.targets(index):
+                traffic.received[forward] = offset
+                offset += self._num_received(forward)
+            traffic.receiver = target_end(
+                transfers, self.rank, traffic.received, offset, self.like.device
+            )
+        return traffic
 
-    def _microbatches(self, index: int) -> range:
-        size = self.encoder.group_size
-        return range(index * size, (index + 1) * size)
+    def places_in_source(self, forward: int) -> RowPlaces:
+        """Return where the rows that leave are among the tokens of a forward of the source."""
+        return self._places(self.source, forward)
+
+    def places_in_target(self, forward: int) -> RowPlaces:
+        """Return where the rows that arrive belong among the tokens of a forward of the target."""
+        return self._places(self.target, forward)
+
+    def _places(self, module: RankModule | None, forward: int) -> RowPlaces:
+        if module is None:
+            raise RuntimeError(f"{self.bridge.name}: rank {self.rank} is not at this end")
+        key = module.name, forward
+        if key not in self.places:
+            replica = module.layout.grid.index("dp", self.rank)
+            self.places[key] = row_places(
+                self.views, self.bridge, module.name, replica, forward, module.context
+            )
+        return self.places[key]
+
+    def _num_owned(self, forward: int) -> int:
+        """Return how many rows of a forward of the source this rank sends."""
+        if self.source is None:
+            return 0
+        grid = self.source.layout.grid
+        tp = grid.index("tp", self.rank)
+        if self.source.layout.is_language:
+            return self.places_in_source(forward).sizes[tp]
+        view = self.views.encoder(self.bridge.source, grid.index("dp", self.rank), forward)
+        return view.owned(grid.index("cp", self.rank))[tp]
+
+    def _num_received(self, forward: int) -> int:
+        """Return how many rows of a forward of the target this rank receives."""
+        tp = self.layout[self.bridge.target].grid.index("tp", self.rank)
+        return self.places_in_target(forward).sizes[tp]
 
     def run(self, kind: Kind, index: int) -> None:
         """Start (sends, receives) or carry out (exchanges) one action of the bridge."""
         state = self.traffic(index)
         forward = kind in (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
-        leaving, arriving = (
-            (state.sender, state.receiver) if forward else (state.receiver, state.sender)
-        )
+        leaving, arriving = self._ends(state, forward=forward)
         if kind.is_collective:
             got = exchange(
-                self._outgoing(index, forward=forward),
+                self._outgoing(state, forward=forward),
                 leaving,
                 arriving,
-                group=self.grids.bridge(self.encoder.name),
+                group=self.grids.bridge(self.bridge.name),
                 rank=self.rank,
                 like=self.like,
             )
-            self._deliver(index, got, forward=forward)
+            self._deliver(state, got, forward=forward)
             return
 
         def group_between(src: int, dst: int) -> ProcessGroup:
-            return self.grids.p2p(Channel(self.encoder.name, True, forward, src, dst))
+            return self.grids.p2p(Channel(self.bridge.name, True, forward, src, dst))
 
         if is_sender(kind):
-            state.outgoing = self._outgoing(index, forward=forward)
+            state.outgoing = self._outgoing(state, forward=forward)
             if state.outgoing is None or leaving is None:
-                raise RuntimeError(f"{self.encoder.name}: nothing to send for group {index}")
-            self.sent.append(post_sends(state.outgoing, leaving, group_between, rank=self.rank))
+                raise RuntimeError(f"{self.bridge.name}: nothing to send for group {index}")
+            self.posted.append(post_sends(state.outgoing, leaving, group_between, rank=self.rank))
         elif arriving is not None:
             state.incoming = post_receives(arriving, group_between, rank=self.rank, like=self.like)
 
@@ -155,49 +189,48 @@ class Bridge:
         if kind not in (Kind.RECV_F, Kind.RECV_B):
             return
         state, forward = self.open[index], kind is Kind.RECV_F
-        leaving, arriving = (
-            (state.sender, state.receiver) if forward else (state.receiver, state.sender)
-        )
+        leaving, arriving = self._ends(state, forward=forward)
         if arriving is None or state.incoming is None:
             return
         got = finish_receives(arriving, state.incoming, rank=self.rank, like=self.like)
         copy_local(state.outgoing, leaving, got, arriving, self.rank)
         state.incoming = state.outgoing = None
-        self._deliver(index, got, forward=forward)
+        self._deliver(state, got, forward=forward)
 
-    def _outgoing(self, index: int, *, forward: bool) -> Tensor | None:
-        state = self.open[index]
-        if forward:
-            return None if state.sender is None else self.mail.output_to_send(self._made(index))
-        if state.receiver is None:
+    def _ends(
+        self, state: BridgeTraffic, *, forward: bool
+    ) -> tuple[BridgeEnd | None, BridgeEnd | None]:
+        """Return the ends at which rows leave this rank and arrive on it."""
+        return (state.sender, state.receiver) if forward else (state.receiver, state.sender)
+
+    def _outgoing(self, state: BridgeTraffic, *, forward: bool) -> Tensor | None:
+        """Return the rows that leave, or the gradients of those that arrived, one after another."""
+        take = self.mail.output_to_send if forward else self.mail.take_input_gradient
+        parts = [take(self.at(each)) for each in (state.sent if forward else state.received)]
+        if not parts:
             return None
-        # The gradients of the received rows, microbatches one after another.
-        return torch.cat([self.mail.take_input_gradient(self._received(m)) for m in state.offsets])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _deliver(self, index: int, rows: Tensor | None, *, forward: bool) -> None:
+    def _deliver(self, state: BridgeTraffic, rows: Tensor | None, *, forward: bool) -> None:
         if rows is None:
             return
-        state = self.open[index]
         if not forward:
-            self.mail.gradients.put(self._made(index), rows)
+            for each, offset in state.sent.items():
+                size = self._num_owned(each)
+                self.mail.gradients.put(self.at(each), rows[offset : offset + size])
             return
-        for microbatch, offset in state.offsets.items():
-            size = self._num_received(microbatch)
-            leaf = rows[offset : offset + size].clone()
-            leaf.requires_grad_(not self.encoder.frozen)
-            self.mail.inputs.put(self._received(microbatch), leaf)
+        for each, offset in state.received.items():
+            leaf = rows[offset : offset + self._num_received(each)].clone()
+            leaf.requires_grad_(self.has_backward)
+            self.mail.inputs.put(self.at(each), leaf)
 
-    def _made(self, index: int) -> Address:
-        """Return the address of the rows that this rank's last stage makes of a group."""
-        return Address(self.encoder.name, len(self.encoder.stages) - 1, index)
+    def at(self, forward: int) -> Address:
+        """Return the address of the rows of a forward: outputs of the source, inputs of the target.
 
-    def _received(self, microbatch: int) -> Address:
-        return Address(self.encoder.name, None, microbatch)
+        A forward of either end is meant; what they make and what they take are held apart.
+        """
+        return Address(self.bridge.name, None, forward)
 
-    def received(self, microbatch: int) -> Tensor:
-        """Return the rows of a microbatch: a leaf, held for its gradient or for greedy answers."""
-        return self.mail.inputs.peek(self._received(microbatch))
-
-    def _num_received(self, microbatch: int) -> int:
-        sizes = self.row_places[microbatch].sizes
-        return sizes[self.layout.language.grid.index("tp", self.rank)]
+    def received(self, forward: int) -> Tensor:
+        """Return the rows of a forward: a leaf, held for its gradient or for greedy answers."""
+        return self.mail.inputs.peek(self.at(forward))

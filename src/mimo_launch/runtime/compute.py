@@ -8,6 +8,7 @@ Leaves: the order to `executor`.
 # otherwise its weights would miss a reduction in which its peers wait.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -22,15 +23,15 @@ from mimo_launch.layers.attention_contexts import (
     zigzag_positions,
 )
 from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
 from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.vision_encoder import turns_by_place
-from mimo_launch.runtime.bridges import Bridge
+from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import (
     StepInputs,
@@ -41,6 +42,7 @@ from mimo_launch.runtime.model_inputs import (
     token_shares,
 )
 from mimo_launch.schedule.actions import Action
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 
@@ -79,7 +81,7 @@ class Stages:
         layout: Layout,
         grids: GridSet,
         modules: dict[str, RankModule],
-        bridges: dict[str, Bridge],
+        bridges: dict[str, RankBridge],
         mail: Mailbox,
     ) -> None:
         self.spec, self.layout, self.grids, self.modules = spec, layout, grids, modules
@@ -97,9 +99,16 @@ class Stages:
             out = network(hidden, self._encoder_input(module, stage, action.index, step))
         if not module.layout.stages[stage].is_last:
             self.mail.outputs.put(at, out)
-        elif action.module != LANGUAGE:
-            self.mail.outputs.put(at, out.to(self.bridges[action.module].like.dtype))
-        elif step.decoding is not None:
+            return
+        rows = {}
+        if action.module == LANGUAGE:
+            out, rows = out if isinstance(out, tuple) else (out, {})
+        for bridge in self._leaving(module):
+            of_bridge = rows.get(bridge.bridge.target, out)
+            self.mail.outputs.put(bridge.at(action.index), of_bridge.to(bridge.like.dtype))
+        if action.module != LANGUAGE:
+            return
+        if step.decoding is not None:
             step.decoding.choices[action.index] = out
         else:
             # Scale at the loss, sum everywhere: N is the whole step's number of labels.
@@ -111,8 +120,17 @@ class Stages:
 
     def backward(self, action: Action, step: StepState) -> None:
         """Run the backward of one stage on one microbatch or group."""
-        last = self.modules[action.module].layout.stages[action.stage or 0].is_last
-        self.mail.backward(Address.of(action), is_loss=last and action.module == LANGUAGE)
+        module, at = self.modules[action.module], Address.of(action)
+        if not module.layout.stages[action.stage or 0].is_last:
+            self.mail.backward([at], None)
+            return
+        rows = [bridge.at(action.index) for bridge in self._leaving(module)]
+        self.mail.backward(rows, at if action.module == LANGUAGE else None)
+
+    def _leaving(self, module: RankModule) -> Iterator[RankBridge]:
+        """Yield the bridges that take rows from a module."""
+        for bridge in self.layout.bridges_from(module.name):
+            yield self.bridges[bridge.name]
 
     def edge_shape(self, action: Action, step: StepState) -> tuple[int, int]:
         """Return the shape [tokens of this rank, width] of a transfer between two stages."""
@@ -182,7 +200,8 @@ class Stages:
             text = read_text(view, step.inputs, self.grids.device)
             tokens, labels = text.tokens, text.labels
         held = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
-        bridges = self.bridges.items() if here.is_first else ()
+        into = self.layout.bridges_into(LANGUAGE) if here.is_first else ()
+        bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
         return LanguageInput(
             num_sequences=self.layout.samples.microbatch_size,
             tokens=None if tokens is None else tokens[:, held],
@@ -190,9 +209,19 @@ class Stages:
             documents=read_documents(view, step.inputs, self.grids.device),
             labels=None if labels is None else labels[:, held],
             rows={name: bridge.received(microbatch) for name, bridge in bridges},
-            row_places={name: bridge.row_places[microbatch] for name, bridge in bridges},
+            row_places={name: each.places_in_target(microbatch) for name, each in bridges},
+            wanted=self._wanted(module, stage, microbatch, step),
             routing=self._routing(view, held),
         )
+
+    def _wanted(
+        self, module: RankModule, stage: int, microbatch: int, step: StepState
+    ) -> dict[str, RowPlaces]:
+        """Return the places of the rows that generators read of a microbatch, by generator."""
+        if not module.layout.stages[stage].is_last or step.decoding is not None:
+            return {}
+        bridges = self._leaving(module)
+        return {each.bridge.target: each.places_in_source(microbatch) for each in bridges}
 
     def _routing(self, view: LanguageView, held: Tensor) -> RoutingContext | None:
         """Return what experts need of the tokens that this rank holds of each sequence."""

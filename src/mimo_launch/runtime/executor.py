@@ -14,12 +14,11 @@ from torch import Tensor
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layers.attention_contexts import zigzag_positions
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
-from mimo_launch.runtime.bridges import Bridge
+from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.compute import Decoding, Stages, StepState
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
@@ -27,6 +26,8 @@ from mimo_launch.runtime.progress import Progress
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.reductions import last_index
+from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 
@@ -48,18 +49,17 @@ class Executor:
         self.layout, self.grids, self.modules = layout, grids, modules
         self.mail = Mailbox()
         self.bridges = {
-            encoder.name: Bridge(
+            bridge.name: RankBridge(
                 layout,
                 grids,
-                encoder,
+                bridge,
                 modules=modules,
                 mail=self.mail,
                 dtype=dtype,
-                width=spec.language.model.hidden,
+                width=spec.row_width(bridge.source),
             )
-            for encoder in layout.encoders
+            for bridge in layout.bridges.values()
         }
-        trains_any = any(not module.frozen for module in layout.modules)
         self.edges = {
             module.name: StageEdges(
                 layout,
@@ -68,10 +68,10 @@ class Executor:
                 self.mail,
                 dtype=dtype,
                 # The first stage that receives an activation with a gradient, if any.
-                first_with_grad=(
-                    module.first_trained + 1
-                    if (trains_any if module.is_language else not module.frozen)
-                    else len(module.stages)
+                first_with_grad=1
+                + next(
+                    (s.index for s in module.stages if needs_backward(layout, module, s.index)),
+                    len(module.stages),
                 ),
             )
             for module in layout.modules

@@ -8,6 +8,7 @@ An *input* is what a stage received: a leaf that collects a gradient, which is s
 *output* is what a stage made, with its graph, until backward takes it with its *gradient*.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from mimo_launch.schedule.actions import Action
 
 
 class Address(NamedTuple):
-    """A stage of a module and a microbatch or group; stage None: rows that language received."""
+    """A stage of a module and one of its forwards; stage None: rows on the bridge of that name."""
 
     module: str
     stage: int | None
@@ -96,7 +97,11 @@ class Mailbox:
         output = self.outputs.peek(at)
         return output.detach() if output.requires_grad else self.outputs.take(at)
 
-    def backward(self, at: Address, *, is_loss: bool) -> None:
-        """Run backward from an output and its gradient, or from a loss, and release both."""
-        gradient = None if is_loss else self.gradients.take(at)
-        torch.autograd.backward(self.outputs.take(at), gradient)
+    def backward(self, outputs: Sequence[Address], loss: Address | None) -> None:
+        """Run backward from outputs and their gradients, and from a loss, and release all."""
+        tensors = [self.outputs.take(at) for at in outputs]
+        gradients: list[Tensor | None] = [self.gradients.take(at) for at in outputs]
+        if loss is not None:
+            tensors.append(self.outputs.take(loss))
+            gradients.append(None)
+        torch.autograd.backward(tensors, gradients)

@@ -24,10 +24,11 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.layers.attention_contexts import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.encoder_inputs import Patches, patch_places
-from mimo_launch.models.language_model import RowPlaces
+from mimo_launch.models.row_places import RowPlaces
 
 NUM_AXES = 3
 
@@ -174,11 +175,17 @@ def image_places(view: EncoderView, held: range) -> np.ndarray:
     return places
 
 
-def row_places(view: LanguageView, encoder: str, context: ParallelContext) -> tuple[RowPlaces, int]:
-    """Return the places of rows in a microbatch's tokens, and how many this rank receives."""
-    runs, cuts = view.runs(encoder, context.cp.index), view.cuts(encoder, context.cp.index)
-    sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
+def row_places(
+    views: StepViews,
+    bridge: Bridge,
+    module: str,
+    replica: int,
+    forward: int,
+    context: ParallelContext,
+) -> RowPlaces:
+    """Return the places of a bridge's rows in a forward of one of the two modules it joins."""
+    runs, cuts = views.places(bridge, module, replica, forward, context.cp.index)
     placed = cuts[context.tp.index] if context.sequence_parallel else runs
     places = [run.place + i for run in placed for i in range(run.num_rows)]
-    where = RowPlaces(sizes, to_device(np.array(places, np.int64), context.device))
-    return where, sizes[context.tp.index]
+    sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
+    return RowPlaces(sizes, to_device(np.array(places, np.int64), context.device))

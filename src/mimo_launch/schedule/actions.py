@@ -6,8 +6,9 @@ Leaves: their order to `generate`, their meaning in time to `simulate`, their wo
 
 Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `language.1SEND_B3` sends
 the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge
-from `vision` to `language`, `vision>EXCHANGE_F0` moves a whole group as one collective. Actions
-joined by `+` are posted together and waited for together. `language.0B3+language.0REDUCE3` is a
+from `vision` to `language`, `vision>merger>SEND_F2` over that to `merger`, `vision>EXCHANGE_F0`
+moves a whole group as one collective. Actions joined by `+` are posted together and waited for
+together. `language.0B3+language.0REDUCE3` is a
 backward that ends with a sum of gradients over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
 finish the gradients of a module; `step:NORM` and `step:UPDATE` end the step;
 `language:SHARE` ends a pass of greedy decoding: the last stage sends its choices to its replica.
@@ -61,9 +62,9 @@ STEP = "step"
 class Action:
     """One thing a rank does.
 
-    `stage` is None on a bridge, whose `module` is the encoder it starts from, and for what a rank
-    does once per module or, with `step` as the `module`, once per step. `index` counts microbatches
-    for language, groups of microbatches for an encoder and its bridge.
+    `stage` is None on a bridge, whose name is then the `module`, and for what a rank does once per
+    module or, with `step` as the `module`, once per step. `index` counts microbatches for language,
+    groups of microbatches for other modules and for bridges.
     """
 
     module: str
@@ -83,7 +84,9 @@ Program = tuple[Slot, ...]
 
 _OFTEN = "|".join(kind.value for kind in Kind if kind not in ONCE)
 _ONCE = "|".join(kind.value for kind in ONCE)
-_ACTION = re.compile(rf"([a-z][a-z0-9_]*)(?:(?:\.(\d+)|>)({_OFTEN})(\d+)|:({_ONCE}))")
+_ACTION = re.compile(
+    rf"([a-z][a-z0-9_]*(?:>[a-z][a-z0-9_]*)?)(?:(?:\.(\d+)|>)({_OFTEN})(\d+)|:({_ONCE}))"
+)
 
 
 def parse_action(text: str) -> Action:

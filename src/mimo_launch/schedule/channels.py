@@ -13,7 +13,7 @@ from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.schedule.actions import Action, Kind, Program
-from mimo_launch.schedule.roles import fills_bubbles
+from mimo_launch.schedule.roles import exchanges, fills_bubbles
 
 FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
 
@@ -21,8 +21,9 @@ FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
 class Channel(NamedTuple):
     """A sequence of messages from one rank to another, which arrive in the order of their sends.
 
-    One per module, direction, and kind of edge (between stages, or the bridge). Channels never wait
-    for each other, not even the two between the same ranks in opposite directions.
+    One per module or bridge, direction, and kind of edge (between stages, or the bridge). Channels
+    never wait for each other, not even the two between the same ranks in opposite directions.
+    `module` is the name of the bridge if it is one.
     """
 
     module: str
@@ -66,10 +67,11 @@ def p2p_groups_of(layout: Layout) -> tuple[P2PGroup, ...]:
             # Virtual stages also lead from the last place of the pipeline back to the first.
             turns = len(module.stages) > depth
             found += _both_ways(module.name, is_bridge=False, up=True, down=turns)
-        if not module.is_language and (not module.in_phases or fills_bubbles(layout, module)):
-            mine, theirs = module.grid.ranks, layout.language.grid.ranks
-            up, down = mine.start < theirs.stop - 1, theirs.start < mine.stop - 1
-            found += _both_ways(module.name, is_bridge=True, up=up, down=down)
+        for bridge in layout.bridges_from(module.name):
+            if not exchanges(layout, bridge):
+                mine, theirs = module.grid.ranks, layout[bridge.target].grid.ranks
+                up, down = mine.start < theirs.stop - 1, theirs.start < mine.stop - 1
+                found += _both_ways(bridge.name, is_bridge=True, up=up, down=down)
     return tuple(found)
 
 
@@ -105,14 +107,13 @@ def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
 
     On a bridge inside a pipeline these may include the rank itself: those rows are copied.
     """
+    at_source = action.kind in (Kind.SEND_F, Kind.RECV_B)
+    if action.stage is None:
+        return _bridge_partners(layout, action.module, rank, at_source)
     module = layout[action.module]
-    if action.stage is not None:
-        step = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
-        other = module.pp_index(action.stage + step)
-        apart = other - module.grid.index("pp", rank)
-        return (rank + apart * module.grid.strides["pp"],)
-    at_encoder = action.kind in (Kind.SEND_F, Kind.RECV_B)
-    return _bridge_partners(layout, action.module, rank, at_encoder)
+    other = module.pp_index(action.stage + (1 if at_source else -1))
+    apart = other - module.grid.index("pp", rank)
+    return (rank + apart * module.grid.strides["pp"],)
 
 
 def channels(layout: Layout, rank: int, action: Action) -> list[Channel]:
@@ -150,9 +151,9 @@ class Meetings:
         """Return the ranks that a point-to-point action of a rank may meet."""
         return partners(self.layout, rank, action)
 
-    def component(self, rank: int, encoder: str) -> Sequence[int]:
+    def component(self, rank: int, bridge: str) -> Sequence[int]:
         """Return the ranks of the collective exchange that a rank takes part in."""
-        return component_of(self.layout, rank, encoder)
+        return component_of(self.layout, rank, bridge)
 
     def team(self, rank: int, action: Action) -> Sequence[int]:
         """Return the ranks that run an action together.
@@ -194,20 +195,20 @@ class Meetings:
         return _stage(self.layout, module.name, stage)
 
 
-def component_of(layout: Layout, rank: int, encoder: str) -> tuple[int, ...]:
+def component_of(layout: Layout, rank: int, bridge: str) -> tuple[int, ...]:
     """Return the ranks of the collective exchange that `rank` takes part in."""
-    return _component_by_rank(layout, encoder)[rank]
+    return _component_by_rank(layout, bridge)[rank]
 
 
 @cached_in_layout
-def _component_by_rank(layout: Layout, encoder: str) -> dict[int, tuple[int, ...]]:
-    return {rank: ranks for ranks in components_of(layout, encoder) for rank in ranks}
+def _component_by_rank(layout: Layout, bridge: str) -> dict[int, tuple[int, ...]]:
+    return {rank: ranks for ranks in components_of(layout, bridge) for rank in ranks}
 
 
 @cached_in_layout
-def components_of(layout: Layout, encoder: str) -> tuple[tuple[int, ...], ...]:
+def components_of(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
     """Return the components of a bridge (cached)."""
-    return components(layout, encoder)
+    return components(layout, bridge)
 
 
 @cached_in_layout
@@ -221,13 +222,13 @@ def _stage(layout: Layout, module: str, stage: int) -> tuple[int, ...]:
 
 
 @cached_in_layout
-def _bridge_partners(layout: Layout, encoder: str, rank: int, at_encoder: bool) -> tuple[int, ...]:
-    module, language = layout[encoder], layout.language
-    linked: Iterable[int]
-    if at_encoder:
-        linked = replica_links(layout, encoder)[module.grid.index("dp", rank)]
-        grid, stage = language.grid, 0
+def _bridge_partners(layout: Layout, bridge: str, rank: int, at_source: bool) -> tuple[int, ...]:
+    ends = layout.bridges[bridge]
+    source, target = layout[ends.source], layout[ends.target]
+    if at_source:
+        linked = replica_links(layout, bridge)[source.grid.index("dp", rank)]
+        grid, place = target.grid, 0
     else:
-        linked = replica_sources(layout, encoder)[language.grid.index("dp", rank)]
-        grid, stage = module.grid, module.pp_index(len(module.stages) - 1)
-    return tuple(sorted(r for replica in linked for r in grid.slice(dp=replica, pp=stage)))
+        linked = replica_sources(layout, bridge)[target.grid.index("dp", rank)]
+        grid, place = source.grid, source.pp_index(len(source.stages) - 1)
+    return tuple(sorted(r for replica in linked for r in grid.slice(dp=replica, pp=place)))

@@ -8,7 +8,7 @@ Leaves: time and waiting to `simulate`.
 
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import ONCE, STEP, Action, Kind, Program, format_slot
-from mimo_launch.schedule.roles import exchanges, is_bridge_end, microbatches_of, needs_backward
+from mimo_launch.schedule.roles import exchanges, needs_backward
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
@@ -28,22 +28,30 @@ def needs(layout: Layout, role: Role, action: Action) -> list[Action]:
         return before(layout, role, action)
     module = layout[action.module]
     if action.kind is Kind.FORWARD and action.stage == 0:
-        fed_by = layout.encoders if module.is_language else ()
         return [
             Action(
-                encoder.name,
+                bridge.name,
                 None,
-                Kind.EXCHANGE_F if exchanges(layout, encoder) else Kind.RECV_F,
-                action.index // encoder.group_size,
+                Kind.EXCHANGE_F if exchanges(layout, bridge) else Kind.RECV_F,
+                bridge.of_target(action.index),
             )
-            for encoder in fed_by
+            for bridge in layout.bridges_into(module.name)
         ]
     if action.kind is Kind.BACKWARD and action.stage == len(module.stages) - 1:
+        # A loss makes its own gradient.
         own = Action(module.name, action.stage, F, action.index)
-        if module.is_language:
-            return [own]  # The loss makes its own gradient.
-        kind = Kind.EXCHANGE_B if exchanges(layout, module) else Kind.RECV_B
-        return [own, Action(module.name, None, kind, action.index)]
+        return [
+            own,
+            *(
+                Action(
+                    bridge.name,
+                    None,
+                    Kind.EXCHANGE_B if exchanges(layout, bridge) else Kind.RECV_B,
+                    bridge.of_source(action.index),
+                )
+                for bridge in layout.bridges_from(module.name)
+            ),
+        ]
     kinds = INSIDE_A_MODULE.get(action.kind, ())
     return [Action(module.name, action.stage, kind, action.index) for kind in kinds]
 
@@ -77,12 +85,10 @@ def _before_end(layout: Layout, role: Role, action: Action) -> list[Action]:
 
 def _before_bridge(layout: Layout, role: Role, action: Action) -> list[Action]:
     """Return the computes whose results travel over a bridge."""
-    encoder, language = layout[action.module], layout.language.name
-    last = len(encoder.stages) - 1
-    if not is_bridge_end(layout, encoder, role):
-        return []
-    if action.kind in (Kind.SEND_F, Kind.EXCHANGE_F) and (encoder.name, last) in role:
-        return [Action(encoder.name, last, F, action.index)]
-    if action.kind in (Kind.SEND_B, Kind.EXCHANGE_B) and (language, 0) in role:
-        return [Action(language, 0, B, each) for each in microbatches_of(encoder, action.index)]
+    bridge = layout.bridges[action.module]
+    last = len(layout[bridge.source].stages) - 1
+    if action.kind in (Kind.SEND_F, Kind.EXCHANGE_F) and (bridge.source, last) in role:
+        return [Action(bridge.source, last, F, each) for each in bridge.sources(action.index)]
+    if action.kind in (Kind.SEND_B, Kind.EXCHANGE_B) and (bridge.target, 0) in role:
+        return [Action(bridge.target, 0, B, each) for each in bridge.targets(action.index)]
     return []

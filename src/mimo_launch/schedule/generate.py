@@ -6,11 +6,11 @@ share a slot.
 Relies on: `pipeline` and `bubble_filling` for the order of computes, `dependencies` for inputs.
 Leaves: proving that the programs end to `simulate`.
 
-A step is a sequence of groups of microbatches. In each group, encoders that share ranks with
-language run first (forward, exchange); then language and all upstream encoders run as a pipeline
-over the group's microbatches; then the gradients are exchanged back and the shared encoders run
-backward. Without shared encoders the one group is the whole step. The pipeline drains at the end of
-a group.
+Where language reads all other modules (a star), a step is a sequence of groups of microbatches. In
+each group, encoders that share ranks with language run first (forward, exchange); then language and
+all upstream encoders run as a pipeline over the group's microbatches; then the gradients are
+exchanged back and the shared encoders run backward. Without shared encoders the one group is the
+whole step. The pipeline drains at the end of a group. For any other graph see `graph_order`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +19,7 @@ from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.bubble_filling import bubble_orders
 from mimo_launch.schedule.dependencies import needs
+from mimo_launch.schedule.graph_order import graph_orders
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.rank_classes import classes_of
 from mimo_launch.schedule.roles import (
@@ -71,18 +72,26 @@ def _sends(layout: Layout, action: Action) -> Iterator[Action]:
     if action.kind is Kind.FORWARD:
         if action.stage != len(module.stages) - 1:
             yield Action(module.name, action.stage, Kind.SEND_F, action.index)
-        elif not module.is_language and not exchanges(layout, module):
-            yield Action(module.name, None, Kind.SEND_F, action.index)
+        else:
+            for bridge in layout.bridges_from(module.name):
+                transfer = bridge.of_source(action.index)
+                # The rows of a group leave together, after its last forward.
+                if not exchanges(layout, bridge) and action.index == bridge.sources(transfer)[-1]:
+                    yield Action(bridge.name, None, Kind.SEND_F, transfer)
     elif action.stage:
-        if action.stage > module.first_trained:
+        if needs_backward(layout, module, action.stage - 1):
             yield Action(module.name, action.stage, Kind.SEND_B, action.index)
-    elif module.is_language:
-        for encoder in layout.encoders:
-            group, place = divmod(action.index, encoder.group_size)
-            is_pairwise = not exchanges(layout, encoder) and needs_backward(layout, encoder)
-            # The gradients of a group leave together, after its last microbatch.
-            if is_pairwise and place == encoder.group_size - 1:
-                yield Action(encoder.name, None, Kind.SEND_B, group)
+    else:
+        for bridge in layout.bridges_into(module.name):
+            transfer = bridge.of_target(action.index)
+            is_pairwise = not exchanges(layout, bridge)
+            # So do its gradients, after its last backward.
+            if (
+                is_pairwise
+                and needs_backward(layout, layout[bridge.source])
+                and action.index == bridge.targets(transfer)[-1]
+            ):
+                yield Action(bridge.name, None, Kind.SEND_B, transfer)
 
 
 Programs = tuple[Program, ...]
@@ -90,6 +99,8 @@ Programs = tuple[Program, ...]
 
 def generate(layout: Layout) -> Programs:
     """Return the training program of each rank; ranks that do the same share one object."""
+    if not layout.is_star:
+        return _in_one_order(layout, backward=True)
     if not any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
         return _for_every_role(layout, backward=True)
     classes = classes_of(layout)
@@ -103,7 +114,15 @@ def generate(layout: Layout) -> Programs:
 
 def generate_forward(layout: Layout) -> Programs:
     """Return the program of each rank for a step without gradients (evaluation)."""
+    if not layout.is_star:
+        return _in_one_order(layout, backward=False)
     return _for_every_role(layout, backward=False)
+
+
+def _in_one_order(layout: Layout, *, backward: bool) -> Programs:
+    orders = graph_orders(layout, backward=backward)
+    made = {role: program_of(layout, role, order) for role, order in orders.items()}
+    return tuple(made[role] for role in layout.roles)
 
 
 def _for_every_role(layout: Layout, *, backward: bool) -> Programs:
@@ -122,13 +141,14 @@ def _phases(layout: Layout, role: Role, *, backward: bool) -> Iterator[Action]:
             for name, stage in role:
                 if name == encoder.name:
                     yield Action(name, stage, Kind.FORWARD, group.index)
-            if exchanges(layout, encoder) and is_bridge_end(layout, encoder, role):
+            bridge = layout.bridges[encoder.name]
+            if exchanges(layout, bridge) and is_bridge_end(layout, bridge, role):
                 yield Action(encoder.name, None, Kind.EXCHANGE_F, group.index)
         yield from pipeline_order(layout, role, group.microbatches, backward=backward)
         for encoder in encoders:
             if not backward or not needs_backward(layout, encoder):
                 continue
-            if is_bridge_end(layout, encoder, role):
+            if is_bridge_end(layout, layout.bridges[encoder.name], role):
                 yield Action(encoder.name, None, Kind.EXCHANGE_B, group.index)
             for name, stage in role:
                 if name == encoder.name and needs_backward(layout, encoder, stage):

@@ -101,9 +101,9 @@ class ClassMeetings(Meetings):
             self._stages[module.name, stage] = self._first_of(super().stage(module, stage))
         return self._stages[module.name, stage]
 
-    def component(self, rank: int, encoder: str) -> Sequence[int]:
+    def component(self, rank: int, bridge: str) -> Sequence[int]:
         """Return the classes of every component that ranks of this one belong to."""
-        return next(ranks for ranks in self._components[encoder] if rank in ranks)
+        return next(ranks for ranks in self._components[bridge] if rank in ranks)
 
     def _first_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted({self.stand_ins[rank] for rank in ranks}))
@@ -117,23 +117,24 @@ class ClassMeetings(Meetings):
             self._edges[key] = self._grouped((rank, rank + apart) for rank in ranks)
         return self._edges[key]
 
-    def _of_bridge(self, encoder: str) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Return the partners of classes over a bridge: of the encoder's end, of language's."""
-        if encoder not in self._bridges:
-            module, language = self.layout[encoder], self.layout.language
+    def _of_bridge(self, bridge: str) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Return the partners of classes over a bridge: of its source's end, of its target's."""
+        if bridge not in self._bridges:
+            ends = self.layout.bridges[bridge]
+            module, reader = self.layout[ends.source], self.layout[ends.target]
             last = module.pp_index(len(module.stages) - 1)
             source = [self._first_of(ranks) for ranks in module.grid.slices("dp", pp=last)]
-            target = [self._first_of(ranks) for ranks in language.grid.slices("dp", pp=0)]
-            linked = set(zip(source, replica_links(self.layout, encoder), strict=True))
+            target = [self._first_of(ranks) for ranks in reader.grid.slices("dp", pp=0)]
+            linked = set(zip(source, replica_links(self.layout, bridge), strict=True))
             pairs = {
                 (sources, target[replica]) for sources, replicas in linked for replica in replicas
             }
             both = [(one, other) for ones, others in pairs for one in ones for other in others]
-            self._bridges[encoder] = (
+            self._bridges[bridge] = (
                 self._grouped(both),
                 self._grouped((other, one) for one, other in both),
             )
-        return self._bridges[encoder]
+        return self._bridges[bridge]
 
     def _grouped(self, pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
         found: dict[int, set[int]] = {}
@@ -145,12 +146,12 @@ class ClassMeetings(Meetings):
     def _components(self) -> dict[str, list[tuple[int, ...]]]:
         """The classes that meet in each exchange: those of all components that share one."""
         found = {}
-        for encoder in self.layout.encoders:
+        for bridge in self.layout.bridges:
             joined: list[set[int]] = []
-            parts = components_of(self.layout, encoder.name)
+            parts = components_of(self.layout, bridge)
             for mine in dict.fromkeys(self._first_of(ranks) for ranks in parts):
                 apart = [each for each in joined if each.isdisjoint(mine)]
                 met = [each for each in joined if not each.isdisjoint(mine)]
                 joined = [*apart, set(mine).union(*met)]
-            found[encoder.name] = [tuple(sorted(each)) for each in joined]
+            found[bridge] = [tuple(sorted(each)) for each in joined]
         return found

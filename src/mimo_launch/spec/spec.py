@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from mimo_launch.spec.base import (
     AXES,
+    LANGUAGE,
     CountFrom0,
     LocalPath,
     MissingPartError,
@@ -145,6 +146,13 @@ class ModuleSpec(Strict):
         "holds all of them.",
         examples=["{ep: 4}"],
     )
+    reads: tuple[str, ...] | None = Field(
+        None,
+        description="Modules whose rows this one takes. Default: of `language`, every module that "
+        "no other one reads and that does not read `language`; of any other, none.",
+        examples=[["vision"]],
+        strict=False,
+    )
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."
     )
@@ -274,12 +282,61 @@ class Spec(Strict):
 
     @property
     def language(self) -> ModuleSpec:
-        """The module that computes the loss."""
-        if "language" not in self.modules:
+        """The language model."""
+        if LANGUAGE not in self.modules:
             raise MissingPartError("modules.language")
-        return self.modules["language"]
+        return self.modules[LANGUAGE]
 
     @property
     def encoders(self) -> dict[str, ModuleSpec]:
-        """Every other module, in the order of the file."""
-        return {name: module for name, module in self.modules.items() if name != "language"}
+        """The modules in front of language, in the order of the file, behind those they read."""
+        behind = self._behind_language
+        return {n: self.modules[n] for n in self._order if n != LANGUAGE and n not in behind}
+
+    @property
+    def generators(self) -> dict[str, ModuleSpec]:
+        """The modules behind language, in the same order."""
+        behind = self._behind_language
+        return {name: self.modules[name] for name in self._order if name in behind}
+
+    def row_width(self, name: str) -> int:
+        """Return the width of the rows that a module makes: that of the first one to read it.
+
+        Language sends its own stream.
+        """
+        readers = [reader for reader in self.modules if name in self.sources_of(reader)]
+        if name == LANGUAGE or LANGUAGE in readers or not readers:
+            return self.language.model.hidden
+        return self.modules[readers[0]].model.hidden
+
+    def sources_of(self, name: str) -> tuple[str, ...]:
+        """Return the modules whose rows a module reads, the default applied."""
+        given = self.modules[name].reads
+        if given is not None:
+            return given
+        if name != LANGUAGE:
+            return ()
+        read = {each for module in self.modules.values() for each in module.reads or ()}
+        return tuple(each for each in self.encoders if each not in read)
+
+    @property
+    def _behind_language(self) -> frozenset[str]:
+        """The modules that read language, or one that does."""
+        found, before = {LANGUAGE}, 0
+        while len(found) > before:
+            before = len(found)
+            found |= {n for n, m in self.modules.items() if not found.isdisjoint(m.reads or ())}
+        return frozenset(found - {LANGUAGE})
+
+    @property
+    def _order(self) -> tuple[str, ...]:
+        """All modules in the order of the file, but each behind those that it names in `reads`."""
+        order: dict[str, None] = {}
+        left = dict(self.modules)
+        while left:
+            ready = [n for n, m in left.items() if left.keys().isdisjoint(m.reads or ())]
+            # In a circle, which `checks` refuses, there is no order.
+            name = (ready or list(left))[0]
+            order[name] = None
+            del left[name]
+        return tuple(order)

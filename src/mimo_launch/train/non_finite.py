@@ -20,10 +20,10 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.comm.collectives import gather_objects
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.collectives import all_gather_uneven
 from mimo_launch.layers.parameter_segments import DeclaredParameter
-from mimo_launch.layout.encoder_placement import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.train.rank_session import RankSession
 
 

@@ -16,7 +16,8 @@ from math import gcd
 from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import LANGUAGE, encoder_group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import encoder_group_size, runs_in_phases
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,

@@ -20,8 +20,8 @@ from itertools import product, takewhile
 from math import gcd, inf, lcm
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import LANGUAGE
 from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
