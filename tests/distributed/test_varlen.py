@@ -24,7 +24,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_contexts import class_token_context, image_context
+from mimo_launch.layers.attention_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.spec import Spec
 
@@ -112,7 +112,9 @@ def test_images_with_class_tokens_keep_their_masks() -> None:
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     lengths = [3, 7, 1]
-    mask = class_token_context(lengths, sum(lengths), len(lengths), range(1), CPU)
+    mask = two_list_context(
+        lengths, [1] * len(lengths), (sum(lengths), len(lengths)), range(1), CPU
+    )
     x_ND = torch.randn(sum(lengths) + len(lengths), 32, dtype=torch.float64)
     with calls_of_kernel(CPU) as calls:
         found = attention(x_ND, mask)

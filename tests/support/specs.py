@@ -181,7 +181,14 @@ def audio(grid: dict[str, int]) -> dict[str, Any]:
     }
 
 
-ENCODER_MODELS = {"vit": vit, "audio": audio}
+def connector(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest connector that `grid` can split."""
+    sizes = vit(grid)
+    del sizes["patch"]
+    return {**sizes, "kind": "connector"}
+
+
+ENCODER_MODELS = {"vit": vit, "audio": audio, "connector": connector}
 
 
 @lru_cache(maxsize=4096)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.layers.attention_contexts import class_token_context
+from mimo_launch.layers.attention_contexts import two_list_context
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.row_owners import held_patches, local_class_tokens
+from mimo_launch.layout.row_owners import held_patches, local_extra_tokens
 
 CPU = torch.device("cpu")
 
@@ -28,13 +28,13 @@ def owners(lengths: list[int], patches: int, class_tokens: int, shards: int) -> 
 def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: int) -> None:
     vision = box(0, cp=cp, tp=tp, sequence_parallel=True, model={"class_token": True})
     module = build_layout(spec({"vision": vision, "language": box(0)}))["vision"]
-    class_tokens = local_class_tokens(module, len(lengths))
+    class_tokens = local_extra_tokens(module, len(lengths))
     patches = len(held_patches(module, sum(lengths), 0)) // tp
     everyone = owners(lengths, patches, class_tokens, cp * tp)
     size, seen = (patches + class_tokens) * tp, 0
     for rank in range(cp):
         shards = range(rank * tp, (rank + 1) * tp)
-        mask = class_token_context(lengths, patches, class_tokens, shards, CPU)
+        mask = two_list_context(lengths, [1] * len(lengths), (patches, class_tokens), shards, CPU)
         mine = everyone[rank * size : (rank + 1) * size]
         if (mine < 0).all():
             assert mask.tokens.numel() == 0
@@ -56,11 +56,11 @@ def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: in
 
 
 def test_without_an_image_there_is_nothing_to_attend_to() -> None:
-    mask = class_token_context([], 0, 0, range(1), CPU)
+    mask = two_list_context([], [], (0, 0), range(1), CPU)
     assert mask.tokens.numel() == mask.queries.numel() == mask.keys.numel() == 0
 
 
 def test_class_tokens_are_cut_over_the_ranks_of_sequence_parallelism() -> None:
     vision = box(0, cp=2, tp=3, sequence_parallel=True, model={"class_token": True})
     module = build_layout(spec({"vision": vision, "language": box(0)}))["vision"]
-    assert [local_class_tokens(module, images) for images in (1, 6, 7, 12)] == [1, 1, 2, 2]
+    assert [local_extra_tokens(module, images) for images in (1, 6, 7, 12)] == [1, 1, 2, 2]

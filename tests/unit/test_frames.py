@@ -24,7 +24,7 @@ def clip(frames: int, seed: int) -> np.ndarray:
 def first_stage(model: AudioModel, dtype: torch.dtype = torch.float64) -> Any:
     context = ParallelContext(dtype=dtype, compute_dtype=dtype)
     stage = Stage("audio", 0, 0, 1, is_first=True, is_last=False)
-    network = AudioStage(context, model, stage, language_width=8, recompute=False)
+    network = AudioStage(context, model, stage, row_width=8, recompute=False)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

@@ -161,7 +161,7 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
         return
     there = {inner for header in headers if (inner := part.inner_name(header)) is not None}
     kind = kind_of(model)
-    if not kind.computes_loss or module.init_partial or not there:
+    if not kind.reads_tokens or module.init_partial or not there:
         return
     lacking = []
     for segment in ("embedding.weight", "norm.weight", "head.weight"):

@@ -40,7 +40,7 @@ def language_present(spec: Spec) -> Findings:
 def kind_fits_role(spec: Spec, name: str) -> Findings:
     """`language` is a language model, and every other module is an encoder."""
     model = spec.modules[name].model
-    if kind_of(model).computes_loss == (name == LANGUAGE):
+    if kind_of(model).reads_tokens == (name == LANGUAGE):
         return
     kind = model.kind
     if kind_of(model).is_custom:

@@ -43,7 +43,7 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
         return
     if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
         return
-    num_encoders = len(spec.encoders)
+    num_encoders = len(spec.sources_of(LANGUAGE))
     is_digits = isinstance(spec.data, DigitsData)
     words = DIGITS_BASE_VOCAB if is_digits else 2
     if vocab >= words + num_encoders:
@@ -84,7 +84,7 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
 def vocab_holds_tokenizer(spec: Spec) -> Findings:
     """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
     data, kind = spec.data, kind_of(spec.language.model)
-    if not isinstance(data, WebdatasetData) or not kind.computes_loss:
+    if not isinstance(data, WebdatasetData) or not kind.reads_tokens:
         return
     tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
     vocab = 0 if kind.vocab == "digits" else kind.vocab
@@ -152,7 +152,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             related=(Related(path=_VOCAB, label=f"{size} tokens, from 0 on"),),
         )
         return
-    others = list(spec.encoders)
+    others = list(spec.sources_of(LANGUAGE))
     before = others[: others.index(name)]
     # If two encoders were given the same token, the second one gets the finding.
     taken = {

@@ -71,7 +71,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
         headline=f"`{name}`: hidden {model.hidden} does not split into {model.heads} heads",
         path=("modules", name, "model", "hidden"),
         why="the head size is hidden / heads"
-        + (", unless `head_dim` sets it" if kind.computes_loss else ""),
+        + (", unless `head_dim` sets it" if kind.reads_tokens else ""),
         help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )

@@ -27,7 +27,7 @@ from mimo_launch.data.random_draws import (
     split_key,
     threshold,
 )
-from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.data.sample_sizes import ImageSize, longest_sample, spans_behind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
@@ -41,6 +41,7 @@ from mimo_launch.kinds.vocabulary import (
     placeholder_id,
 )
 from mimo_launch.layout.step_data import ImageSpan, SampleData
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Images, Spec
 
 HELDOUT_SHARE = 0.2
@@ -123,13 +124,17 @@ class DigitStrips:
         self._data, self._seq = data, spec.batch.seq
         self._models: dict[str, Images] = {}
         for name, encoder in spec.encoders.items():
-            model = kind_of(encoder.model).images
+            kind = kind_of(encoder.model)
+            if kind.reads_rows:
+                continue
+            model = kind.images
             if model is None:
                 raise ValueError(f"{name}: {encoder.model.kind} cannot read images")
             if DIGIT_SIDE % model.row_side:
                 raise ValueError(f"{name}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
             self._models[name] = model
-        self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
+        self._spec, read = spec, spec.sources_of(LANGUAGE)
+        self._placeholders = {name: placeholder_id(spec, name) for name in read}
         counts = range(data.min_digits, data.max_digits + 1)
         self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
         # Without an encoder no strip can be read, so every sample spells its digits.
@@ -179,9 +184,9 @@ class DigitStrips:
         tokens[0] = BOS
         if not shape.spans:
             tokens[1 : shape.ask] = FIRST_WORD + digits
-        for encoder, spans in shape.spans.items():
-            for span in spans:
-                tokens[span.position : span.position + span.rows] = self._placeholders[encoder]
+        for encoder, placeholder in self._placeholders.items():
+            for span in shape.spans.get(encoder, ()):
+                tokens[span.position : span.position + span.rows] = placeholder
         tokens[shape.ask] = ASK
         tokens[shape.ask + 1 : shape.num_tokens - 1] = FIRST_DIGIT + digits
         tokens[shape.num_tokens - 1] = EOS
@@ -229,9 +234,13 @@ class DigitStrips:
         if text_only:
             position += num_digits
         else:
-            for name, model in self._models.items():
-                side = DIGIT_SIDE // model.row_side
-                span = ImageSpan(position, side, side * num_digits)
-                spans[name] = (span,)
-                position += span.rows
+
+            def size_of(name: str) -> ImageSize:
+                side = DIGIT_SIDE // self._models[name].row_side
+                return ImageSize(side, side * num_digits)
+
+            for name in self._placeholders:
+                behind = dict(spans_behind(self._spec, name, position, size_of))
+                spans |= {each: (span,) for each, span in behind.items()}
+                position += behind[name].rows
         return _Shape(num_digits, position + num_digits + 2, position, spans)

@@ -10,7 +10,7 @@ the same size in all samples, placed after the first token, one encoder after an
 samples are text (`text_only: 1`) none has an image. A pack holds as many such records as fit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from math import isqrt
@@ -20,6 +20,7 @@ from mimo_launch.hugging_face.image_processor import Smart, recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     DigitsData,
     Spec,
@@ -41,9 +42,47 @@ class ImageSize:
         return self.height * self.width
 
 
+def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:
+    """Return the rows that a module makes of an image, by those of the encoders that see it."""
+    kind = kind_of(spec.modules[name].model)
+    if not kind.reads_rows:
+        return size_of(name)
+    sizes = [size_made(spec, source, size_of) for source in spec.sources_of(name)]
+    return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+
+
+def spans_behind(
+    spec: Spec, name: str, position: int, size_of: Callable[[str], ImageSize]
+) -> Iterator[tuple[str, ImageSpan]]:
+    """Yield the span of an image for a module that language reads, and for those behind it.
+
+    Modules that language also reads itself have spans of their own, and those that an earlier
+    module of language has behind it are yielded with that.
+    """
+    own = spec.sources_of(LANGUAGE)
+    elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
+    for each in (name, *sorted(_behind(spec, name) - elsewhere)):
+        size = size_made(spec, each, size_of)
+        yield each, ImageSpan(position, size.height, size.width)
+
+
+def _behind(spec: Spec, name: str) -> set[str]:
+    """Return every module that a module reads, or that one of these reads."""
+    sources = spec.sources_of(name)
+    return {*sources}.union(*(_behind(spec, each) for each in sources))
+
+
+def shown_together(spec: Spec) -> dict[str, str]:
+    """Return, for each module that language reads, the first one that sees the same images."""
+    seen = {name: {name} | _behind(spec, name) for name in spec.sources_of(LANGUAGE)}
+    return {name: next(n for n in seen if seen[n] & seen[name]) for name in seen}
+
+
 def largest_image(spec: Spec, encoder: str) -> ImageSize:
     """Return the largest image, or longest clip, that `encoder` may get, in rows."""
     model, data = spec.encoders[encoder].model, spec.data
+    if kind_of(model).reads_rows:
+        return size_made(spec, encoder, lambda source: largest_image(spec, source))
     if isinstance(data, DigitsData):
         row_side = images.row_side if (images := kind_of(model).images) else DIGIT_SIDE
         side = max(1, DIGIT_SIDE // row_side)
@@ -62,7 +101,7 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
 
 def longest_sample(spec: Spec) -> int:
     """Return the tokens of the longest sample the data set can hold, end token included."""
-    rows = sum(largest_image(spec, encoder).rows for encoder in spec.encoders)
+    rows = sum(largest_image(spec, encoder).rows for encoder in spec.sources_of(LANGUAGE))
     if isinstance(spec.data, DigitsData):
         words = spec.data.max_digits
         # BOS, image rows or number words, ASK, one digit each, EOS.
@@ -132,12 +171,13 @@ def nominal_step_data(spec: Spec) -> StepData:
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     position = 1
     if isinstance(spec.data, WebdatasetData) or spec.data.text_only < 1:
-        for encoder in spec.encoders:
-            size = nominal_image(spec, encoder)
+        for encoder in spec.sources_of(LANGUAGE):
             num_images = spec.data.min_images if isinstance(spec.data, SyntheticData) else 1
-            places = range(position, position + num_images * size.rows, size.rows)
-            spans[encoder] = tuple(ImageSpan(p, size.height, size.width) for p in places)
-            position = places.stop
+            for _ in range(num_images):
+                found = spans_behind(spec, encoder, position, lambda n: nominal_image(spec, n))
+                for name, span in found:
+                    spans[name] = (*spans.get(name, ()), span)
+                position += spans[encoder][-1].rows
     rows = position - 1
     if isinstance(spec.data, DigitsData):
         digits = nominal_digits(spec.data)

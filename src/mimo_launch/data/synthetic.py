@@ -6,6 +6,8 @@ Relies on: `random_draws` for words that depend on (seed, split, index) only.
 Leaves: a task that can be learned to `digits`.
 """
 
+from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -22,10 +24,17 @@ from mimo_launch.data.random_draws import (
     split_key,
     threshold,
 )
-from mimo_launch.data.sample_sizes import largest_image, longest_sample
+from mimo_launch.data.sample_sizes import (
+    ImageSize,
+    largest_image,
+    longest_sample,
+    shown_together,
+    spans_behind,
+)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan, SampleData
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Clips, Images, Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
@@ -52,20 +61,26 @@ class SyntheticSamples:
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
         self._models: dict[str, Images | Clips] = {}
         for name, encoder in spec.encoders.items():
-            model = kind_of(encoder.model).input
+            kind = kind_of(encoder.model)
+            if kind.reads_rows:
+                continue
+            model = kind.input
             if model is None:
                 raise ValueError(f"{name}: {encoder.model.kind} cannot read synthetic data")
             if largest_image(spec, name).rows == 0:
                 patches = model.patches_per_row
                 raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
             self._models[name] = model
-        self._placeholders = {name: placeholder_id(spec, name) for name in spec.encoders}
-        self._num_text_tokens = vocab_size(spec) - len(spec.encoders)
+        read = spec.sources_of(LANGUAGE)
+        self._placeholders = {name: placeholder_id(spec, name) for name in read}
+        self._num_text_tokens = vocab_size(spec) - len(read)
         if self._num_text_tokens < 1:
             raise ValueError("the vocabulary has no token beside the placeholders")
         self._text_limit = threshold(data.text_only)
-        # One slot per image that a sample may have: the encoders in turn, image after image.
-        self._slots = [(name, i) for i in range(data.max_images) for name in self._models]
+        # One slot per image that a sample may have: modules in turn, image after image. Of those
+        # that see the same image the first one decides whether it is there, its size and its turn.
+        self._slots = [(name, i) for i in range(data.max_images) for name in read]
+        self._first = shown_together(spec)
         self._extra_limit = max(self._text_limit, threshold(0.5))
         width = 1 + _WORDS_PER_IMAGE * len(self._slots)
         seed = spec.train.seed
@@ -90,20 +105,21 @@ class SyntheticSamples:
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
-        turns: list[tuple[int, str, tuple[int, int]]] = []
+        turns: list[tuple[int, str, dict[str, ImageSpan]]] = []
         places: list[int] = []
         has_image: set[str] = set()
         for number, (name, image) in enumerate(self._slots):
-            at = number * _WORDS_PER_IMAGE
-            present, tall, wide, turn, place = words[at : at + _WORDS_PER_IMAGE]
+            first = self._slots.index((self._first[name], image)) * _WORDS_PER_IMAGE
+            present, tall, wide, turn, _ = words[first : first + _WORDS_PER_IMAGE]
             # A sample with a first image has each one beyond `min_images` half of the time.
             limit = self._extra_limit if image else self._text_limit
             chosen = present >= limit or 0 < image < self._data.min_images
             if chosen and (image == 0 or name in has_image):
                 has_image.add(name)
-                turns.append((turn, name, self._size(name, tall, wide)))
-                places.append(place)
-        rows = sum(height * width for _, _, (height, width) in turns)
+                size_of = partial(self._size, tall=tall, wide=wide)
+                turns.append((turn, name, dict(spans_behind(self._spec, name, 0, size_of))))
+                places.append(words[number * _WORDS_PER_IMAGE + _WORDS_PER_IMAGE - 1])
+        rows = sum(of_image[name].rows for _, name, of_image in turns)
         least = self._data.min_text
         num_text = least + pick(length, self._seq - rows - least + 1)
         # An image stands before one of the text tokens 0 to num_text - 2: the last two text tokens
@@ -111,10 +127,12 @@ class SyntheticSamples:
         befores = sorted(pick(place, num_text - 1) for place in places)
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         rows_so_far = 0
-        for before, (_, name, (height, width)) in zip(befores, sorted(turns), strict=True):
-            span = ImageSpan(before + rows_so_far, height, width)
-            spans[name] = (*spans.get(name, ()), span)
-            rows_so_far += height * width
+        in_turn = sorted(turns, key=lambda each: each[:2])
+        for before, (_, name, of_image) in zip(befores, in_turn, strict=True):
+            for module, span in of_image.items():
+                placed = replace(span, position=before + rows_so_far)
+                spans[module] = (*spans.get(module, ()), placed)
+            rows_so_far += of_image[name].rows
         # Every place but the first separates two text tokens.
         pairs = num_text - 1 - len(set(befores) - {0})
         return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)
@@ -130,10 +148,10 @@ class SyntheticSamples:
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
         is_text = np.zeros(self._seq, dtype=np.bool_)
         is_text[: described.num_tokens] = True
-        for encoder, spans in described.spans.items():
-            for span in spans:
+        for encoder, placeholder in self._placeholders.items():
+            for span in described.spans.get(encoder, ()):
                 rows = slice(span.position, span.position + span.rows)
-                tokens[rows] = self._placeholders[encoder]
+                tokens[rows] = placeholder
                 is_text[rows] = False
         words = generator(self._content[split], index).random_raw(2 * described.num_tokens)
         values = below(words[: described.num_tokens], self._num_text_tokens)
@@ -179,18 +197,18 @@ class SyntheticSamples:
         self.describe(split, index)
         return ()
 
-    def _size(self, encoder: str, tall: int, wide: int) -> tuple[int, int]:
+    def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
         """Return height and width in rows, drawn within the limits of the data if not given."""
         model, data = self._models[encoder], self._data
         if isinstance(model, Clips):
             longest = largest_image(self._spec, encoder).width
             least = ceil(data.min_frames / model.frames_per_row)
             shortest = longest if model.fixed_length else min(least, longest)
-            return 1, shortest + pick(wide, longest - shortest + 1)
+            return ImageSize(1, shortest + pick(wide, longest - shortest + 1))
         if data.image is not None:
-            return data.image[0] // model.shuffle, data.image[1] // model.shuffle
+            return ImageSize(data.image[0] // model.shuffle, data.image[1] // model.shuffle)
         fewest, most = (n / model.patches_per_row for n in (data.min_patches, data.max_patches))
         height = 1 + pick(tall, min(MAX_HEIGHT, int(most)))
         widest = int(most) // height
         narrowest = min(ceil(fewest / height), widest)
-        return height, narrowest + pick(wide, widest - narrowest + 1)
+        return ImageSize(height, narrowest + pick(wide, widest - narrowest + 1))

@@ -212,7 +212,7 @@ class _Activations:
         held = HeldAtEnds(
             tp=self.tp,
             tokens=self.tokens,
-            patches=self.tokens - self.work.class_tokens,
+            patches=self.tokens - self.work.extra_tokens,
             stream_tokens=self.shared_tokens,
             sequence_parts=self.tp if self.module.sequence_parallel else 1,
             words=self.words,

@@ -90,7 +90,8 @@ def ends_of(spec: Spec, stage: Stage) -> Ends:
         is_first=stage.is_first,
         is_last=stage.is_last,
         vocab=padded_vocab_size(spec),
-        language_width=spec.language.model.hidden,
+        row_width=spec.row_width(stage.module),
+        source_widths=tuple(spec.row_width(name) for name in spec.sources_of(stage.module)),
     )
 
 

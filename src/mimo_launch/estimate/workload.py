@@ -12,9 +12,10 @@ from mimo_launch.estimate.parameters import ends_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.row_owners import held_patches, local_class_tokens
+from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SampleData
+from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.spec import Spec
 
@@ -28,13 +29,16 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
         spans = language_spans(sample, layout.seq) * size
         return Workload(spans=spans, held=held, rows=0, forwards=forwards)
     mine = samples.replicas * module.group_size * size // module.grid.size("dp")
-    rows = tuple(image.rows for image in sample.spans.get(module.name, ())) * mine
-    shards = module.grid.size("tp") if module.sequence_parallel else 1
-    class_tokens = local_class_tokens(module, len(rows)) * shards
+    view = EncoderView(module, StepData(0, [sample]), 0, (0,))
+    rows = tuple(image.rows for image in view.images) * mine
+    extras = tuple(view.extras) * mine
+    extra_tokens = local_extra_tokens(module, sum(extras)) * shards_of_cp_rank(module)
     return Workload(
-        spans=tuple(n * module.patches_per_row + module.class_token for n in rows),
-        held=len(held_patches(module, sum(rows), 0)) + class_tokens,
-        class_tokens=class_tokens,
+        spans=tuple(
+            n * module.patches_per_row + more for n, more in zip(rows, extras, strict=True)
+        ),
+        held=len(held_patches(module, sum(rows), 0)) + extra_tokens,
+        extra_tokens=extra_tokens,
         rows=sum(rows),
         forwards=forwards,
     )

@@ -175,7 +175,7 @@ class Exporter:
                 place,
                 dtype_of,
                 prefix=prefix_of(name),
-                vocab=vocab_size(self.spec) if kind_of(model).computes_loss else None,
+                vocab=vocab_size(self.spec) if kind_of(model).reads_tokens else None,
             )
             for is_end in (False, True)
         ]

@@ -8,7 +8,7 @@ Leaves: cutting clips to `models.encoder_inputs`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.layer import Weight
+from mimo_launch.kinds.layer import Ends, Weight
 from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Clips
@@ -44,7 +44,7 @@ class AudioKind(TransformerEncoderKind):
         saved = windows + 2 * joined + width
         return PatchWork(products=(windows + joined) * width, saved=saved)
 
-    def embedding_weights(self) -> Iterator[Weight]:
+    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights of both convolutions, and the positions, which never train."""
         model, width = self.model, self.model.hidden
         yield from (Weight((width, model.mels, 3)), Weight((width,)))

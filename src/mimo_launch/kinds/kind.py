@@ -7,7 +7,7 @@ Leaves: the facts to one file per kind, and to `registry` which file is whose.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,9 +65,31 @@ class ModelKind(ABC):
         return 1 if self.input is None else self.input.patches_per_row
 
     @property
-    def computes_loss(self) -> bool:
-        """Whether it can be `language`: it reads tokens, and all other kinds send it rows."""
+    def reads_tokens(self) -> bool:
+        """Whether it can be `language`."""
         return False
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it takes rows of modules that it names in `reads`."""
+        return False
+
+    @property
+    def reads_beside(self) -> bool:
+        """Whether these rows stand beside tokens of its own, or are its tokens."""
+        return False
+
+    @property
+    def reads_in_turn(self) -> bool:
+        """Whether the rows of several modules follow each other, or are added to each other."""
+        return True
+
+    def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Return height and width, in rows, of what it makes of one image of each module it reads.
+
+        Raises: TypeError if it reads none.
+        """
+        raise TypeError(f"a model of kind {self.model.kind} reads no rows")
 
     @property
     def is_custom(self) -> bool:

@@ -22,7 +22,7 @@ class LanguageKind(ModelKind):
     model: LanguageModel
 
     @property
-    def computes_loss(self) -> bool:
+    def reads_tokens(self) -> bool:
         """It reads tokens and computes the loss."""
         return True
 

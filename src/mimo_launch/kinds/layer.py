@@ -66,13 +66,15 @@ class Weight:
 class Ends:
     """The ends of its module that a stage has, and the widths there.
 
-    `vocab` is the padded vocabulary, `language_width` the width of the rows of encoders.
+    `vocab` is the padded vocabulary, `row_width` the width of the rows that leave, `source_widths`
+    those of the rows that it reads, by module.
     """
 
     is_first: bool
     is_last: bool
     vocab: int
-    language_width: int
+    row_width: int
+    source_widths: tuple[int, ...] = ()
 
 
 class LayerKind(StrEnum):
@@ -88,15 +90,15 @@ class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
     Tokens attend within `spans`, given by their lengths: sequences, or images in patches. `tokens`
-    is their sum, `held` the tokens of one cp rank with padding, of which `class_tokens` are class
-    tokens. `rows` go from an encoder to language. A step has `forwards` of these.
+    is their sum, `held` the tokens of one cp rank with padding, of which `extra_tokens` stand
+    beside patches. `rows` go from an encoder to language. A step has `forwards` of these.
     """
 
     spans: tuple[int, ...]
     held: int
     rows: int
     forwards: int
-    class_tokens: int = 0
+    extra_tokens: int = 0
 
     @property
     def tokens(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passes, Saved
-from mimo_launch.spec.spec import Clips, Images, TransformerEncoder
+from mimo_launch.spec.spec import TransformerEncoder
 
 BLOCK = (
     Saved(name="block input", stream=1, shared=True),
@@ -54,16 +54,11 @@ class TransformerEncoderKind(ModelKind):
 
     @property
     @abstractmethod
-    def input(self) -> Images | Clips:
-        """How images or clips become its rows."""
-
-    @property
-    @abstractmethod
     def patch_work(self) -> PatchWork:
         """The work of embedding one patch."""
 
     @abstractmethod
-    def embedding_weights(self) -> Iterator[Weight]:
+    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights before the first block."""
 
     @property
@@ -101,11 +96,11 @@ class TransformerEncoderKind(ModelKind):
         """Yield the weights of embedding, final norm and projector."""
         width = self.model.hidden
         if ends.is_first:
-            yield from self.embedding_weights()
+            yield from self.embedding_weights(ends)
         if ends.is_last:
             if self.has_final_norm:
                 yield from (Weight((width,)),) * 2
-            yield from self._projector(ends.language_width, share)
+            yield from self._projector(ends.row_width, share)
 
     def _projector(self, out: int, share: Share) -> Iterator[Weight]:
         row, inner = self.model.row_width, share.of(self.model.projector_width(out))
@@ -135,7 +130,7 @@ class TransformerEncoderKind(ModelKind):
         if ends.is_first:
             patch = 2.0 * work.rows * model.patches_per_row * self.patch_work.products
         if ends.is_last:
-            row, out = model.row_width, ends.language_width
+            row, out = model.row_width, ends.row_width
             inner = model.projector_width(out)
             projector = 2.0 * work.rows * (inner * (row + out) if inner else row * out)
         return Flops(patch=patch, projector=projector)
@@ -163,7 +158,7 @@ class TransformerEncoderKind(ModelKind):
             total += held.patches // held.sequence_parts * self.patch_work.saved
             total += self._saved_behind_embedding(held)
         if ends.is_last:
-            out = ends.language_width
+            out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp
             rows = held.patches // model.patches_per_row
             total += held.patches * model.hidden + rows * (inner + out // held.tp)

@@ -8,7 +8,7 @@ Leaves: cutting images to `models.encoder_inputs`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.layer import Weight, Widths
+from mimo_launch.kinds.layer import Ends, Weight, Widths
 from mimo_launch.kinds.saved_activations import ROTATED, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
 from mimo_launch.spec.spec import Images, VitModel
@@ -59,7 +59,7 @@ class VisionKind(TransformerEncoderKind):
         size = self.model.patch_numbers
         return PatchWork(products=size * self.model.hidden, saved=size)
 
-    def embedding_weights(self) -> Iterator[Weight]:
+    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights of patches, class token, positions, and the norm after them."""
         model, width = self.model, self.model.hidden
         yield Weight((width, model.patch_numbers))

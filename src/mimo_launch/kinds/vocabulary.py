@@ -6,6 +6,7 @@ Leaves: making samples to `data`.
 """
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 PAD, BOS, EOS, ASK = 0, 1, 2, 3
@@ -19,7 +20,7 @@ IGNORE_LABEL = -100
 def vocab_size(spec: Spec) -> int:
     """Return the number of real tokens, placeholders included and padding excluded."""
     vocab = kind_of(spec.language.model).vocab
-    return DIGITS_BASE_VOCAB + len(spec.encoders) if vocab == "digits" else vocab
+    return DIGITS_BASE_VOCAB + len(spec.sources_of(LANGUAGE)) if vocab == "digits" else vocab
 
 
 def padded_vocab_size(spec: Spec) -> int:
@@ -31,7 +32,7 @@ def padded_vocab_size(spec: Spec) -> int:
 def placeholder_id(spec: Spec, encoder: str) -> int:
     """Return the token that stands for a row of `encoder`: the one given, or one of the last ids.
 
-    The last ids belong to the encoders without a given one, in written order.
+    The last ids belong to the modules that language reads and that have no given one, in order.
     """
     given = spec.encoders[encoder].placeholder
     if given is not None:
@@ -46,4 +47,4 @@ def num_last_placeholders(spec: Spec) -> int:
 
 
 def _with_last_ids(spec: Spec) -> list[str]:
-    return [name for name, module in spec.encoders.items() if module.placeholder is None]
+    return [name for name in spec.sources_of(LANGUAGE) if spec.modules[name].placeholder is None]

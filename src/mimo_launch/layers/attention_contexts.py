@@ -1,7 +1,7 @@
 """The metadata of tokens that attention needs, made once per microbatch.
 
 Decides: which tokens attend to which, positions of this rank's tokens, places of images in a list
-and of class tokens beside them.
+and of extra tokens beside them.
 Relies on: the zigzag rule and the contiguous cut of `layout.row_owners`.
 Leaves: the attention itself to `attention`.
 """
@@ -236,16 +236,24 @@ def _padded(begin: Index, end: Index) -> tuple[Index, npt.NDArray[np.bool_]]:
     return np.where(valid, places, 0), valid
 
 
-def class_token_context(
-    lengths: list[int], patches: int, class_tokens: int, shards: range, device: torch.device
+def two_list_context(
+    lengths: list[int],
+    extras: list[int],
+    held_each: tuple[int, int],
+    shards: range,
+    device: torch.device,
 ) -> ImageContext:
-    """Return the context of images with the given numbers of patches and a class token each.
+    """Return the context of images with the given numbers of patches and of extra tokens.
 
-    Every shard holds `patches` and `class_tokens`, padding included; this rank holds `shards`.
+    Patches are one list and extra tokens (a class token, or rows of another module) a second one.
+    Every shard holds `held_each` of the two, padding included; this rank holds `shards`.
     """
-    size = patches + class_tokens
+    size = sum(held_each)
     held = range(shards.start * size, shards.stop * size)
-    places, valid = _places(lengths, patches, class_tokens)
+    patches, patch_valid = _places(lengths, held_each[0], size, 0)
+    others, other_valid = _places(extras, held_each[1], size, held_each[0])
+    places = np.concatenate([others, patches], axis=1)
+    valid = np.concatenate([other_valid, patch_valid], axis=1)
     own = valid & (places >= held.start) & (places < held.stop)
     here = own.any(axis=1)
     places, valid, own = places[here], valid[here], own[here]
@@ -269,17 +277,15 @@ def class_token_context(
     )
 
 
-def _places(lengths: list[int], patches: int, class_tokens: int) -> tuple[Index, np.ndarray]:
-    """Return the places of each image's tokens in the list of all shards, and which exist.
+def _places(
+    lengths: list[int], held: int, size: int, start: int
+) -> tuple[Index, npt.NDArray[np.bool_]]:
+    """Return the places of each image's tokens of one list, and which exist: [images, longest].
 
-    Shapes: [images, 1 + patches of the largest], the class token first.
+    Every shard has `size` tokens; `held` of this list begin at `start`.
     """
-    size = patches + class_tokens
-    numbers, sizes = np.arange(len(lengths)), np.array(lengths, dtype=np.int64)
+    sizes = np.array(lengths, dtype=np.int64)
     begin = np.cumsum(sizes) - sizes
     within = np.arange(max(lengths, default=0))
-    shard, place = np.divmod(begin[:, None] + within, max(1, patches))
-    of_class = numbers // max(1, class_tokens) * size + patches + numbers % max(1, class_tokens)
-    places = np.concatenate([of_class[:, None], shard * size + place], axis=1)
-    valid = np.concatenate([np.ones((len(lengths), 1), np.bool_), within < sizes[:, None]], axis=1)
-    return places, valid
+    shard, place = np.divmod(begin[:, None] + within, max(1, held))
+    return shard * size + start + place, within < sizes[:, None]

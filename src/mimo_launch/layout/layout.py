@@ -44,7 +44,9 @@ class ModuleLayout:
     `patches_per_row` patches become one row (pixel shuffle), each image may also have a
     `class_token`, and samples move among replicas as `balance` says (see `layout.balance`).
     `experts` are the ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs
-    multiples of some number of tokens. `reads` names the modules whose rows this one takes.
+    multiples of some number of tokens. `reads` names the modules whose rows this one takes:
+    beside its own tokens, or as these; those of several modules in turn, or added to each other.
+    `reads_arrays`: it reads images or clips of the data set.
     """
 
     name: str
@@ -63,6 +65,9 @@ class ModuleLayout:
     experts: ExpertView | None = None
     fp8: bool = False
     reads: tuple[str, ...] = ()
+    reads_beside: bool = False
+    reads_in_turn: bool = True
+    reads_arrays: bool = False
 
     @property
     def is_language(self) -> bool:
@@ -293,4 +298,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         experts=experts,
         fp8=module.fp8 is not None,
         reads=spec.sources_of(name),
+        reads_beside=kind.reads_beside,
+        reads_in_turn=kind.reads_in_turn,
+        reads_arrays=kind.input is not None,
     )

@@ -15,9 +15,10 @@ Language end: see `step_views.LanguageView`.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import ModuleLayout
 
 # Products in 8 bits need multiples of this many tokens and features (cuBLASLt: 16 bytes).
 FP8_STEP = 16
@@ -57,16 +58,19 @@ def local_rows(module: ModuleLayout, total: int) -> int:
     return -(-total // unit) * unit // cp_size
 
 
-def local_class_tokens(module: ModuleLayout, num_images: int) -> int:
-    """Return how many class tokens of a replica's images each shard holds, padding included.
+def local_extra_tokens(module: ModuleLayout, total: int) -> int:
+    """Return how many of a replica's extra tokens each shard holds, padding included.
 
-    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Class tokens are a
-    separate list, cut like rows: after its patches a shard holds its part of that list.
+    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Extra tokens (class
+    tokens, or rows of other modules) are a separate list, cut like rows: after its patches a shard
+    holds its part of that list.
     """
-    if not module.class_token:
-        return 0
-    shards = module.grid.size("cp") * (module.grid.size("tp") if module.sequence_parallel else 1)
-    return -(-num_images // shards)
+    return -(-total // (module.grid.size("cp") * shards_of_cp_rank(module)))
+
+
+def shards_of_cp_rank(module: ModuleLayout) -> int:
+    """Return into how many parts the tokens of a cp rank are cut over tp."""
+    return module.grid.size("tp") if module.sequence_parallel else 1
 
 
 def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
@@ -105,25 +109,35 @@ def zigzag_parts(
             yield first, last - first, local * size + first - chunk * size
 
 
-def cut_runs(layout: Layout, runs: list[Run], tp: int) -> list[Run]:
-    """Return the part of a token list's runs that tp rank `tp` owns.
+def cut_runs(module: ModuleLayout, runs: list[Run], tokens: int) -> list[list[Run]]:
+    """Return the part of a token list's runs that each tp rank of a module owns.
 
-    Under sequence parallelism these are the rows in its slice of the list, with places relative to
-    the slice. Otherwise they are an even share of all rows, with the same places.
+    Under sequence parallelism these are the rows in its slice of the list of `tokens`, with places
+    relative to the slice. Otherwise they are an even share of all rows, with the same places.
     """
-    language = layout.language
-    tp_size = language.grid.size("tp")
-    if language.sequence_parallel:
-        tokens = layout.samples.microbatch_size * layout.seq // language.grid.size("cp")
-        size = tokens // tp_size
-        return list(
-            _clip(runs, [run.place for run in runs], range(tp * size, (tp + 1) * size), tp * size)
-        )
-    starts, offset = [], 0
-    for run in runs:
-        starts.append(offset)
-        offset += run.num_rows
-    return list(_clip(runs, starts, even_cut(offset, tp_size, tp), 0))
+    tp_size = module.grid.size("tp")
+    if module.sequence_parallel:
+        size, starts = tokens // tp_size, [run.place for run in runs]
+        slices = (range(tp * size, (tp + 1) * size) for tp in range(tp_size))
+        return [list(_clip(runs, starts, held, held.start)) for held in slices]
+    *starts, total = accumulate((run.num_rows for run in runs), initial=0)
+    cuts = (even_cut(total, tp_size, tp) for tp in range(tp_size))
+    return [list(_clip(runs, starts, cut, 0)) for cut in cuts]
+
+
+def runs_in_list(
+    sample: int, first_row: int, index: int, num_rows: int, held: int, size: int, start: int
+) -> Iterator[Run]:
+    """Yield the runs of consecutive tokens of a list that is cut evenly over shards.
+
+    `index` is the first of them in the list; places count through all shards, which have `size`
+    tokens each, of which `held` from `start` on are of this list.
+    """
+    while num_rows > 0:
+        shard, place = divmod(index, held)
+        length = min(num_rows, held - place)
+        yield Run(sample, first_row, length, shard * size + start + place)
+        first_row, index, num_rows = first_row + length, index + length, num_rows - length
 
 
 def _clip(runs: list[Run], starts: list[int], window: range, shift: int) -> Iterator[Run]:

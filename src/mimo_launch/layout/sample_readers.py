@@ -33,8 +33,8 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     answers: tuple[int, ...] = ()
     images = {
         module.name: views.samples_of(module, rank)
-        for module in layout.encoders
-        if rank in module.grid and module.grid.index("pp", rank) == 0
+        for module in layout.modules
+        if module.reads_arrays and rank in module.grid and module.grid.index("pp", rank) == 0
     }
     language = layout.language
     if rank in language.grid:

@@ -18,17 +18,24 @@ class ImageSpan:
     """One image of a sample: `height x width` rows, from `position` on.
 
     A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`. A clip
-    of sound is one row high.
+    of sound is one row high. An image that is to be made has no rows in the text: there `reads` is
+    the number of tokens, from `position` on, whose rows the generator reads.
     """
 
     position: int
     height: int
     width: int
+    reads: int | None = None
 
     @property
     def rows(self) -> int:
         """Number of rows, which is the number of placeholder tokens."""
         return self.height * self.width
+
+    @property
+    def num_positions(self) -> int:
+        """Number of tokens of the text that belong to the image."""
+        return self.rows if self.reads is None else self.reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ gives a rank two zigzag chunks of every sample, sequence parallelism a contiguou
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mimo_launch.layout.balance import (
@@ -26,11 +26,14 @@ from mimo_launch.layout.row_owners import (
     Run,
     cut_runs,
     held_patches,
-    local_class_tokens,
+    local_extra_tokens,
     row_cut,
+    runs_in_list,
+    shards_of_cp_rank,
     zigzag_parts,
 )
 from mimo_launch.layout.step_data import ImageSpan, StepData
+from mimo_launch.spec.base import LANGUAGE
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +69,68 @@ class EncoderView:
         """Height and width of each image, in rows."""
         return tuple((image.height, image.width) for image in self.images)
 
-    @property
-    def class_tokens(self) -> int:
-        """Class tokens that each shard holds, padding included."""
-        return local_class_tokens(self.module, len(self.images))
+    @cached_property
+    def extras(self) -> list[int]:
+        """Tokens of each image besides its patches: a class token, or the rows that it reads."""
+        if self.module.class_token:
+            return [1] * len(self.images)
+        if not self.module.reads_beside:
+            return [0] * len(self.images)
+        per_sample = (self._reads(sample) for sample in self.samples)
+        return [
+            sum(reads) if self.module.reads_in_turn else reads[0]
+            for of in per_sample
+            for reads in of
+        ]
+
+    @cached_property
+    def extra_tokens(self) -> int:
+        """Extra tokens that each shard holds, padding included."""
+        return local_extra_tokens(self.module, sum(self.extras))
+
+    def _reads(self, sample: int) -> list[list[int]]:
+        """Return, per image of a sample, the number of rows that it takes of each module read."""
+        spans = self.data.samples[sample].spans
+        found = []
+        for number, image in enumerate(spans.get(self.module.name, ())):
+            found.append(
+                [
+                    image.num_positions if name == LANGUAGE else spans[name][number].rows
+                    for name in self.module.reads
+                ]
+            )
+        return found
+
+    def runs(self, source: str, cp: int) -> list[Run]:
+        """Return the places of the rows of a module that is read in the tokens of cp rank `cp`."""
+        module = self.module
+        shards = shards_of_cp_rank(module)
+        held = len(self.held(cp)) // shards, self.extra_tokens
+        size, mine = sum(held), range(cp * shards, (cp + 1) * shards)
+        which = module.reads.index(source)
+        part, start = (held[1], held[0]) if module.reads_beside else (held[0], 0)
+        found: list[Run] = []
+        index = 0
+        for sample in self.samples:
+            first_row = 0
+            for reads in self._reads(sample):
+                before = sum(reads[:which]) if module.reads_in_turn else 0
+                found += runs_in_list(
+                    sample, first_row, index + before, reads[which], part, size, start
+                )
+                first_row += reads[which]
+                index += sum(reads) if module.reads_in_turn else reads[0]
+        first = mine.start * size
+        return [
+            replace(run, place=run.place - first)
+            for run in found
+            if run.place // max(1, size) in mine
+        ]
+
+    def cuts(self, source: str, cp: int) -> list[list[Run]]:
+        """Return the part of these runs that each tp rank of cp rank `cp` owns."""
+        tokens = len(self.held(cp)) + shards_of_cp_rank(self.module) * self.extra_tokens
+        return cut_runs(self.module, self.runs(source, cp), tokens)
 
     def held(self, cp: int) -> range:
         """Return the patches that cp rank `cp` holds, padding included."""
@@ -126,35 +187,41 @@ class LanguageView:
             first_row = 0
             for span in self.data.samples[sample].spans.get(encoder, ()):
                 for position, length, place in zigzag_parts(
-                    span.position, span.rows, self.layout.seq, cp, cp_size
+                    span.position, span.num_positions, self.layout.seq, cp, cp_size
                 ):
                     row = first_row + position - span.position
                     runs.append(Run(sample, row, length, item * local_seq + place))
-                first_row += span.rows
+                first_row += span.num_positions
         return sorted(runs, key=lambda run: run.place)
 
     def cuts(self, encoder: str, cp: int) -> list[list[Run]]:
         """Return the part of these runs that each tp rank of cp rank `cp` owns."""
-        runs = self.runs(encoder, cp)
-        return [
-            cut_runs(self.layout, runs, tp) for tp in range(self.layout.language.grid.size("tp"))
-        ]
+        language = self.layout.language
+        tokens = len(self.samples) * self.layout.seq // language.grid.size("cp")
+        return cut_runs(language, self.runs(encoder, cp), tokens)
 
     def pieces(self, encoder: str, stage: int = 0) -> dict[int, list[Piece]]:
         """Return, per sample, the rows that each rank of a stage owns."""
         language = self.layout.language
-        grid, place = language.grid, language.pp_index(stage)
-        pieces: dict[int, list[Piece]] = {}
-        for cp in range(grid.size("cp")):
-            for tp, cut in enumerate(self.cuts(encoder, cp)):
-                rank = grid.rank_at({"tp": tp, "cp": cp, "dp": self.replica, "pp": place})
-                start = 0
-                for run in cut:
-                    pieces.setdefault(run.sample, []).append(
-                        Piece(rank, run.sample, run.first_row, run.num_rows, start)
-                    )
-                    start += run.num_rows
-        return pieces
+        return pieces_of(language, self.replica, stage, lambda cp: self.cuts(encoder, cp))
+
+
+def pieces_of(
+    module: ModuleLayout, replica: int, stage: int, cuts: Callable[[int], list[list[Run]]]
+) -> dict[int, list[Piece]]:
+    """Return, per sample, the rows that each rank of a stage owns, from the cuts of a cp rank."""
+    grid, place = module.grid, module.pp_index(stage)
+    pieces: dict[int, list[Piece]] = {}
+    for cp in range(grid.size("cp")):
+        for tp, cut in enumerate(cuts(cp)):
+            rank = grid.rank_at({"tp": tp, "cp": cp, "dp": replica, "pp": place})
+            start = 0
+            for run in cut:
+                pieces.setdefault(run.sample, []).append(
+                    Piece(rank, run.sample, run.first_row, run.num_rows, start)
+                )
+                start += run.num_rows
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +269,11 @@ class StepViews:
 
     def target_pieces(self, bridge: Bridge, replica: int, forward: int) -> dict[int, list[Piece]]:
         """Return, per sample, the rows that ranks own of the input of a bridge's target."""
-        return self.language(replica, forward).pieces(bridge.source)
+        target = self.layout[bridge.target]
+        if target.is_language:
+            return self.language(replica, forward).pieces(bridge.source)
+        view = self.encoder(bridge.target, replica, forward)
+        return pieces_of(target, replica, 0, lambda cp: view.cuts(bridge.source, cp))
 
     def places(
         self, bridge: Bridge, module: str, replica: int, forward: int, cp: int
@@ -211,8 +282,12 @@ class StepViews:
 
         Those of all rows in the token list of the cp rank, and the part that each tp rank owns.
         """
-        view = self.language(replica, forward)
         other = bridge.target if module == bridge.source else bridge.source
+        view: LanguageView | EncoderView = (
+            self.language(replica, forward)
+            if module == LANGUAGE
+            else self.encoder(module, replica, forward)
+        )
         return view.runs(other, cp), view.cuts(other, cp)
 
     def samples_of(self, module: ModuleLayout, rank: int) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ class AudioStage(nn.Module):
         model: AudioModel,
         stage: Stage,
         *,
-        language_width: int,
+        row_width: int,
         recompute: bool,
     ) -> None:
         super().__init__()
@@ -106,8 +106,8 @@ class AudioStage(nn.Module):
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
-            self.row_width = model.row_width
-            self.projector = projector(context, model.projector, model.row_width, language_width)
+            self.joined_width = model.row_width
+            self.projector = projector(context, model.projector, model.row_width, row_width)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
@@ -120,7 +120,7 @@ class AudioStage(nn.Module):
         if not self.stage.is_last:
             return x_nD
         # The tokens of a row are neighbours in their clip, which holds whole rows: a view.
-        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.row_width))
+        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.joined_width))
         return owned(rows, packed.sizes, self.context)
 
     def _embed(self, given: Patches | None) -> Tensor:

@@ -154,13 +154,15 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     kind = kind_of(module.model)
     if kind.is_custom:
         return build_custom_stage(spec, stage, context)
-    options = {"language_width": spec.language.model.hidden}
-    if kind.computes_loss:
+    options: dict[str, object] = {"row_width": spec.row_width(stage.module)}
+    if kind.reads_tokens:
         options = {
             "vocab": vocab_size(spec),
             "padded_vocab": padded_vocab_size(spec),
             "global_samples": spec.batch.global_,
         }
+    elif kind.reads_rows:
+        options["sources"] = {n: spec.row_width(n) for n in spec.sources_of(stage.module)}
     file, _, name = kind.stage.partition(":")
     network: nn.Module = getattr(import_module(file), name)(
         context, module.model, stage, recompute=module.recompute == "full", **options

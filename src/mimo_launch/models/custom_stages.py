@@ -121,7 +121,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         raise CustomClassError(f"{where} importing `{path}` {_failed(error)}") from error
     if not callable(found):
         raise CustomClassError(f"{where} `{path}` has no class or function `{attribute}`")
-    width, recompute = spec.language.model.hidden, module.recompute == "full"
+    width, recompute = spec.row_width(stage.module), module.recompute == "full"
     call = partial(found, context, module.model, stage, language_width=width, recompute=recompute)
     try:
         inspect.signature(found).bind(*call.args, **call.keywords)

@@ -11,8 +11,8 @@ its callers.
 Legend: P numbers of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Images, Model
 
@@ -160,17 +161,22 @@ class EncoderInput:
 
     `mask` says which attend to which, `sizes` how many rows each tp rank owns at the end, and
     `patches` are given on the first stage. `places` are (y, x) of each patch in its image, [N, 2],
-    on every stage of a model with 2-D RoPE. After its patches this rank (or tp rank, under sequence
-    parallelism) holds `class_tokens`. `images` are height and width, in rows, of each image of the
-    group.
+    on every stage of a model with 2-D RoPE. After its patches, which are those numbered `own` in
+    the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
+    `images` are height and width, in rows, of each image of the group. On the first stage, `rows`
+    [r, width] are those that this rank received, by the module that is read, and `row_places` their
+    places among its tokens.
     """
 
     mask: ImageContext
     sizes: tuple[int, ...]
     patches: Patches | None
     places: Tensor | None = None
-    class_tokens: int = 0
+    extra_tokens: int = 0
     images: tuple[tuple[int, int], ...] = ()
+    own: range = range(0)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    row_places: Mapping[str, RowPlaces] = field(default_factory=dict)
 
 
 def pack(

@@ -7,12 +7,14 @@ Leaves: moving rows between ranks of different modules to the bridge.
 Legend: n tokens of this rank, D width, R rows at this rank's tokens, r those that it exchanges.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.projector import owned
 
 
@@ -40,3 +42,23 @@ def rows_at(x_nD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:
     """Return the rows [r, D] that this rank sends, from its tokens."""
     rows = x_nD.index_select(0, where.places)
     return rows if context.sequence_parallel else owned(rows, where.sizes, context)
+
+
+class RowReader(nn.ModuleDict):
+    """A linear map for the rows of each module that is read, added to tokens at their places."""
+
+    def __init__(self, context: ParallelContext, sources: Mapping[str, int], width: int) -> None:
+        """Map rows of the widths of `sources` to `width`."""
+        super().__init__(
+            {name: WholeLinear(context, size, width) for name, size in sources.items()}
+        )
+        self.context = context
+
+    def forward(
+        self, x_nD: Tensor, rows: Mapping[str, Tensor], places: Mapping[str, RowPlaces]
+    ) -> Tensor:
+        """Return the tokens [n, D] with the mapped rows of each source, [r, its width], added."""
+        for source, linear in self.items():
+            here = all_rows(rows[source], places[source], self.context)
+            x_nD = x_nD.index_add(0, places[source].places, linear(here).to(x_nD.dtype))
+        return x_nD

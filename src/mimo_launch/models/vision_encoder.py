@@ -21,7 +21,8 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, replicated
+from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.layers.whole_linear import WholeLinear, table_segment
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
@@ -46,46 +47,6 @@ def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Te
     return torch.cat(parts, dim=1).to(dtype)
 
 
-def _table(context: ParallelContext, *shape: int) -> Segment:
-    """Return an embedding that every tp rank holds whole: it is added to tokens between regions."""
-    table = replicated(
-        "weight",
-        shape,
-        context.token_grad,
-        counted=context.counts,
-        std=shape[-1] ** -0.5,
-        decay=False,
-    )
-    return replace(table, embedding=True)
-
-
-class PatchEmbedding(SegmentedModule):
-    """One linear map per patch, held whole on every tp rank: [n, P] -> [n, D]."""
-
-    def __init__(self, context: ParallelContext, size: int, width: int, *, bias: bool) -> None:
-        super().__init__()
-        weight = replicated(
-            "weight", (width, size), context.token_grad, counted=context.counts, std=size**-0.5
-        )
-        self.declare("weight", weight, dtype=context.dtype)
-        if bias:
-            segment = replicated(
-                "bias",
-                (width,),
-                context.token_grad,
-                counted=context.counts,
-                init="zeros",
-                decay=False,
-            )
-            self.declare("bias", segment, dtype=context.dtype)
-        else:
-            self.bias = None
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """Return the embedding of each patch."""
-        return F.linear(patches, self.weight, self.bias)
-
-
 class LearnedPositions(SegmentedModule):
     """A table over a grid of places, interpolated for images of another size: [n, 4] -> [n, D].
 
@@ -99,7 +60,7 @@ class LearnedPositions(SegmentedModule):
         super().__init__()
         self.grid, self.first = grid, int(class_token)
         rows = self.first + grid[0] * grid[1]
-        self.declare("weight", _table(context, rows, width), dtype=context.dtype)
+        self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
 
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position of patches, given (y, x, height, width) in their images.
@@ -148,7 +109,7 @@ class ClassToken(SegmentedModule):
 
     def __init__(self, context: ParallelContext, width: int) -> None:
         super().__init__()
-        self.declare("weight", _table(context, width), dtype=context.dtype)
+        self.declare("weight", table_segment(context, width), dtype=context.dtype)
 
     def forward(self, number: int, position_D: Tensor | None) -> Tensor:
         """Return the class tokens of `number` images, [number, D], on the graph even if none."""
@@ -170,13 +131,13 @@ class VisionStage(nn.Module):
         model: VitModel,
         stage: Stage,
         *,
-        language_width: int,
+        row_width: int,
         recompute: bool,
     ) -> None:
         super().__init__()
         self.context, self.model, self.stage = context, model, stage
         if stage.is_first:
-            self.patch = PatchEmbedding(
+            self.patch = WholeLinear(
                 context, model.patch_numbers, model.hidden, bias=model.patch_bias
             )
             self.positions: LearnedPositions | None = None
@@ -194,7 +155,7 @@ class VisionStage(nn.Module):
                 context,
                 model.projector,
                 model.row_width,
-                language_width,
+                row_width,
                 activation=model.projector_activation,
             )
 
@@ -209,7 +170,7 @@ class VisionStage(nn.Module):
             x_nD = layer(x_nD, mask)
         if not self.stage.is_last:
             return x_nD
-        x_nD = x_nD[: len(x_nD) - packed.class_tokens]
+        x_nD = x_nD[: len(x_nD) - packed.extra_tokens]
         if self.norm is not None:
             x_nD = self.norm(x_nD)
         # Pixel shuffle (arXiv:2404.16821): the patches of a row are adjacent, so it is a view.
@@ -245,5 +206,5 @@ class VisionStage(nn.Module):
             x_nD = x_nD + self.positions(mine.positions)
         if self.class_token is not None:
             position = None if self.positions is None else self.positions.weight[0]
-            x_nD = torch.cat([x_nD, self.class_token(packed.class_tokens, position)])
+            x_nD = torch.cat([x_nD, self.class_token(packed.extra_tokens, position)])
         return x_nD if self.pre_norm is None else self.pre_norm(x_nD)

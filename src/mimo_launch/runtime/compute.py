@@ -18,11 +18,12 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import (
     ImageContext,
-    class_token_context,
     image_context,
+    two_list_context,
     zigzag_positions,
 )
 from mimo_launch.layers.aux_loss import RoutingContext
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
@@ -143,7 +144,7 @@ class Stages:
             return tokens // shards, width
         view = self._encoder_view(self.modules[action.module], action.index, step)
         patches = len(view.held(module.grid.index("cp", self.rank)))
-        return patches // shards + view.class_tokens, width
+        return patches // shards + view.extra_tokens, width
 
     def _encoder_view(self, module: RankModule, group: int, step: StepState) -> EncoderView:
         """Return what this rank's replica of an encoder encodes for a group."""
@@ -160,7 +161,10 @@ class Stages:
         """Return the packed images of a group; later stages need only their sizes and places."""
         model, view = self.spec.modules[module.name].model, self._encoder_view(module, group, step)
         held, patches = view.held(module.context.cp.index), None
-        if module.layout.stages[stage].is_first:
+        here = module.layout.stages[stage]
+        into = self.layout.bridges_into(module.name) if here.is_first else ()
+        bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
+        if here.is_first and kind_of(model).input is not None:
             images = [
                 image
                 for sample in view.samples
@@ -175,19 +179,21 @@ class Stages:
             sizes=view.owned(module.context.cp.index),
             patches=patches,
             places=places,
-            class_tokens=view.class_tokens,
+            extra_tokens=view.extra_tokens,
             images=view.sizes,
+            own=_own_share(held, module.context),
+            rows={name: each.received(group) for name, each in bridges},
+            row_places={name: each.places_in_target(group) for name, each in bridges},
         )
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device
-        if not module.layout.class_token:
+        if not any(view.extras):
             return image_context(view.lengths, held, device, alone=cp.size == 1)
         shards = module.context.tp.size if module.context.sequence_parallel else 1
         mine = range(cp.index * shards, (cp.index + 1) * shards)
-        return class_token_context(
-            view.lengths, len(held) // shards, view.class_tokens, mine, device
-        )
+        held_each = len(held) // shards, view.extra_tokens
+        return two_list_context(view.lengths, view.extras, held_each, mine, device)
 
     def _language_input(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
         module = self.modules[LANGUAGE]
@@ -239,3 +245,12 @@ class Stages:
             return held
         images = [name for name, each in self.spec.encoders.items() if kind_of(each.model).images]
         return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]
+
+
+def _own_share(held: range, context: ParallelContext) -> range:
+    """Return the patches of a cp rank that this tp rank has between regions."""
+    if not context.sequence_parallel:
+        return held
+    size = len(held) // context.tp.size
+    first = held.start + context.tp.index * size
+    return range(first, first + size)

@@ -30,11 +30,12 @@ def completed(layout: Layout, programs: Programs) -> Programs:
 def _completed(layout: Layout, rank: int, program: Program) -> Program:
     slots: list[Slot] = []
     for slot in program:
-        action, module = slot[0], layout[slot[0].module]
+        action = slot[0]
         slots.append(slot)
-        if action.kind is Kind.BACKWARD and (
-            module.full_sharding or action.index == last_index(layout, module)
-        ):
+        if action.kind is not Kind.BACKWARD:
+            continue
+        module = layout[action.module]
+        if module.full_sharding or action.index == last_index(layout, module):
             reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
             slots[-1] = (action, reduce)
     return (*slots, *((action,) for action in _end(layout, rank)))

@@ -224,5 +224,28 @@ class AudioModel(Clips, TransformerEncoder):
     kind: Literal["audio"]
 
 
+class ConnectorModel(TransformerEncoder):
+    """A transformer over the rows of encoders: a resampler, or a merger of several towers."""
+
+    kind: Literal["connector"]
+    queries: Count | None = Field(
+        None,
+        description="Learned queries per image, which become its rows: a resampler. Without them "
+        "each row that is read becomes one.",
+        examples=[16],
+    )
+    merge: Literal["rows", "width"] = Field(
+        "rows",
+        description="How the rows of several encoders come together. `rows`: those of one image "
+        "follow each other; `width`: they are added behind a linear map each, as a map of both "
+        "side by side would; all encoders then make equally many rows.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """A token is a row."""
+        return 1
+
+
 # Every kind of encoder except users' own classes.
-EncoderKinds = VitModel | AudioModel
+EncoderKinds = VitModel | AudioModel | ConnectorModel

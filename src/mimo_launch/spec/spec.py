@@ -31,6 +31,7 @@ from mimo_launch.spec.data import (
 from mimo_launch.spec.encoders import (
     AudioModel,
     Clips,
+    ConnectorModel,
     EncoderKinds,
     EncoderModel,
     Grid,
@@ -76,6 +77,7 @@ __all__ = [
     "ChatTemplate",
     "CheckpointSpec",
     "Clips",
+    "ConnectorModel",
     "CustomModel",
     "Data",
     "DecaySpec",
@@ -311,9 +313,9 @@ class Spec(Strict):
 
     def sources_of(self, name: str) -> tuple[str, ...]:
         """Return the modules whose rows a module reads, the default applied."""
-        given = self.modules[name].reads
-        if given is not None:
-            return given
+        module = self.modules.get(name)
+        if module is not None and module.reads is not None:
+            return module.reads
         if name != LANGUAGE:
             return ()
         read = {each for module in self.modules.values() for each in module.reads or ()}

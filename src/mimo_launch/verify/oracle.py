@@ -28,13 +28,15 @@ from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.build import build_network, keep_activations
 from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.models.encoder_inputs import reader
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
+    ConnectorModel,
     DecoderModel,
     HybridModel,
     LanguageModel,
     Spec,
 )
-from mimo_launch.verify.oracle_encoders import OneRankEncoder, encode
+from mimo_launch.verify.oracle_encoders import OneRankEncoder, connect, encode
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
 from mimo_launch.verify.oracle_layers import (
     Load,
@@ -150,12 +152,11 @@ class Oracle:
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         x_SD = self.weights["language.embedding.weight"][tokens]
-        for encoder in self.spec.encoders:
-            images = self.dataset.images(split, index, encoder)
+        for encoder in self.spec.sources_of(LANGUAGE):
+            images = self._rows_of_images(split, index, encoder)
             if images:
-                rows = torch.cat([self._rows(encoder, image) for image in images])
                 x_SD = x_SD.clone()
-                x_SD[given == placeholder_id(self.spec, encoder)] = rows
+                x_SD[given == placeholder_id(self.spec, encoder)] = torch.cat(images)
         documents = torch.from_numpy(self.dataset.documents(split, index))
         model = self.model
         text = RecordText(documents, self.dataset.describe(split, index).num_tokens, load)
@@ -168,6 +169,18 @@ class Oracle:
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         return self._logits(x_SD, model)[:, : vocab_size(self.spec)]
+
+    def _rows_of_images(self, split: Split, index: int, encoder: str) -> list[Tensor]:
+        """Return the rows that a module makes of each image of a record."""
+        model, sources = self.spec.modules[encoder].model, self.spec.sources_of(encoder)
+        if not isinstance(model, ConnectorModel):
+            images = self.dataset.images(split, index, encoder)
+            return [self._rows(encoder, image) for image in images]
+        read = [self._rows_of_images(split, index, source) for source in sources]
+        return [
+            connect(self.weights, encoder, model, dict(zip(sources, rows, strict=True)))
+            for rows in zip(*read, strict=True)
+        ]
 
     def _rows(self, encoder: str, array: np.ndarray) -> Tensor:
         if encoder in self.custom:
@@ -182,7 +195,7 @@ class Oracle:
                 for image in self.dataset.images(split, index, name)
             ]
             for name, module in self.spec.encoders.items()
-            if (images := kind_of(module.model).images)
+            if (images := kind_of(module.model).images) and name in self.spec.sources_of(LANGUAGE)
         }
 
     def _angles(

@@ -24,6 +24,7 @@ from mimo_launch.models.encoder_inputs import EncoderInput, Reader, pack
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.spec import (
     AudioModel,
+    ConnectorModel,
     Model,
     TransformerEncoder,
     VitModel,
@@ -102,6 +103,19 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     if model.shuffle > 1:
         x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
     return _project(weights, x_ND, encoder, model, model.projector_activation)
+
+
+def connect(
+    weights: Weights, name: str, model: ConnectorModel, read: Mapping[str, Tensor]
+) -> Tensor:
+    """Return the rows of a connector from those [r, W] that each encoder made of one image."""
+    mapped = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
+    x_ND = torch.cat(mapped) if model.merge == "rows" else torch.stack(mapped).sum(dim=0)
+    if model.queries is not None:
+        x_ND = torch.cat([x_ND, weights[f"{name}.queries.weight"]])
+    x_ND = _blocks(weights, x_ND, name, model, eps=1e-5)
+    made = x_ND if model.queries is None else x_ND[-model.queries :]
+    return _project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
 
 
 ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}

@@ -1,0 +1,66 @@
+"""Connectors: transformers over the rows of other encoders.
+
+Decides: their weights and work in front of the blocks; how many rows they make of those they read.
+Relies on: `transformer_encoder` for the rest.
+Leaves: placing rows among their tokens to `layout.step_views`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mimo_launch.kinds.layer import Ends, Weight
+from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
+from mimo_launch.spec.spec import ConnectorModel
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorKind(TransformerEncoderKind):
+    """A resampler (learned queries) or a merger of several encoders, with blocks of attention."""
+
+    model: ConnectorModel
+
+    @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.connector:ConnectorStage"
+
+    @property
+    def input(self) -> None:
+        """It reads rows only."""
+        return
+
+    @property
+    def reads_rows(self) -> bool:
+        """It reads the rows of encoders."""
+        return True
+
+    @property
+    def reads_beside(self) -> bool:
+        """Queries are its own tokens; without any, its tokens are the rows that it reads."""
+        return self.model.queries is not None
+
+    @property
+    def reads_in_turn(self) -> bool:
+        """Whether the rows of several encoders follow each other."""
+        return self.model.merge == "rows"
+
+    def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Return height and width of what it makes of one image of each encoder, in rows."""
+        if self.model.queries is not None:
+            return 1, self.model.queries
+        if self.reads_in_turn and len(sources) > 1:
+            return 1, sum(height * width for height, width in sources)
+        return sources[0]
+
+    @property
+    def patch_work(self) -> PatchWork:
+        """Nothing for its own tokens: the maps of the rows that it reads are counted as weights."""
+        return PatchWork(products=0, saved=0)
+
+    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
+        """Yield the queries, and a linear map for each encoder."""
+        width = self.model.hidden
+        if self.model.queries is not None:
+            yield Weight((self.model.queries, width))
+        for source in ends.source_widths:
+            yield from (Weight((width, source)), Weight((width,)))

@@ -1,0 +1,81 @@
+"""A connector as a stage: the rows of encoders in, rows for their reader out.
+
+Decides: that each encoder's rows pass a linear map of their own; that queries, if there are any,
+attend together with the rows of their image, and that only they are sent on.
+Relies on: `row_places` for the places of rows, `projector` for the rows of this rank.
+Leaves: moving rows to the bridge.
+Source: learned queries as in the Perceiver resampler of Flamingo (arXiv:2204.14198), which has
+cross-attention where this has attention among queries and rows, as Q-Former blocks do.
+
+Legend: n tokens of this rank, of which its own (queries) come first, D width, W width of a row that
+arrives, L width of a row that leaves.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.whole_linear import WholeTable
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.encoder_inputs import EncoderInput
+from mimo_launch.models.projector import owned, projector
+from mimo_launch.models.row_places import RowReader
+from mimo_launch.models.transformer_block import encoder_shape
+from mimo_launch.spec.spec import ConnectorModel
+
+
+class ConnectorStage(nn.Module):
+    """Consecutive layers; the first stage takes rows in, the last one projects rows."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: ConnectorModel,
+        stage: Stage,
+        *,
+        row_width: int,
+        sources: Mapping[str, int],
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.model, self.stage = context, model, stage
+        if stage.is_first:
+            self.reads = RowReader(context, sources, model.hidden)
+            self.queries: WholeTable | None = None
+            if model.queries is not None:
+                self.queries = WholeTable(context, model.queries, model.hidden)
+        self.layers = blocks(context, encoder_shape(model), stage, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "layer")
+            self.projector = projector(context, model.projector, model.hidden, row_width)
+
+    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
+
+        Shapes: hidden [n, D] from the stage before, None on the first.
+        """
+        x_nD = self._embed(packed) if hidden is None else hidden
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, packed.mask)
+        if not self.stage.is_last:
+            return x_nD
+        rows: Tensor = self.projector(self.norm(x_nD[: len(packed.own)]))
+        return owned(rows, packed.sizes, self.context)
+
+    def _embed(self, packed: EncoderInput) -> Tensor:
+        own, device = packed.own, self.context.device
+        if self.queries is None:
+            total = len(own) + packed.extra_tokens
+            dtype = self.context.compute_dtype
+            x_nD = torch.zeros(total, self.model.hidden, dtype=dtype, device=device)
+        else:
+            # The list of own tokens is the queries of one image after another.
+            number = torch.arange(own.start, own.stop, device=device) % len(self.queries)
+            x_nD = self.queries(number)
+            x_nD = nn.functional.pad(x_nD, (0, 0, 0, packed.extra_tokens))
+        placed: Tensor = self.reads(x_nD, packed.rows, packed.row_places)
+        return placed
