@@ -3,15 +3,20 @@
 from typing import Any
 
 import pytest
-from tests.support.proof import failures, verdicts
+from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.diag.diagnostic import Severity
+from mimo_launch.spec.spec import Spec
 
 SP: dict[str, Any] = {"sequence_parallel": True}
 FULL: dict[str, Any] = {"sharding": "full"}
 IMAGES: dict[str, Any] = {"max_images": 2, "text_only": 0.3, "max_patches": 8}
+
+
+def flow(**settings: Any) -> dict[str, Any]:
+    return {"model": {"kind": "flow"}, "reads": ["language"], **settings}
 
 
 def connector(*reads: str, queries: int | None = None, merge: str = "rows") -> dict[str, Any]:
@@ -102,9 +107,121 @@ ENCODERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+GENERATORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one rank": ({"language": box(0), "drawer": box(0, **flow())}, {}),
+    "behind language": ({"language": box(0), "drawer": box(1, **flow())}, {"microbatches": 3}),
+    "tp in front, dp behind": (
+        {"vision": box(0), "language": box(1, tp=2), "drawer": box(3, dp=2, **flow())},
+        {},
+    ),
+    "colocated, dp 4 behind tp 2": (
+        {"vision": box(0, dp=4), "language": box(0, tp=2, dp=2), "drawer": box(0, dp=4, **flow())},
+        {},
+    ),
+    "colocated, two microbatches at once, sequence parallel, cp": (
+        {
+            "vision": box(0, tp=2),
+            "language": box(0, tp=2, dp=2, **SP),
+            "drawer": box(0, tp=2, cp=2, **SP, **flow()),
+        },
+        {"schedule": {"microbatches": 2, "generator_microbatches": 2}},
+    ),
+    "pp on both ends, tp behind": (
+        {
+            "vision": box(0, pp=2),
+            "language": box(2, pp=2),
+            "drawer": box(4, pp=2, tp=2, **flow()),
+        },
+        {"microbatches": 4, "mbs": 1},
+    ),
+    "cp on both ends, two generators with weights": (
+        {
+            "language": box(0, cp=2, loss_weight=0.5),
+            "drawer": box(2, cp=2, **flow()),
+            "painter": box(1, dp=2, **flow(loss_weight=0.3)),
+        },
+        {},
+    ),
+    "a frozen language model between two that train": (
+        {
+            "vision": box(0),
+            "language": box(1, pp=2, frozen=True),
+            "drawer": box(0, dp=2, **flow()),
+        },
+        {},
+    ),
+    "nothing trains in front of a generator": (
+        {
+            "vision": box(0, frozen=True),
+            "language": box(1, frozen=True),
+            "drawer": box(0, dp=2, **flow()),
+        },
+        {},
+    ),
+    "a frozen generator": (
+        {"vision": box(0), "language": box(1), "drawer": box(2, frozen=True, **flow())},
+        {},
+    ),
+    "packed, overlapping, fully sharded": (
+        {
+            "vision": box(0, dp=2, **FULL),
+            "language": box(0, dp=4, **FULL),
+            "drawer": box(2, dp=4, **FULL, **flow()),
+        },
+        {"packing": True},
+    ),
+    "only language and no loss of its own": (
+        {"language": box(0, tp=2, loss_weight=0.0), "drawer": box(0, dp=2, **flow())},
+        {},
+    ),
+    "GPipe, a connector in front and a generator behind": (
+        {
+            "vision": box(0),
+            "merger": box(1, **connector("vision", queries=2)),
+            "language": box(2, pp=2),
+            "drawer": box(0, dp=2, **flow()),
+        },
+        {"kind": "gpipe", "microbatches": 4},
+    ),
+    "interleaved": (
+        {"vision": box(0), "language": box(0, pp=2), "drawer": box(2, **flow())},
+        {"kind": "interleaved", "virtual_stages": 2, "microbatches": 4},
+    ),
+    "bubble filling": (
+        {"vision": box(0, dp=2), "language": box(0, pp=2), "drawer": box(2, **flow())},
+        {"kind": "bubble_filling", "microbatches": 4, "encoder_microbatches": 2},
+    ),
+}
+
+
+def made_of(modules: dict[str, Any], settings: dict[str, Any], **common: Any) -> Spec:
+    """Return a spec without errors, of two microbatches of two samples."""
+    asked = {"microbatches": 2, "mbs": 2, **common, **settings}
+    schedule = asked.pop("schedule", None)
+    made = spec(modules, **asked)
+    if schedule is not None:
+        update = {"schedule": made.schedule.model_copy(update=schedule)}
+        made = made.model_copy(update=update)
+    assert not [each for each in check(made) if each.severity is Severity.ERROR]
+    return made
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_behind_encoders(name: str) -> None:
-    modules, settings = ENCODERS[name]
-    made = spec(modules, **{"microbatches": 2, "mbs": 2, **settings})
-    assert not [each for each in check(made) if each.severity is Severity.ERROR]
-    assert failures(verdicts(made)) == []
+    assert failures(verdicts(made_of(*ENCODERS[name]))) == []
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_behind_language(name: str) -> None:
+    assert failures(verdicts(made_of(*GENERATORS[name], **IMAGES))) == []
+
+
+def test_a_run_with_a_generator_is_skipped_evaluated_and_resumed_as_one_rank_would() -> None:
+    modules = {
+        "vision": box(0, dp=2),
+        "merger": box(0, **connector("vision", queries=2)),
+        "language": box(1, tp=2),
+        "drawer": box(2, dp=2, **flow(loss_weight=0.7, optimizer={"lr": 0.01})),
+    }
+    settings = {"eval": {"samples": 5}, "optimizer": {"kind": "adamw", "clip": 1.0}}
+    assert failures(training_verdicts(made_of(modules, settings, **IMAGES))) == []

@@ -188,7 +188,12 @@ def connector(grid: dict[str, int]) -> dict[str, Any]:
     return {**sizes, "kind": "connector"}
 
 
-ENCODER_MODELS = {"vit": vit, "audio": audio, "connector": connector}
+def flow(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest flow generator that `grid` can split."""
+    return {**vit(grid), "kind": "flow"}
+
+
+ENCODER_MODELS = {"vit": vit, "audio": audio, "connector": connector, "flow": flow}
 
 
 @lru_cache(maxsize=4096)

@@ -42,12 +42,23 @@ def gradient(*places: tuple[str, int]) -> NonFiniteFlags:
 
 
 def test_a_loss_comes_before_every_gradient() -> None:
-    found = blamed((3, gradient(("language", 0))), (6, NonFiniteFlags(losses=(1,))))
+    found = blamed((3, gradient(("language", 0))), (6, NonFiniteFlags(losses=(("language", 1),))))
     assert found == ("loss", 6, "language", [106, 107])
 
 
 def test_all_bad_microbatches_of_the_first_rank_are_named() -> None:
-    found = blamed((5, NonFiniteFlags(losses=(0, 1))), (6, NonFiniteFlags(losses=(0,))))
+    found = blamed(
+        (
+            5,
+            NonFiniteFlags(
+                losses=(
+                    ("language", 0),
+                    ("language", 1),
+                )
+            ),
+        ),
+        (6, NonFiniteFlags(losses=(("language", 0),))),
+    )
     assert found == ("loss", 5, "language", list(FIRST))
 
 
@@ -87,7 +98,9 @@ def test_a_sum_that_overflows_is_blamed_on_its_largest_part() -> None:
 def test_a_sample_that_was_left_out_is_not_blamed() -> None:
     samples = list(DATA.samples)
     samples[6] = SampleData(106, 0, 0)
-    found = blamed((6, NonFiniteFlags(losses=(1,))), data=replace(DATA, samples=tuple(samples)))
+    found = blamed(
+        (6, NonFiniteFlags(losses=(("language", 1),))), data=replace(DATA, samples=tuple(samples))
+    )
     assert found == ("loss", 6, "language", [107])
 
 

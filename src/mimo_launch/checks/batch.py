@@ -10,7 +10,7 @@ from math import gcd, lcm
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.layout.encoder_placement import encoder_group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -65,7 +65,7 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     replicas, dp = spec.modules[name].grid.dp, spec.language.grid.dp
     microbatches = spec.schedule.microbatches
     size = spec.batch.global_ // (dp * microbatches)
-    k = encoder_group_size(spec, name)
+    k = group_size(spec, name)
     samples = dp * size * k
     if samples % replicas == 0:
         return

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     DIGITS = 2
     SYNTHETIC_PLAN = 3
     SYNTHETIC_CONTENT = 4
+    NOISE = 5
 
 
 def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:

@@ -219,4 +219,5 @@ def make_step_data(dataset: Dataset, split: Split, ids: Sequence[Sample], step: 
     return StepData(
         step,
         tuple(packed([dataset.describe(split, i) for i in records_of(sample)]) for sample in ids),
+        heldout=split == "heldout",
     )

@@ -44,10 +44,10 @@ class ImageSize:
 
 def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:
     """Return the rows that a module makes of an image, by those of the encoders that see it."""
-    kind = kind_of(spec.modules[name].model)
-    if not kind.reads_rows:
+    kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
+    if not (kind.reads_rows and sources) or kind.computes_loss:
         return size_of(name)
-    sizes = [size_made(spec, source, size_of) for source in spec.sources_of(name)]
+    sizes = [size_made(spec, source, size_of) for source in sources]
     return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
 
 
@@ -80,8 +80,8 @@ def shown_together(spec: Spec) -> dict[str, str]:
 
 def largest_image(spec: Spec, encoder: str) -> ImageSize:
     """Return the largest image, or longest clip, that `encoder` may get, in rows."""
-    model, data = spec.encoders[encoder].model, spec.data
-    if kind_of(model).reads_rows:
+    model, data = spec.modules[encoder].model, spec.data
+    if kind_of(model).input is None and spec.sources_of(encoder):
         return size_made(spec, encoder, lambda source: largest_image(spec, source))
     if isinstance(data, DigitsData):
         row_side = images.row_side if (images := kind_of(model).images) else DIGIT_SIDE
@@ -179,6 +179,9 @@ def nominal_step_data(spec: Spec) -> StepData:
                     spans[name] = (*spans.get(name, ()), span)
                 position += spans[encoder][-1].rows
     rows = position - 1
+    for generator in spec.generators:
+        size = nominal_image(spec, generator)
+        spans[generator] = (ImageSpan(0, size.height, size.width, reads=1),)
     if isinstance(spec.data, DigitsData):
         digits = nominal_digits(spec.data)
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
@@ -217,6 +220,6 @@ def nominal_image(spec: Spec, encoder: str) -> ImageSize:
             return largest
         height = min(largest.height, isqrt(rows))
         return ImageSize(height, rows // height)
-    clips = kind_of(spec.encoders[encoder].model).clips
+    clips = kind_of(spec.modules[encoder].model).clips
     given = clips.fixed_length if clips else spec.data.image
     return largest if given else ImageSize(1, max(1, largest.width // 2))

@@ -39,6 +39,8 @@ from mimo_launch.spec.spec import Clips, Images, Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
 MAX_HEIGHT = 3
+# A generator reads this many rows of language at most for an image; a text has two tokens.
+MAX_READS = 2
 # Random words that one image takes: for its presence, height, width, turn and place.
 _WORDS_PER_IMAGE = 5
 
@@ -60,13 +62,12 @@ class SyntheticSamples:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
         self._models: dict[str, Images | Clips] = {}
-        for name, encoder in spec.encoders.items():
-            kind = kind_of(encoder.model)
-            if kind.reads_rows:
-                continue
-            model = kind.input
+        for name, module in (spec.encoders | spec.generators).items():
+            model = kind_of(module.model).input
             if model is None:
-                raise ValueError(f"{name}: {encoder.model.kind} cannot read synthetic data")
+                if spec.sources_of(name):
+                    continue
+                raise ValueError(f"{name}: {module.model.kind} cannot read synthetic data")
             if largest_image(spec, name).rows == 0:
                 patches = model.patches_per_row
                 raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
@@ -82,7 +83,9 @@ class SyntheticSamples:
         self._slots = [(name, i) for i in range(data.max_images) for name in read]
         self._first = shown_together(spec)
         self._extra_limit = max(self._text_limit, threshold(0.5))
-        width = 1 + _WORDS_PER_IMAGE * len(self._slots)
+        # Then one for each image that is to be made.
+        self._made = [(name, i) for i in range(data.max_images) for name in spec.generators]
+        width = 1 + _WORDS_PER_IMAGE * (len(self._slots) + len(self._made))
         seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
         self._draws = {
@@ -133,6 +136,14 @@ class SyntheticSamples:
                 placed = replace(span, position=before + rows_so_far)
                 spans[module] = (*spans.get(module, ()), placed)
             rows_so_far += of_image[name].rows
+        for number, (name, image) in enumerate(self._made, len(self._slots)):
+            at = number * _WORDS_PER_IMAGE
+            present, tall, wide, reads, place = words[at : at + _WORDS_PER_IMAGE]
+            if present >= (self._extra_limit if image else self._text_limit):
+                size, read = self._size(name, tall=tall, wide=wide), 1 + pick(reads, MAX_READS)
+                position = pick(place, num_text + rows - read + 1)
+                made = ImageSpan(position, size.height, size.width, reads=read)
+                spans[name] = (*spans.get(name, ()), made)
         # Every place but the first separates two text tokens.
         pairs = num_text - 1 - len(set(befores) - {0})
         return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)

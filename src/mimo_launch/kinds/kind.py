@@ -70,6 +70,11 @@ class ModelKind(ABC):
         return False
 
     @property
+    def computes_loss(self) -> bool:
+        """Whether it has a loss of its own."""
+        return self.reads_tokens
+
+    @property
     def reads_rows(self) -> bool:
         """Whether it takes rows of modules that it names in `reads`."""
         return False

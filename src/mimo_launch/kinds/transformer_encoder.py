@@ -1,4 +1,4 @@
-"""What vision and audio encoders have in common: blocks with biases, and a projector.
+"""What encoders and flow generators have in common: blocks with biases; encoders a projector, too.
 
 Decides: their weights, operations and saved activations.
 Relies on: how `models` compute, which tests compare.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passes, Saved
+from mimo_launch.spec.encoders import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
 
 BLOCK = (
@@ -47,19 +48,10 @@ class PatchWork:
 
 
 @dataclass(frozen=True, slots=True)
-class TransformerEncoderKind(ModelKind):
-    """An encoder of blocks and a projector to the width of language."""
+class BlocksKind(ModelKind):
+    """Blocks of attention among all tokens of an image, and an MLP."""
 
-    model: TransformerEncoder
-
-    @property
-    @abstractmethod
-    def patch_work(self) -> PatchWork:
-        """The work of embedding one patch."""
-
-    @abstractmethod
-    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the weights before the first block."""
+    model: EncoderBlocks
 
     @property
     def num_heads(self) -> int:
@@ -92,6 +84,52 @@ class TransformerEncoderKind(ModelKind):
         yield from (Weight((inner, width), in_product=True), Weight((inner,)))
         yield from (Weight((width, inner), in_product=True), Weight((width,)))
 
+    @property
+    def widths(self) -> Widths:
+        """Sizes of a block."""
+        width, model = self.model.hidden, self.model
+        return Widths(
+            stream=width,
+            query=width,
+            key=width,
+            heads=model.heads,
+            inner=model.mlp_width,
+            ups=1,
+            causal=False,
+        )
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return BLOCK
+
+    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        return BF16 if passes.are_bf16 else ()
+
+    @property
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        return FORWARD
+
+    @property
+    def backward_activations(self) -> tuple[Saved, ...]:
+        """Gradients that are alive at once in the backward of a block."""
+        return BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerEncoderKind(BlocksKind):
+    """An encoder of blocks and a projector to the width of its readers."""
+
+    model: TransformerEncoder
+
+    @property
+    @abstractmethod
+    def patch_work(self) -> PatchWork:
+        """The work of embedding one patch."""
+
+    @abstractmethod
+    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
+        """Yield the weights before the first block."""
+
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
         """Yield the weights of embedding, final norm and projector."""
         width = self.model.hidden
@@ -110,20 +148,6 @@ class TransformerEncoderKind(ModelKind):
         for shape in shapes:
             yield Weight(shape, "projector", in_product=len(shape) > 1)
 
-    @property
-    def widths(self) -> Widths:
-        """Sizes of a block."""
-        width, model = self.model.hidden, self.model
-        return Widths(
-            stream=width,
-            query=width,
-            key=width,
-            heads=model.heads,
-            inner=model.mlp_width,
-            ups=1,
-            causal=False,
-        )
-
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of embedding and projector."""
         model, patch, projector = self.model, 0.0, 0.0
@@ -134,22 +158,6 @@ class TransformerEncoderKind(ModelKind):
             inner = model.projector_width(out)
             projector = 2.0 * work.rows * (inner * (row + out) if inner else row * out)
         return Flops(patch=patch, projector=projector)
-
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return BLOCK
-
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        return BF16 if passes.are_bf16 else ()
-
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a block that saves nothing."""
-        return FORWARD
-
-    @property
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive at once in the backward of a block."""
-        return BACKWARD
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projector and what stands between."""

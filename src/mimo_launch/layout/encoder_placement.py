@@ -1,10 +1,11 @@
-"""Which encoders run between the phases of language, and on how many microbatches at once.
+"""Which encoders run between the phases of language; how many microbatches modules take at once.
 
 Decides: both, from the ranks only.
 Relies on: the spec's types only.
 Leaves: the order of work to `schedule`.
 """
 
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ModuleSpec, Spec
 
 
@@ -33,8 +34,11 @@ def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
     return mine.start < theirs.stop and theirs.start < mine.stop
 
 
-def encoder_group_size(spec: Spec, encoder: str) -> int:
-    """Return k, the microbatches that an encoder encodes at once."""
-    if not runs_in_phases(spec, encoder):
+def group_size(spec: Spec, name: str) -> int:
+    """Return k, the microbatches that a module works on at once."""
+    if name in spec.generators:
+        shares = _overlap(spec.modules[name], spec.language)
+        return (spec.schedule.generator_microbatches or 1) if shares else 1
+    if name == LANGUAGE or not runs_in_phases(spec, name):
         return 1
     return spec.schedule.encoder_microbatches or spec.schedule.microbatches

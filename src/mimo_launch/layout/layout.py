@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.bridge import Bridge
-from mimo_launch.layout.encoder_placement import encoder_group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import SampleMap
 from mimo_launch.layout.stages import Stage, cut_into_stages
@@ -46,7 +46,8 @@ class ModuleLayout:
     `experts` are the ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs
     multiples of some number of tokens. `reads` names the modules whose rows this one takes:
     beside its own tokens, or as these; those of several modules in turn, or added to each other.
-    `reads_arrays`: it reads images or clips of the data set.
+    `reads_arrays`: it reads images or clips of the data set. If it computes a loss, that counts
+    `loss_weight`.
     """
 
     name: str
@@ -68,10 +69,12 @@ class ModuleLayout:
     reads_beside: bool = False
     reads_in_turn: bool = True
     reads_arrays: bool = False
+    computes_loss: bool = False
+    loss_weight: float = 1.0
 
     @property
     def is_language(self) -> bool:
-        """Whether this module computes the loss."""
+        """Whether this is the language model."""
         return self.name == LANGUAGE
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
@@ -139,6 +142,11 @@ class Layout:
     def encoders(self) -> tuple[ModuleLayout, ...]:
         """The modules in front of language, each behind those that it reads."""
         return tuple(takewhile(lambda module: not module.is_language, self.modules))
+
+    @cached_property
+    def losses(self) -> tuple[ModuleLayout, ...]:
+        """The modules that compute a loss."""
+        return tuple(module for module in self.modules if module.computes_loss)
 
     @cached_property
     def bridges(self) -> dict[str, Bridge]:
@@ -273,8 +281,8 @@ def build_layout(spec: Spec) -> Layout:
 
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
-    kind, is_encoder = kind_of(module.model), name != LANGUAGE
-    stages = cut_into_stages(name, module, 1 if is_encoder else spec.schedule.virtual_stages)
+    kind, virtual = kind_of(module.model), spec.schedule.virtual_stages
+    stages = cut_into_stages(name, module, virtual if name == LANGUAGE else 1)
     sizes = tuple(getattr(module.grid, axis) for axis in module.order)
     grid = RankGrid(module.order, sizes, module.rank_range.start)
     experts = None
@@ -287,8 +295,8 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         stages=stages,
         sequence_parallel=module.sequence_parallel and module.grid.tp > 1,
         frozen=module.frozen is True,
-        in_phases=is_encoder and runs_in_phases(spec, name),
-        group_size=encoder_group_size(spec, name) if is_encoder else 1,
+        in_phases=name in spec.encoders and runs_in_phases(spec, name),
+        group_size=group_size(spec, name),
         full_sharding=module.sharding == "full",
         tied=kind.is_tied,
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
@@ -301,4 +309,6 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         reads_beside=kind.reads_beside,
         reads_in_turn=kind.reads_in_turn,
         reads_arrays=kind.input is not None,
+        computes_loss=kind.computes_loss,
+        loss_weight=module.loss_weight,
     )

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mimo_launch.spec.base import LANGUAGE
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
@@ -110,6 +112,7 @@ class StepData:
     step: int
     samples: Sequence[SampleData]
     before_damage: Sequence[SampleData] | None = None
+    heldout: bool = False
 
     @property
     def indexed(self) -> Sequence[SampleData]:
@@ -118,5 +121,11 @@ class StepData:
 
     @cached_property
     def num_labels(self) -> int:
-        """N, the number of valid labels of the step: every loss is divided by it."""
+        """Number of valid labels of the step."""
         return sum(sample.num_labels for sample in self.samples)
+
+    def num_terms(self, module: str) -> int:
+        """Return N, by which the loss of a module is divided: labels, or rows that it makes."""
+        if module == LANGUAGE:
+            return self.num_labels
+        return sum(sample.rows(module) for sample in self.samples)

@@ -9,7 +9,7 @@ Language end: the token list of a microbatch is the samples one after another. C
 gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -292,13 +292,15 @@ class StepViews:
 
     def samples_of(self, module: ModuleLayout, rank: int) -> tuple[int, ...]:
         """Return the samples of a rank's replica of a module, in the order of the step."""
-        replica, microbatches = module.grid.index("dp", rank), self.layout.samples.microbatches
-        views = (
-            (self.language(replica, microbatch) for microbatch in range(microbatches))
-            if module.is_language
-            else (self.encoder(module.name, replica, group) for group in self._groups(module))
-        )
-        return tuple(sorted(sample for view in views for sample in view.samples))
+        replica, forwards = module.grid.index("dp", rank), range(self.layout.num_groups(module))
+        found = (self.samples_at(module, replica, forward) for forward in forwards)
+        return tuple(sorted(sample for samples in found for sample in samples))
+
+    def samples_at(self, module: ModuleLayout, replica: int, forward: int) -> Sequence[int]:
+        """Return the samples of one forward of a replica of a module, in its order."""
+        if module.is_language:
+            return self.language(replica, forward).samples
+        return self.encoder(module.name, replica, forward).samples
 
     def imbalance(self, module: ModuleLayout) -> Imbalance:
         """Return the imbalance of an encoder over the whole step, as indexed."""

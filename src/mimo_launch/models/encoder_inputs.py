@@ -90,11 +90,15 @@ def own_share(given: Patches, context: ParallelContext) -> Patches:
 
     Attention and MLP regions gather them.
     """
+    return Patches(own_tokens(given.values, context), own_tokens(given.positions, context))
+
+
+def own_tokens(x_N: Tensor, context: ParallelContext) -> Tensor:
+    """Return the part of the tokens of a cp rank that this tp rank has between regions."""
     if not context.sequence_parallel:
-        return given
-    share = given.values.shape[0] // context.tp.size
-    mine = slice(context.tp.index * share, (context.tp.index + 1) * share)
-    return Patches(given.values[mine], given.positions[mine])
+        return x_N
+    share = x_N.shape[0] // context.tp.size
+    return x_N[context.tp.index * share : (context.tp.index + 1) * share]
 
 
 VALUES_PER_BAND = 5
@@ -156,6 +160,20 @@ def reader(model: Model) -> Reader:
 
 
 @dataclass(frozen=True, slots=True)
+class NoisedPatches:
+    """The patches of one cp rank between noise and image, with the time of each, [N].
+
+    `target` [N, P] is image - noise, None where an image is being made; `is_patch` [N] is 1, and 0
+    on padding.
+    """
+
+    patches: Patches
+    times: Tensor
+    target: Tensor | None
+    is_patch: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderInput:
     """The patches of one group that this rank holds.
 
@@ -165,7 +183,8 @@ class EncoderInput:
     the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
     `images` are height and width, in rows, of each image of the group. On the first stage, `rows`
     [r, width] are those that this rank received, by the module that is read, and `row_places` their
-    places among its tokens.
+    places among its tokens. A flow generator gets the `noised` patches of its cp rank on the first
+    and on the last stage.
     """
 
     mask: ImageContext
@@ -177,6 +196,7 @@ class EncoderInput:
     own: range = range(0)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     row_places: Mapping[str, RowPlaces] = field(default_factory=dict)
+    noised: NoisedPatches | None = None
 
 
 def pack(

@@ -29,7 +29,7 @@ from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
 from mimo_launch.layers.router import Choice, Router, TokenShares
-from mimo_launch.spec.encoders import Activation, TransformerEncoder
+from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.language_models import Moe
 
 
@@ -134,7 +134,7 @@ class BlockShape:
         return self.qkv_bias or self.bias
 
 
-def encoder_shape(model: TransformerEncoder) -> BlockShape:
+def encoder_shape(model: EncoderBlocks) -> BlockShape:
     """Return the shape of our encoders' blocks: LayerNorm, plain MLP, biases, whole heads."""
     return BlockShape(
         width=model.hidden,

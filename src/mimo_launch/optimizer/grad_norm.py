@@ -9,7 +9,7 @@ device. On CUDA the host reads the totals while the next step runs.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +27,14 @@ from mimo_launch.models.build import RankModule
 class StepMetrics:
     """Loss, gradient norms and counts of a step, equal on all ranks.
 
-    `norms` are per module, before clipping; `norm` is over all modules; `loss` is the mean over the
-    step's labels, `aux_loss` the loss that balances experts, 0 without any; `flags` are sums over
-    all ranks; `zeros` counts per module the gradients that are exactly zero, or is None.
+    `norms` are per module, before clipping; `norm` is over all modules; `losses` are means over the
+    terms of a step (labels of language), by module, and `loss` their weighted sum; `aux_loss` is
+    the loss that balances experts, 0 without any; `flags` are sums over all ranks; `zeros` counts
+    per module the gradients that are exactly zero, or is None.
     """
 
     loss: float
+    losses: dict[str, float]
     aux_loss: float
     norms: dict[str, float]
     norm: float
@@ -54,6 +56,7 @@ class PendingMetrics:
     """
 
     loss: Tensor
+    losses: tuple[str, ...]
     norm: Tensor
     squares: dict[str, Tensor]
     unshared_squares: dict[str, Tensor]
@@ -73,16 +76,17 @@ class PendingMetrics:
         """Return the metrics. Waits until the device has them."""
         loss, norm, aux_loss, *rest = self.host.read()
         names, numbers = list(self.squares), iter(rest)
+        losses = {name: next(numbers) for name in self.losses}
         norms = {name: next(numbers) ** 0.5 for name in names}
         flags = tuple(int(next(numbers)) for _ in range(self.num_flags))
         zeros = {name: int(count) for name, count in zip(names, numbers, strict=False)}
-        return StepMetrics(loss, aux_loss, norms, norm, flags, zeros or None)
+        return StepMetrics(loss, losses, aux_loss, norms, norm, flags, zeros or None)
 
 
 def reduce_metrics(
     layout: Layout,
     modules: dict[str, RankModule],
-    loss: Tensor,
+    losses: Mapping[str, Tensor],
     flags: Sequence[int] = (),
     *,
     count_zeros: bool = False,
@@ -95,7 +99,8 @@ def reduce_metrics(
     Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of the
     elements that it counts; a NaN anywhere reaches every rank through the sum.
     """
-    device, names = loss.device, [module.name for module in layout.modules]
+    device = next(iter(losses.values())).device
+    names = [module.name for module in layout.modules]
     squares = dict.fromkeys(names, torch.zeros((), dtype=torch.float64, device=device))
     zeros, unshared_squares = dict(squares), {}
     for name, module in modules.items():
@@ -112,22 +117,26 @@ def reduce_metrics(
     counts = list(zeros.values()) if count_zeros else []
     slots = torch.cat(
         [
-            torch.stack([loss.double(), aux_loss, *squares.values()]),
+            torch.stack([aux_loss, *losses.values(), *squares.values()]).double(),
             noted,
             *(c[None] for c in counts),
         ]
     )
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(slots)
-    per_module = slots[2 : 2 + len(names)]
+    first = 1 + len(losses)
+    summed, per_module = slots[1:first], slots[first : first + len(names)]
     norm = per_module.sum().sqrt()
+    weights = [layout[name].loss_weight for name in losses]
+    loss = torch.stack([w * each for w, each in zip(weights, summed, strict=True)]).sum()
     return PendingMetrics(
-        loss=slots[0],
+        loss=loss,
+        losses=tuple(losses),
         norm=norm,
         squares=dict(zip(names, per_module, strict=True)),
         unshared_squares=unshared_squares,
         num_flags=len(flags),
-        host=HostCopy(torch.cat([slots[:1], norm[None], slots[1:]])),
+        host=HostCopy(torch.cat([loss[None], norm[None], slots])),
     )
 
 

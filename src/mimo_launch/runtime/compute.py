@@ -33,6 +33,7 @@ from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import RankBridge
+from mimo_launch.runtime.generator_inputs import noised
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import (
     StepInputs,
@@ -61,9 +62,10 @@ class StepState:
 
     inputs: StepInputs
     views: StepViews
-    loss: Tensor
-    # By microbatch, to find the one that is not finite.
-    losses: dict[int, Tensor] = field(default_factory=dict)
+    # Of each module that computes one, as far as this rank counts it.
+    losses: dict[str, Tensor]
+    # By module and forward, to find the one that is not finite.
+    forward_losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     # Set while greedy answers are found, in place of a loss.
     decoding: Decoding | None = None
 
@@ -107,17 +109,17 @@ class Stages:
         for bridge in self._leaving(module):
             of_bridge = rows.get(bridge.bridge.target, out)
             self.mail.outputs.put(bridge.at(action.index), of_bridge.to(bridge.like.dtype))
-        if action.module != LANGUAGE:
+        if not module.layout.computes_loss:
             return
         if step.decoding is not None:
             step.decoding.choices[action.index] = out
         else:
-            # Scale at the loss, sum everywhere: N is the whole step's number of labels.
-            loss = out / max(1, step.data.num_labels)
-            self.mail.outputs.put(at, loss)
-            step.losses[action.index] = loss.detach()
+            # Scale at the loss, sum everywhere: N is that of the whole step.
+            loss = out / max(1, step.data.num_terms(module.name))
+            self.mail.outputs.put(at, loss * module.layout.loss_weight)
+            step.forward_losses[module.name, action.index] = loss.detach()
             if module.context.tp.index == 0:
-                step.loss += loss.detach()
+                step.losses[module.name] += loss.detach()
 
     def backward(self, action: Action, step: StepState) -> None:
         """Run the backward of one stage on one microbatch or group."""
@@ -126,7 +128,7 @@ class Stages:
             self.mail.backward([at], None)
             return
         rows = [bridge.at(action.index) for bridge in self._leaving(module)]
-        self.mail.backward(rows, at if action.module == LANGUAGE else None)
+        self.mail.backward(rows, at if module.layout.computes_loss else None)
 
     def _leaving(self, module: RankModule) -> Iterator[RankBridge]:
         """Yield the bridges that take rows from a module."""
@@ -164,13 +166,17 @@ class Stages:
         here = module.layout.stages[stage]
         into = self.layout.bridges_into(module.name) if here.is_first else ()
         bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
-        if here.is_first and kind_of(model).input is not None:
+        learns = module.layout.computes_loss
+        if module.layout.reads_arrays and (here.is_first or (here.is_last and learns)):
             images = [
                 image
                 for sample in view.samples
                 for image in step.inputs.images(sample, module.name)
             ]
             patches = pack(images, reader(model), module.context, held)
+        noise = None
+        if learns and patches is not None:
+            noise = noised(patches, view, held, self.spec.train.seed, module.context)
         places = None
         if turns_by_place(model):
             places = to_device(image_places(view, held), module.context.device)
@@ -182,6 +188,7 @@ class Stages:
             extra_tokens=view.extra_tokens,
             images=view.sizes,
             own=_own_share(held, module.context),
+            noised=noise,
             rows={name: each.received(group) for name, each in bridges},
             row_places={name: each.places_in_target(group) for name, each in bridges},
         )

@@ -165,8 +165,7 @@ class Executor:
         self.mail.clear()
         for bridge in self.bridges.values():
             bridge.begin(views)
-        zero = torch.zeros((), dtype=torch.float64, device=self.grids.device)
-        return StepState(inputs, views, zero)
+        return StepState(inputs, views, no_losses(self.layout, self.grids.device))
 
     def _end(self) -> None:
         for bridge in self.bridges.values():
@@ -204,6 +203,12 @@ class Executor:
                 self.bridges[action.module].wait(action.kind, action.index)
             else:
                 self.edges[action.module].wait(action)
+
+
+def no_losses(layout: Layout, device: torch.device) -> dict[str, Tensor]:
+    """Return a zero in float64 for each loss of a job."""
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return {module.name: zero.clone() for module in layout.losses}
 
 
 def _set_gradient_sync(module: RankModule, stage: int, *, sync: bool) -> None:

@@ -13,7 +13,7 @@ exchanged back and the shared encoders run backward. Without shared encoders the
 whole step. The pipeline drains at the end of a group. For any other graph see `graph_order`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
@@ -31,8 +31,15 @@ from mimo_launch.schedule.roles import (
 )
 
 
-def program_of(layout: Layout, role: Role, order: Iterable[Action]) -> Program:
+def program_of(
+    layout: Layout,
+    role: Role,
+    order: Iterable[Action],
+    arrivals: Mapping[Action, Sequence[Action]] | None = None,
+) -> Program:
     """Return the program that computes and exchanges in this order.
+
+    `arrivals` lists for a receive those that its channel brings before it, and itself.
 
     Consecutive point-to-point actions share a slot, every other action has its own. Opposite
     transfers between two ranks (an activation down, a gradient up) are then posted together, so
@@ -40,7 +47,7 @@ def program_of(layout: Layout, role: Role, order: Iterable[Action]) -> Program:
     """
     slots: list[Slot] = []
     open_slot = False
-    for action in _with_transfers(layout, role, order):
+    for action in _with_transfers(layout, role, order, arrivals or {}):
         joins = not (action.kind.is_compute or action.kind.is_collective)
         if joins and open_slot:
             slots[-1] = (*slots[-1], action)
@@ -50,7 +57,12 @@ def program_of(layout: Layout, role: Role, order: Iterable[Action]) -> Program:
     return tuple(slots)
 
 
-def _with_transfers(layout: Layout, role: Role, order: Iterable[Action]) -> Iterator[Action]:
+def _with_transfers(
+    layout: Layout,
+    role: Role,
+    order: Iterable[Action],
+    arrivals: Mapping[Action, Sequence[Action]],
+) -> Iterator[Action]:
     """Yield actions, each compute with the receives before it and the sends after it."""
     received: set[Action] = set()
     for action in order:
@@ -58,10 +70,12 @@ def _with_transfers(layout: Layout, role: Role, order: Iterable[Action]) -> Iter
             yield action
             continue
         for each in needs(layout, role, action):
+            if each.kind not in (Kind.RECV_F, Kind.RECV_B):
+                continue
             # A group of microbatches arrives once, before the first of them.
-            if each.kind in (Kind.RECV_F, Kind.RECV_B) and each not in received:
-                received.add(each)
-                yield each
+            new = [one for one in arrivals.get(each, (each,)) if one not in received]
+            received.update(new)
+            yield from new
         yield action
         yield from _sends(layout, action)
 
@@ -121,8 +135,34 @@ def generate_forward(layout: Layout) -> Programs:
 
 def _in_one_order(layout: Layout, *, backward: bool) -> Programs:
     orders = graph_orders(layout, backward=backward)
-    made = {role: program_of(layout, role, order) for role, order in orders.items()}
+    arrivals = _arrivals(layout, orders.values())
+    made = {role: program_of(layout, role, order, arrivals) for role, order in orders.items()}
     return tuple(made[role] for role in layout.roles)
+
+
+def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> dict[Action, list[Action]]:
+    """Return, for each receive between virtual stages, all that its channel brings up to it.
+
+    One channel carries the messages of several stages, in the order in which they are made, which
+    need not be that in which they are used.
+    """
+    language, found = layout.language, dict[Action, list[Action]]()
+    depth, name = language.grid.size("pp"), language.name
+    if len(language.stages) == depth:
+        return found
+    for order in orders:
+        brought: dict[tuple[Kind, int], list[Action]] = {}
+        for action in order:
+            forward = action.kind is Kind.FORWARD
+            to = (action.stage or 0) + (1 if forward else -1)
+            if action.module != name or not 0 <= to < len(language.stages):
+                continue
+            kind = Kind.RECV_F if forward else Kind.RECV_B
+            lower = Action(name, to, kind, action.index)
+            brought.setdefault((kind, language.pp_index(to)), []).append(lower)
+        for receives in brought.values():
+            found |= {each: receives[: place + 1] for place, each in enumerate(receives)}
+    return found
 
 
 def _for_every_role(layout: Layout, *, backward: bool) -> Programs:

@@ -48,22 +48,27 @@ class EncoderModel(Strict):
         raise NotImplementedError
 
 
-class TransformerEncoder(EncoderModel):
-    """What the encoders of this program have: blocks, and a projector to the language width."""
+class EncoderBlocks(EncoderModel):
+    """Blocks of attention among all tokens of an image, and an MLP."""
 
     heads: Count = Field(description="Number of attention heads.", examples=[4])
     mlp: Count | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or 4 * self.hidden
+
+
+class TransformerEncoder(EncoderBlocks):
+    """What the encoders of this program have: blocks, and a projector to the language width."""
+
     projector: Literal["mlp", "linear", "merger"] = Field(
         "mlp",
         description="Last layer of the encoder. `mlp`: two linear maps with an activation between "
         "them; `linear`: one; `merger`: as `mlp`, but as wide inside as the patches of a row, as "
         "in Qwen2-VL.",
     )
-
-    @property
-    def mlp_width(self) -> int:
-        """Width inside the MLP, default applied."""
-        return self.mlp or 4 * self.hidden
 
     @property
     def row_width(self) -> int:
@@ -247,5 +252,15 @@ class ConnectorModel(TransformerEncoder):
         return 1
 
 
-# Every kind of encoder except users' own classes.
-EncoderKinds = VitModel | AudioModel | ConnectorModel
+class FlowModel(Images, EncoderBlocks):
+    """A generator of images: a transformer that learns the way from noise to patches, given rows.
+
+    Rectified flow (arXiv:2209.03003).
+    """
+
+    kind: Literal["flow"]
+    shuffle: Literal[1] = Field(1, description="Each patch is a row.")
+
+
+# Every kind of encoder and generator except users' own classes.
+EncoderKinds = VitModel | AudioModel | ConnectorModel | FlowModel

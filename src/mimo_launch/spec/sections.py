@@ -65,6 +65,11 @@ class ScheduleSpec(Strict):
         description="For encoders that share ranks with language: microbatches they encode at once "
         "(more memory, fewer phases); default all.",
     )
+    generator_microbatches: Microbatches | None = Field(
+        None,
+        description="For generators that share ranks with language: microbatches they work on at "
+        "once (more memory, fewer and larger products); default 1.",
+    )
     virtual_stages: Layers = Field(
         1, description="For `interleaved`: stages of the language model that each rank holds."
     )

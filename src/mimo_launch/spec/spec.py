@@ -15,6 +15,7 @@ from mimo_launch.spec.base import (
     CountFrom0,
     LocalPath,
     MissingPartError,
+    NonNegative,
     Ranks,
     Strict,
     rank_range,
@@ -34,6 +35,7 @@ from mimo_launch.spec.encoders import (
     ConnectorModel,
     EncoderKinds,
     EncoderModel,
+    FlowModel,
     Grid,
     Images,
     TransformerEncoder,
@@ -86,6 +88,7 @@ __all__ = [
     "EncoderModel",
     "EvalSpec",
     "ExpertGrid",
+    "FlowModel",
     "Fp8Spec",
     "Grid",
     "HybridModel",
@@ -154,6 +157,11 @@ class ModuleSpec(Strict):
         "no other one reads and that does not read `language`; of any other, none.",
         examples=[["vision"]],
         strict=False,
+    )
+    loss_weight: NonNegative = Field(
+        1.0,
+        description="What the loss of this module, a mean over the step, counts in the sum of all "
+        "losses; for `language` and generators.",
     )
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."

@@ -35,9 +35,10 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     """
     program = session.mine.evaluation
     batch = session.spec.batch.global_
-    # Summed token losses, right tokens of answers, tokens of answers.
-    sums = torch.zeros(3, dtype=torch.float64, device=session.device)
-    labels = seen = 0
+    names = [module.name for module in session.layout.losses]
+    # Right tokens of answers, tokens of answers, then the sum of each loss over its terms.
+    sums = torch.zeros(2 + len(names), dtype=torch.float64, device=session.device)
+    terms, seen = dict.fromkeys(names, 0), 0
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
         inputs = reader.read("heldout", ids, step - 1)  # Which counts steps from 0.
         result = session.executor.run_forward(program, inputs)
@@ -45,19 +46,23 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         if (end := reader.dataset.answer_end) is not None:
             for num_right, num_tokens in _decode(session, result, inputs, end):
                 right, total = right + num_right, total + num_tokens
-        own = to_device(torch.tensor([0, right, total], dtype=sums.dtype), session.device)
-        own[0] += result.loss * inputs.data.num_labels
+        answers = to_device(torch.tensor([right, total], dtype=sums.dtype), session.device)
+        batch_terms = {name: inputs.data.num_terms(name) for name in names}
+        own = torch.cat([answers, *((result.losses[n] * batch_terms[n])[None] for n in names)])
         # Reduce after each batch: ranks without language wait here while the others decode, and a
         # whole evaluation may take longer than the timeout of a collective.
         dist.all_reduce(own)
         sums += own
         session.progress.beat()
-        labels += inputs.data.num_labels
+        terms = {name: terms[name] + batch_terms[name] for name in names}
         seen += len(ids) - len(inputs.left_out)
-    loss, all_right, all_tokens = sums.tolist()
+    all_right, all_tokens, *summed = sums.tolist()
+    losses = {n: total / terms[n] for n, total in zip(names, summed, strict=True) if terms[n]}
+    weighted = [session.layout[name].loss_weight * loss for name, loss in losses.items()]
     return EvalFinished(
         step=step,
-        eval_loss=loss / labels if labels else math.nan,
+        eval_loss=sum(weighted) if weighted else math.nan,
+        eval_losses=losses if len(names) > 1 else None,
         digit_accuracy=all_right / all_tokens if all_tokens else None,
         samples=seen,
     )

@@ -46,7 +46,8 @@ class StepFinished:
     step, or from the end of the one before where the host does not wait for it, to the end of its
     update; `bad_samples` could not be read and were left out of the step; `imbalance` is of
     encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
-    gradients that are exactly zero, if the spec says so; `aux_loss` balances the load of experts.
+    gradients that are exactly zero, if the spec says so; `aux_loss` balances the load of experts;
+    `losses` are those of each module if there are several, of which `loss` is the weighted sum.
     """
 
     step: int
@@ -63,6 +64,7 @@ class StepFinished:
     reading: Reading | None = None
     zero_grads: dict[str, int] | None = None
     aux_loss: float | None = None
+    losses: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class EvalFinished:
     eval_loss: float
     digit_accuracy: float | None
     samples: int
+    eval_losses: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +247,9 @@ def as_record(event: Event) -> dict[str, Any]:
         for key in ("imbalance", "reading", "zero_grads"):
             if not record[key]:
                 del record[key]
-        if event.aux_loss is None:
-            del record["aux_loss"]
+    for key in ("aux_loss", "losses", "eval_losses"):
+        if key in record and record[key] is None:
+            del record[key]
     return record
 
 

@@ -191,7 +191,7 @@ def _records(
         for number, record in records(asked):
             yield number, partial(ask, split, record.id), partial(setitem, answers, number)
     for encoder, positions in reads.images.items():
-        how = reader(spec.encoders[encoder].model)
+        how = reader(spec.modules[encoder].model)
         cut = partial(how.cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
         for number, record in records(positions):
             read = partial(_read_images, source, record, encoder, how, cut)

@@ -48,11 +48,11 @@ _MOST_LISTED = 8
 class NonFiniteFlags:
     """The flags of one rank for a bad step.
 
-    `losses` are the microbatches with a bad loss, `gradients` the (module, stage) with a bad
+    `losses` are the (module, forward) with a bad loss, `gradients` the (module, stage) with a bad
     gradient before sums, `squares` per module those of the segments that this rank alone holds.
     """
 
-    losses: tuple[int, ...] = ()
+    losses: tuple[tuple[str, int], ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
     squares: dict[str, float] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class NonFiniteFlags:
 class PendingFlags:
     """The same flags on their way from the device, where the next step overwrites them."""
 
-    microbatches: tuple[int, ...]
+    forwards: tuple[tuple[str, int], ...]
     stages: tuple[tuple[str, int], ...]
     modules: tuple[str, ...]
     host: HostCopy
@@ -69,7 +69,7 @@ class PendingFlags:
     def read(self) -> NonFiniteFlags:
         """Return the flags. Waits for the device."""
         numbers = iter(self.host.read())
-        losses = tuple(m for m in self.microbatches if not math.isfinite(next(numbers)))
+        losses = tuple(each for each in self.forwards if not math.isfinite(next(numbers)))
         gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
         # A sum over tp is the same on all tp ranks; `before_tp_sum` saw this rank's terms.
         before_tp_sum = [math.isfinite(next(numbers)) for _ in self.modules]
@@ -94,7 +94,7 @@ def note_flags(session: RankSession, unshared_squares: Mapping[str, Tensor]) -> 
     ]
     zero = torch.zeros((), device=session.device)  # For idle ranks, which have no flags.
     return PendingFlags(
-        microbatches=tuple(session.losses),
+        forwards=tuple(session.losses),
         stages=tuple((module.name, stage) for module in modules for stage in module.before_dp_sum),
         modules=tuple(session.modules),
         host=HostCopy(torch.stack([number.double() for number in (*numbers, zero)])),
@@ -113,11 +113,20 @@ def blame(layout: Layout, data: StepData, ranks: list[NonFiniteFlags]) -> NonFin
     """Return the origin, given the flags of all ranks."""
     losses = [(rank, seen.losses) for rank, seen in enumerate(ranks) if seen.losses]
     if losses:
-        rank, microbatches = losses[0]
-        replica = layout.language.grid.index("dp", rank)
-        positions = [s for m in microbatches for s in layout.samples.language(replica, m)]
-        return _origin("loss", rank, LANGUAGE, data, positions)
+        rank, forwards = losses[0]
+        module = layout[forwards[0][0]]
+        views = StepViews(layout, data)
+        replica = module.grid.index("dp", rank)
+        positions = [
+            sample
+            for name, index in forwards
+            if name == module.name
+            for sample in views.samples_at(module, replica, index)
+        ]
+        return _origin("loss", rank, module.name, data, positions)
+    # From the losses backward.
     order = [LANGUAGE, *(module.name for module in layout.encoders)]
+    order = [*(module.name for module in layout.modules if module.name not in order), *order]
     gradients = [
         (order.index(name), -stage, rank)
         for rank, seen in enumerate(ranks)

@@ -17,6 +17,8 @@ from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.warm_up import warm
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parameter_segments import DeclaredParameter
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import build_modules, compute_dtype
 from mimo_launch.optimizer.grad_norm import PendingMetrics, reduce_metrics
 from mimo_launch.optimizer.gradient_reduction import (
@@ -26,7 +28,7 @@ from mimo_launch.optimizer.gradient_reduction import (
 )
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.executor import Executor
+from mimo_launch.runtime.executor import Executor, no_losses
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.schedule.actions import Kind
@@ -77,8 +79,8 @@ class RankSession:
             progress=self.progress,
         )
         self.updates = Updates(spec, self.modules)
-        # This rank's losses of the last step by microbatch, for `non_finite` if the step is bad.
-        self.losses: dict[int, torch.Tensor] = {}
+        # This rank's losses of the last step by forward, for `non_finite` if the step is bad.
+        self.losses: dict[tuple[str, int], torch.Tensor] = {}
 
     def __enter__(self) -> "RankSession":
         return self
@@ -105,20 +107,20 @@ class RankSession:
         """
         self.updates.clear()
         count_zeros = self.spec.train.count_zero_grads
-        if inputs.data.num_labels == 0:
-            # There is no label in the whole step: every rank knows that, and none runs it.
+        if not has_terms(self.layout, inputs.data):
+            # There is nothing to learn in the whole step: every rank knows that, and none runs it.
             self.progress.enter(Phase.REDUCING)
-            zero = torch.zeros((), device=self.device)
-            return reduce_metrics(self.layout, {}, zero, flags, count_zeros=count_zeros)
+            losses = no_losses(self.layout, self.device)
+            return reduce_metrics(self.layout, {}, losses, flags, count_zeros=count_zeros)
         self.progress.enter(Phase.PROGRAM)
         result = self.executor.run(self.mine.stage_slots, inputs)
-        self.losses = result.losses
+        self.losses = result.forward_losses
         self.progress.enter(Phase.REDUCING)
-        clock, loss = self.executor.clock, result.loss
+        clock, losses = self.executor.clock, result.losses
         with clock.span(Section.PARTIAL_SUMS):
             self._sum_partial()
         with clock.span(Section.TOTALS):
-            return reduce_metrics(self.layout, self.modules, loss, flags, count_zeros=count_zeros)
+            return reduce_metrics(self.layout, self.modules, losses, flags, count_zeros=count_zeros)
 
     def _sum_partial(self) -> None:
         """Sum gradients of which ranks hold terms: over tp, and those of a tied embedding."""
@@ -138,3 +140,8 @@ class RankSession:
         with self.executor.clock.span(Section.UPDATE):
             divisor = None if clip is None else metrics.divisor(clip)
             self.updates.apply(step, skip=metrics.bad, divisor=divisor)
+
+
+def has_terms(layout: Layout, data: StepData) -> bool:
+    """Return whether a step has anything to learn."""
+    return any(data.num_terms(module.name) for module in layout.losses)

@@ -37,7 +37,7 @@ from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
-from mimo_launch.train.rank_session import RankSession
+from mimo_launch.train.rank_session import RankSession, has_terms
 from mimo_launch.train.run_state import EndOfRun, RunState
 
 WARM_UP_STEPS = 2
@@ -151,7 +151,7 @@ class StepRunner:
         if self._profile is not None:
             self._profile.finish(state.step)
         non_finite = None
-        if inputs.data.num_labels:
+        if has_terms(session.layout, inputs.data):
             non_finite = note_flags(session, metrics.unshared_squares)
             session.update(state.step, metrics)
         self._started.append(
@@ -203,6 +203,7 @@ class StepRunner:
             StepFinished(
                 step=number + 1,
                 loss=metrics.loss,
+                losses=metrics.losses if len(metrics.losses) > 1 else None,
                 grad_norm=metrics.norm,
                 grad_norms=metrics.norms,
                 lr=rate_at(spec, number),

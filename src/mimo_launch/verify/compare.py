@@ -10,11 +10,12 @@ Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module
 errors below it would be noise. It is a failure if the floor judges more than 5 % of a module's
 tensors. Two kinds of tensor do not count. The exact gradient of an encoder's key bias is zero, as a
 softmax does not change when all scores shift (unless rotary embeddings come between, as in the
-decoder and some encoders). The gradient of an expert that no token chose must be exactly zero.
+decoder and some encoders). The gradient of an expert that no token chose must be exactly zero, and
+that of an output layer whose loss does not count.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -84,8 +85,12 @@ def compare_tensors(
     got: Iterable[TensorPiece],
     want: Mapping[str, Tensor],
     bound: Bound = EXACT,
+    unused: Collection[str] = (),
 ) -> list[ModuleVerdict]:
-    """Return a verdict per module over all tensors of `want` and `got`."""
+    """Return a verdict per module over all tensors of `want` and `got`.
+
+    Those of `unused` parameters must be exactly zero.
+    """
     pieces: dict[str, list[TensorPiece]] = {}
     for piece in got:
         pieces.setdefault(piece.name, []).append(piece)
@@ -95,6 +100,7 @@ def compare_tensors(
             {n: p for n, p in pieces.items() if n.startswith(f"{module}.")},
             {n: t for n, t in want.items() if n.startswith(f"{module}.")},
             bound,
+            unused,
         )
         for module in modules
     ]
@@ -116,6 +122,7 @@ def _judge_module(
     got: dict[str, list[TensorPiece]],
     want: dict[str, Tensor],
     bound: Bound,
+    unused: Collection[str],
 ) -> ModuleVerdict:
     module_norm = float(sum(t.double().square().sum() for t in want.values())) ** 0.5
     verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
@@ -128,7 +135,7 @@ def _judge_module(
         difference = _difference(got[name], full)
         norm = float(full.norm())
         is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
-        is_unused = norm == 0 and EXPERTS in name
+        is_unused = norm == 0 and (EXPERTS in name or name in unused)
         floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
         scale = max(norm, floor * module_norm)
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")

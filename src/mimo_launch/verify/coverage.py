@@ -16,7 +16,7 @@ from math import gcd
 from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import encoder_group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ExpertGrid,
@@ -53,7 +53,7 @@ def relations(spec: Spec) -> Facts:
     for name in spec.encoders:
         when = "in front of the pipeline"
         if runs_in_phases(spec, name):
-            size = encoder_group_size(spec, name)
+            size = group_size(spec, name)
             groups = "one group" if size == spec.schedule.microbatches else "several groups"
             bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
             when = f"{'in the bubbles' if bubbles else 'between phases'}, {groups} of microbatches"

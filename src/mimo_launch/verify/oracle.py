@@ -11,6 +11,7 @@ Legend: S tokens of a sample, D width, H heads, K head size.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.noise import noise_of
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, records_of
 from mimo_launch.kinds.registry import kind_of
@@ -36,7 +38,7 @@ from mimo_launch.spec.spec import (
     LanguageModel,
     Spec,
 )
-from mimo_launch.verify.oracle_encoders import OneRankEncoder, connect, encode
+from mimo_launch.verify.oracle_encoders import OneRankEncoder, connect, encode, velocity_loss
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
 from mimo_launch.verify.oracle_layers import (
     Load,
@@ -56,8 +58,19 @@ class Oracle:
 
     def __init__(self, spec: Spec, *, randomise: bool) -> None:
         """Draw the same initial weights as every layout of the spec."""
-        self.spec, self.dataset, self.model = spec, build_dataset(spec), spec.language.model
+        self.spec, self.dataset, model = spec, build_dataset(spec), spec.language.model
+        if not isinstance(model, LanguageModel):
+            raise TypeError(f"no oracle for a language model of kind {model.kind}")
+        self.model: LanguageModel = model
         self.balance_loss = 0.0
+        # The weight of each loss; its mean and the number of its terms in the last step.
+        self.losses = {
+            name: module.loss_weight
+            for name, module in spec.modules.items()
+            if kind_of(module.model).computes_loss
+        }
+        self.means: dict[str, float] = {}
+        self.terms: dict[str, int] = {}
         self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
         self.custom: dict[str, OneRankEncoder] = {}
@@ -91,32 +104,37 @@ class Oracle:
                             embeddings=spec.optimizer.decay.embeddings
                         )
 
-    def loss_and_gradients(self, samples: Sequence[Sample]) -> tuple[float, dict[str, Tensor]]:
-        """Return the mean loss over all labels of the samples and the gradient by every weight.
+    def loss_and_gradients(
+        self, samples: Sequence[Sample], step: int
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Return the weighted sum of mean losses over a step, and its gradient by every weight.
 
-        The gradient is that of this loss plus, where there are experts, of `balance_loss`. Each
+        The gradient is that of this sum plus, where there are experts, of `balance_loss`. Each
         record of a pack is computed by itself: only the balance of experts is over the whole pack.
         """
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
         self.loads = []
-        total, labels = torch.zeros((), dtype=torch.float64), 0
+        sums = {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
+        terms = dict.fromkeys(self.losses, 0)
         balance, moe = torch.zeros((), dtype=torch.float64), kind_of(self.model).moe
         for sample in samples:
             load = Load()
             for index in records_of(sample):
-                loss, num_labels = self.record_loss("train", index, load)
-                total, labels = total + loss, labels + num_labels
+                for name, (loss, number) in self.record_losses("train", index, load, step).items():
+                    sums[name], terms[name] = sums[name] + loss, terms[name] + number
             if moe is not None:
                 balance = balance + load.loss(moe) / len(samples)
                 self.loads.append(load)
         self.balance_loss = float(balance.detach())
-        if labels == 0:
+        self.terms = terms
+        means = {name: sums[name] / max(1, terms[name]) for name in sums}
+        self.means = {name: float(mean.detach()) for name, mean in means.items()}
+        loss = torch.stack([self.losses[name] * mean for name, mean in means.items()]).sum()
+        if not any(terms.values()):
             self.loads = []  # Such a step moves no bias.
-        if labels == 0 or not (total + balance).requires_grad:
+        if not any(terms.values()) or not (loss + balance).requires_grad:
             # No label, or nothing that trains reaches one (frozen language, no image).
-            mean = float(total) / max(1, labels)
-            return mean, {name: torch.zeros_like(w) for name, w in trained.items()}
-        loss = total / labels
+            return float(loss), {name: torch.zeros_like(w) for name, w in trained.items()}
         grads = torch.autograd.grad(loss + balance, list(trained.values()), allow_unused=True)
         return float(loss.detach()), {
             name: torch.zeros_like(weight) if grad is None else grad
@@ -137,15 +155,41 @@ class Oracle:
             for name, grad in grads.items():
                 self.weights[name] -= lr * scale * grad
 
-    def record_loss(self, split: Split, index: int, load: Load) -> tuple[Tensor, int]:
-        """Return the loss of a record, summed over its labels, and the number of its labels."""
+    def record_losses(
+        self, split: Split, index: int, load: Load, step: int
+    ) -> dict[str, tuple[Tensor, int]]:
+        """Return each loss of a record, summed over its terms, and the number of its terms."""
         tokens, targets = (torch.from_numpy(x) for x in self.dataset.text(split, index))
-        logits = self.logits(split, index, tokens, load)
+        x_SD = self.stream(split, index, tokens, load)
+        logits = self.words(x_SD)
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
-        return loss, int((targets != IGNORE_LABEL).sum())
+        found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
+        spans = self.dataset.describe(split, index).spans
+        for name in self.spec.generators:
+            model, total, number = self.spec.modules[name].model, loss.new_zeros(()), 0
+            images = self.dataset.images(split, index, name)
+            for place, (image, span) in enumerate(zip(images, spans.get(name, ()), strict=True)):
+                first = span.position
+                read = {LANGUAGE: x_SD[first : first + span.num_positions]}
+                draw = partial(
+                    noise_of, self.spec.train.seed, step, index, place, heldout=split == "heldout"
+                )
+                total = total + velocity_loss(self.weights, name, model, image, read, draw)
+                number += span.rows
+            found[name] = total, number
+        return found
 
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
-        """Return the logits behind each token of a record, [S, words].
+        """Return the logits behind each token of a record, [S, words]; see `stream`."""
+        return self.words(self.stream(split, index, tokens, load))
+
+    def words(self, x_SD: Tensor) -> Tensor:
+        """Return the logits [S, words] of a normed stream."""
+        head = "language.embedding" if self.model.tied else "language.head"
+        return linear(self.weights, x_SD, head)[:, : vocab_size(self.spec)]
+
+    def stream(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
+        """Return the stream of language behind its last norm for each token of a record, [S, D].
 
         `tokens` may differ from the record's own text, which alone says where images stand: a
         generated token may be a placeholder.
@@ -168,7 +212,7 @@ class Oracle:
             x_SD = decoder_layers(self.weights, x_SD, model, text, angles)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        return self._logits(x_SD, model)[:, : vocab_size(self.spec)]
+        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps)
 
     def _rows_of_images(self, split: Split, index: int, encoder: str) -> list[Tensor]:
         """Return the rows that a module makes of each image of a record."""
@@ -210,8 +254,3 @@ class Oracle:
         if model.mrope is None:
             return text_angles(len(tokens), turns)
         return axis_angles(axis_ids(tokens, documents, sizes), model.mrope, turns)
-
-    def _logits(self, x_SD: Tensor, model: LanguageModel) -> Tensor:
-        head = "language.embedding" if model.tied else "language.head"
-        normed = rms_norm(self.weights, x_SD, "language.norm", model.norm_eps)
-        return linear(self.weights, normed, head)

@@ -9,6 +9,7 @@ Leaves: where rows go, and what language computes from them, to `oracle`.
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -17,14 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from mimo_launch.data.noise import Noise
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.encoder_inputs import EncoderInput, Reader, pack
-from mimo_launch.spec.encoders import Activation
+from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     ConnectorModel,
+    FlowModel,
     Model,
     TransformerEncoder,
     VitModel,
@@ -63,19 +66,7 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
 
 def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
     """Return the rows of an image: [channels, height, width] -> [r, L]."""
-    side = model.patch
-    pixels = torch.from_numpy(image).double()
-    height, width = pixels.shape[1] // side, pixels.shape[2] // side
-    patches = torch.stack(
-        [
-            pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side]
-            .unsqueeze(1)
-            .repeat(1, model.temporal_patch, 1, 1)
-            .flatten()
-            for y in range(height)
-            for x in range(width)
-        ]
-    )
+    patches, (height, width) = _patches(image, model.patch, frames=model.temporal_patch)
     x_ND, turn = linear(weights, patches, f"{encoder}.patch"), None
     if model.positions == "sincos":
         x_ND = x_ND + _sincos(height, width, model.hidden)
@@ -118,14 +109,63 @@ def connect(
     return _project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
 
 
+def velocity_loss(
+    weights: Weights,
+    name: str,
+    model: Model,
+    image: np.ndarray,
+    read: Mapping[str, Tensor],
+    draw: Callable[[tuple[int, int]], Noise],
+) -> Tensor:
+    """Return the loss of a flow generator for one image, summed over its patches.
+
+    `read` holds the rows of each module that it reads. Raises: TypeError for another model.
+    """
+    if not isinstance(model, FlowModel):
+        raise TypeError(f"no oracle for generator {name} of kind {model.kind}")
+    patches_NP, (height, width) = _patches(image, model.patch)
+    noise, time = draw((len(patches_NP), patches_NP.shape[1]))
+    noise_NP = torch.from_numpy(noise).double()
+    x_ND = linear(weights, (1 - time) * noise_NP + time * patches_NP, f"{name}.patch")
+    x_ND = x_ND + _sincos(height, width, model.hidden) + _embedded_time(weights, name, model, time)
+    rows = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
+    x_ND = _blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: height * width]
+    velocity = linear(weights, layer_norm(weights, x_ND, f"{name}.norm", 1e-5), f"{name}.velocity")
+    return (velocity - (patches_NP - noise_NP)).square().mean(dim=1).sum()
+
+
+def _embedded_time(weights: Weights, name: str, model: FlowModel, time: float) -> Tensor:
+    half = model.hidden // 2
+    angles = [1000 * time * 10000.0 ** (-i / half) for i in range(half)]
+    waves = [math.cos(angle) for angle in angles] + [math.sin(angle) for angle in angles]
+    waves += [0.0] * (model.hidden - 2 * half)
+    x_D = linear(weights, torch.tensor(waves, dtype=torch.float64), f"{name}.time.up")
+    return linear(weights, x_D * torch.sigmoid(x_D), f"{name}.time.down")
+
+
 ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}
+
+
+def _patches(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tuple[int, int]]:
+    """Return the patches of an image, row after row, and how many there are each way."""
+    pixels = torch.from_numpy(image).double()
+    height, width = pixels.shape[1] // side, pixels.shape[2] // side
+    patches = [
+        pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side]
+        .unsqueeze(1)
+        .repeat(1, frames, 1, 1)
+        .flatten()
+        for y in range(height)
+        for x in range(width)
+    ]
+    return torch.stack(patches), (height, width)
 
 
 def _blocks(
     weights: Weights,
     x_ND: Tensor,
     encoder: str,
-    model: TransformerEncoder,
+    model: EncoderBlocks,
     activation: Activation = "gelu",
     turn: Tensor | None = None,
     *,

@@ -29,6 +29,7 @@ class RightNumbers:
     """The numbers of a step: `norms` of all modules, `lrs` of the modules that train."""
 
     loss: float
+    losses: dict[str, float]
     aux_loss: float
     norms: dict[str, float]
     lr: float
@@ -65,18 +66,14 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
     order = global_order(spec, oracle.dataset)
     updates = 0
     for step, ids in enumerate(steps_of(order, spec.train.steps)):
-        loss, grads = oracle.loss_and_gradients(ids)
+        loss, grads = oracle.loss_and_gradients(ids, step)
         number = step + 1
         lrs = {
             name: _module_rate(spec, name, number)
             for name, module in spec.modules.items()
             if module.frozen is not True
         }
-        has_labels = any(
-            oracle.dataset.describe("train", record).num_labels
-            for sample in ids
-            for record in records_of(sample)
-        )
+        has_labels = any(oracle.terms.values())
         if step != skipped and has_labels:
             updates += 1
             _update(oracle, grads, lrs, updates, found)
@@ -84,6 +81,7 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
         found.steps.append(
             RightNumbers(
                 loss=loss,
+                losses=oracle.means,
                 aux_loss=oracle.balance_loss,
                 norms={name: _norm(grads, f"{name}.") for name in spec.modules},
                 lr=_rate(spec, spec.optimizer.lr, spec.optimizer.schedule.warmup, number),
@@ -168,20 +166,22 @@ def _decay(oracle: Oracle, name: str) -> float:
 
 
 def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
-    """Return the mean loss over all held-out labels, and the share of right answer tokens."""
+    """Return the mean losses over all held-out terms, and the share of right answer tokens."""
     dataset, spec = oracle.dataset, oracle.spec
     batches = heldout_batches(samples, spec.batch.global_, dataset.num_samples("heldout"))
-    loss, labels, right, total, end = 0.0, 0, 0, 0, dataset.answer_end
+    sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0)
+    right, total, end = 0, 0, dataset.answer_end
     with torch.no_grad():
         for index in (index for batch in batches for index in batch):
-            own, num = oracle.record_loss("heldout", index, Load())
-            loss, labels = loss + float(own), labels + num
+            for name, (own, num) in oracle.record_losses("heldout", index, Load(), 0).items():
+                sums[name], terms[name] = sums[name] + float(own), terms[name] + num
             if end is not None:
                 answer = dataset.answer("heldout", index)
                 said = _say(oracle, index, len(answer), end)
                 right += sum(a == b for a, b in zip(said, answer, strict=False))
                 total += len(answer)
-    return RightEvaluation(loss / labels, right / total if total else None)
+    loss = sum(w * sums[name] / terms[name] for name, w in oracle.losses.items() if terms[name])
+    return RightEvaluation(loss, right / total if total else None)
 
 
 def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:

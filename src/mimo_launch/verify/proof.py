@@ -46,6 +46,7 @@ class StepOutcome:
     """What one rank saw of one step; tensors only from the first data-parallel rank."""
 
     loss: float
+    losses: dict[str, float]
     aux_loss: float
     norms: dict[str, float]
     gradients: list[TensorPiece]
@@ -57,6 +58,7 @@ class RightStep:
     """What the oracle computed in one step: losses, gradients and the weights after it, by name."""
 
     loss: float
+    losses: dict[str, float]
     aux_loss: float
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
@@ -143,12 +145,12 @@ def right_steps(spec: Spec) -> list[RightStep]:
     oracle = Oracle(spec, randomise=True)
     order = global_order(spec, oracle.dataset)
     steps = []
-    for ids in steps_of(order, spec.train.steps):
-        loss, grads = oracle.loss_and_gradients(ids)
+    for step, ids in enumerate(steps_of(order, spec.train.steps)):
+        loss, grads = oracle.loss_and_gradients(ids, step)
         oracle.sgd_step(grads, spec.optimizer.lr, spec.optimizer.clip)
         oracle.move_biases()
         weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
-        steps.append(RightStep(loss, oracle.balance_loss, grads, weights))
+        steps.append(RightStep(loss, oracle.means, oracle.balance_loss, grads, weights))
     return steps
 
 
@@ -172,7 +174,9 @@ def rank_outcomes(
             session.update(step, metrics)
             weights = pieces_of(session, lambda parameter: parameter)
             read = metrics.read()
-            outcomes.append(StepOutcome(read.loss, read.aux_loss, read.norms, gradients, weights))
+            outcomes.append(
+                StepOutcome(read.loss, read.losses, read.aux_loss, read.norms, gradients, weights)
+            )
     return outcomes
 
 
@@ -183,8 +187,13 @@ def _compare_step(
 ) -> list[ModuleVerdict]:
     bound = BOUNDS[spec.train.precision]
     verdicts = [
-        compare_numbers("loss", "language", outcome.loss, right.loss, bound)
-        for outcome in {outcome.loss: outcome for outcome in ranks}.values()
+        compare_numbers("loss", name, outcome.losses[name], want, bound)
+        for name, want in right.losses.items()
+        for outcome in {outcome.losses[name]: outcome for outcome in ranks}.values()
+    ]
+    verdicts += [
+        compare_numbers("sum of losses", "all modules", loss, right.loss, bound)
+        for loss in {outcome.loss for outcome in ranks}
     ]
     has_experts = kind_of(spec.language.model).moe is not None
     # Where language is frozen, only the terms that reach an encoder are counted.
@@ -202,7 +211,8 @@ def _compare_step(
             for norm in {outcome.norms[module] for outcome in ranks}
         ]
     pieces = [piece for outcome in ranks for piece in outcome.gradients]
-    verdicts += compare_tensors("gradients", spec.modules, pieces, right.gradients, bound)
+    unused = ["language.head.weight"] if spec.language.loss_weight == 0 else []
+    verdicts += compare_tensors("gradients", spec.modules, pieces, right.gradients, bound, unused)
     pieces = [piece for outcome in ranks for piece in outcome.weights]
     return verdicts + compare_tensors(
         "weights after SGD", spec.modules, pieces, right.weights, bound

@@ -15,9 +15,9 @@ from typing import Literal
 from mimo_launch.checks.batch import seq_unit
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import encoder_group_size
+from mimo_launch.layout.encoder_placement import group_size
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.encoders import FRAMES_PER_TOKEN, EncoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     CheckpointSpec,
@@ -30,7 +30,6 @@ from mimo_launch.spec.spec import (
     ModuleSpec,
     Spec,
     SyntheticData,
-    TransformerEncoder,
     VitModel,
     WebdatasetData,
 )
@@ -148,10 +147,10 @@ def _shrink_module(
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
-    small: TransformerEncoder | LanguageModel | CustomModel
+    small: EncoderBlocks | LanguageModel | CustomModel
     if isinstance(model, CustomModel):
         small = model  # Nobody knows how the sizes of a user's class depend on each other.
-    elif isinstance(model, TransformerEncoder):
+    elif isinstance(model, EncoderBlocks):
         heads = tp * min(2, model.heads // tp)
         hidden = HEAD_SIZE * heads
         update: dict[str, object] = {
@@ -196,8 +195,8 @@ def _global_batch(spec: Spec) -> int:
         size
         for size in range(1, max(1, now) + 1)
         if all(
-            replicas * size * encoder_group_size(spec, name) % module.grid.dp == 0
-            for name, module in spec.encoders.items()
+            replicas * size * group_size(spec, name) % module.grid.dp == 0
+            for name, module in spec.modules.items()
         )
     ]
     wanted = [size for size in legal if size >= MAX_SAMPLES_PER_MICROBATCH]

@@ -177,16 +177,32 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
 def _told(run: RankRun) -> list[object]:
     """Return the numbers of a run that are compared."""
     steps = [
-        (s.step, s.loss, s.aux_loss, s.grad_norm, s.grad_norms, s.lr, s.lrs, s.tokens, s.skipped)
+        (
+            s.step,
+            s.loss,
+            s.losses,
+            s.aux_loss,
+            s.grad_norm,
+            s.grad_norms,
+            s.lr,
+            s.lrs,
+            s.tokens,
+            s.skipped,
+        )
         for s in run.steps
     ]
-    return [steps, [(e.step, e.eval_loss, e.digit_accuracy) for e in run.evaluations]]
+    return [
+        steps,
+        [(e.step, e.eval_loss, e.eval_losses, e.digit_accuracy) for e in run.evaluations],
+    ]
 
 
 def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[ModuleVerdict]:
     has_experts = kind_of(spec.language.model).moe is not None
     for step, want in zip(run.steps, right.steps, strict=False):
-        yield _number("loss", "language", step.loss, want.loss)
+        yield _number("sum of losses", ALL, step.loss, want.loss)
+        for name, loss in (step.losses or {}).items():
+            yield _number("loss", name, loss, want.losses[name])
         if has_experts and spec.language.frozen is False:
             yield _number("aux loss", "language", step.aux_loss, want.aux_loss)
         yield _number("skipped", ALL, step.skipped, want.skipped)
@@ -205,7 +221,7 @@ def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[Modu
         asked = right.evaluations.get(evaluation.step)
         if asked is None:
             continue
-        yield _number("held-out loss", "language", evaluation.eval_loss, asked.loss, EVALUATION)
+        yield _number("held-out loss", ALL, evaluation.eval_loss, asked.loss, EVALUATION)
         if asked.accuracy is not None:
             got = evaluation.digit_accuracy
             yield _number("digit accuracy", "language", got, asked.accuracy, EVALUATION)

@@ -1,0 +1,34 @@
+"""The noise of flow generators: which noise and which time each image of a step gets.
+
+Decides: both, by (seed, step, sample, image), so that every layout draws the same.
+Relies on: `random_draws` for streams of random words.
+Leaves: mixing noise and image to `runtime.generator_inputs`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.random_draws import Purpose, generator, split_key
+
+
+class Noise(NamedTuple):
+    """Standard normal noise [patches, numbers of a patch], and a time between 0 and 1."""
+
+    values: npt.NDArray[np.float32]
+    time: float
+
+
+def noise_of(
+    seed: int, step: int, sample: int, image: int, shape: tuple[int, int], *, heldout: bool
+) -> Noise:
+    """Return the noise of an image; `step` counts from 0, and held-out samples always get the same.
+
+    Times are uniform, as in rectified flow (arXiv:2209.03003).
+    """
+    key = split_key(seed, "heldout" if heldout else "train", Purpose.NOISE)
+    # 2^16 images of a sample in a step are more than any sequence holds.
+    stream = (0 if heldout else step) * 2**16 + image
+    draws = np.random.Generator(generator(key, sample, stream))
+    return Noise(draws.standard_normal(shape, dtype=np.float32), float(draws.random()))

@@ -1,0 +1,118 @@
+"""A flow generator as a stage: noised patches and rows in, the loss of the velocity out.
+
+Decides: that a patch at time t is (1 - t) noise + t image, and that the velocity to learn is image
+- noise; how time and rows reach the tokens.
+Relies on: `runtime.generator_inputs` for noise and times, `row_places` for the places of rows.
+Leaves: dividing the loss by N to the runtime.
+Source: rectified flow (arXiv:2209.03003). Rows stand among the tokens of their image, which is the
+in-context conditioning of DiT (arXiv:2212.09748, section 3.2); times are embedded as there.
+
+Legend: P numbers of a patch, n tokens of this rank, of which its patches come first, D width.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd_collectives import exit_tp
+from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.whole_linear import WholeLinear
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.encoder_inputs import EncoderInput, own_share, own_tokens
+from mimo_launch.models.row_places import RowReader
+from mimo_launch.models.transformer_block import encoder_shape
+from mimo_launch.models.vision_encoder import sincos_positions
+from mimo_launch.spec.spec import FlowModel
+
+# Times between 0 and 1 are embedded as the steps of a diffusion model with this many.
+TIME_SCALE = 1000.0
+
+
+class TimeEmbedding(nn.Module):
+    """Sines and cosines of a time, and two linear maps: [n] -> [n, D]."""
+
+    def __init__(self, context: ParallelContext, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.up = WholeLinear(context, width, width)
+        self.down = WholeLinear(context, width, width)
+
+    def forward(self, times_n: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the embedding of each time, of type `dtype`."""
+        half = self.width // 2
+        steps = torch.arange(half, device=times_n.device, dtype=times_n.dtype)
+        angles = TIME_SCALE * times_n[:, None] * torch.exp(-math.log(10000.0) * steps / half)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=1)
+        waves = F.pad(waves, (0, self.width - 2 * half)).to(dtype)
+        made: Tensor = self.down(F.silu(self.up(waves)))
+        return made
+
+
+class FlowStage(nn.Module):
+    """Consecutive layers; the first stage embeds noised patches, the last one computes the loss."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: FlowModel,
+        stage: Stage,
+        *,
+        row_width: int,
+        sources: Mapping[str, int],
+        recompute: bool,
+    ) -> None:
+        """Build the layers of a stage; `row_width` has no meaning, as nothing reads this module."""
+        super().__init__()
+        self.context, self.model, self.stage = context, model, stage
+        if stage.is_first:
+            self.patch = WholeLinear(context, model.patch_size, model.hidden)
+            self.time = TimeEmbedding(context, model.hidden)
+            self.reads = RowReader(context, sources, model.hidden)
+        self.layers = blocks(context, encoder_shape(model), stage, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "layer")
+            self.velocity = WholeLinear(context, model.hidden, model.patch_size)
+
+    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+        """Return the hidden state [n, D], on the last stage the summed loss of its cp rank.
+
+        The loss of a patch is the mean square of what its velocity lacks, in at least fp32. Every
+        tp rank of a replica returns the same value. Without a target the last stage returns the
+        velocities of this rank's patches instead.
+        """
+        x_nD = self._embed(packed) if hidden is None else hidden
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, packed.mask)
+        if not self.stage.is_last:
+            return x_nD
+        if packed.noised is None:
+            raise ValueError("the last stage of a flow generator needs noised patches")
+        velocity_nP = widened(self.velocity(self.norm(x_nD[: len(packed.own)])))
+        if packed.noised.target is None:
+            return velocity_nP
+        target_nP, is_patch_n = (
+            own_tokens(each, self.context)
+            for each in (packed.noised.target, packed.noised.is_patch)
+        )
+        of_patch_n = (velocity_nP - target_nP).square().mean(dim=1)
+        loss = (of_patch_n * is_patch_n).sum()
+        return exit_tp(loss, self.context.tp) if self.context.sequence_parallel else loss
+
+    def _embed(self, packed: EncoderInput) -> Tensor:
+        """Return the tokens [n, D] in front of the first layer."""
+        if packed.noised is None:
+            raise ValueError("the first stage of a flow generator needs noised patches")
+        mine = own_share(packed.noised.patches, self.context)
+        times = own_tokens(packed.noised.times, self.context)
+        x_nD: Tensor = self.patch(mine.values)
+        x_nD = x_nD + sincos_positions(mine.positions, self.model.hidden, x_nD.dtype)
+        x_nD = x_nD + self.time(times, x_nD.dtype)
+        x_nD = F.pad(x_nD, (0, 0, 0, packed.extra_tokens))
+        placed: Tensor = self.reads(x_nD, packed.rows, packed.row_places)
+        return placed
