@@ -6,6 +6,7 @@ Relies on: nothing.
 Leaves: which samples a step takes to `sample_order`, loading them to the loop.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +77,13 @@ class Dataset(Protocol):
         """Return the number of the document at each position, int64 [seq], never decreasing.
 
         A sample may pack several documents, which do not attend to each other.
+        """
+        ...
+
+    def recognised(self, split: Split, index: int, images: Sequence[Pixels]) -> tuple[int, int]:
+        """Return how many images made for a sample are what it asks for, and how many are judged.
+
+        `images` are in the order of its spans, in the form of `images`.
         """
         ...
 

@@ -1,7 +1,9 @@
-"""The `digits` data set: strips of real handwritten digits, which a model reads out.
+"""The `digits` data set: strips of real handwritten digits, which a model reads out, or draws.
 
 A sample is BOS, the patches of the strip for each encoder in written order, ASK, the digits, EOS.
-A share of the samples spells the digits in number words instead of showing them.
+A share of the samples spells the digits in number words instead of showing them. A sample to draw
+is BOS, DRAW, the digits in number words, EOS; an image of each digit is made from the row of
+language at its word.
 
 Decides: which images are held out, which of them a strip shows, and how pixels are scaled.
 Relies on: `digits.npz` beside this file (1,797 images of 8 x 8 pixels with values 0 to 16).
@@ -9,6 +11,7 @@ Leaves: cutting a strip into patches to the encoder; rows are its patches, or wi
 shuffle squares of patches, in row-major order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -33,6 +36,7 @@ from mimo_launch.kinds.vocabulary import (
     ASK,
     BOS,
     DIGIT_SIDE,
+    DRAW,
     EOS,
     FIRST_DIGIT,
     FIRST_WORD,
@@ -84,12 +88,24 @@ def image_split() -> dict[Split, tuple[int, ...]]:
     return {"train": tuple(train), "heldout": tuple(sorted(heldout))}
 
 
+def nearest_digits(images: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return the digit of the training image nearest to each [n, 8, 8] of the data set's scale."""
+    train = list(image_split()["train"])
+    known = load_digits().images[train].reshape(len(train), -1).astype(np.float32)
+    known = (known - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
+    flat = images.reshape(len(images), -1)
+    far = (known**2).sum(axis=1) - 2 * flat @ known.T
+    nearest: list[int] = far.argmin(axis=1).tolist()
+    return np.array([load_digits().labels[train[each]] for each in nearest], dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The images of one sample, shown or spelled, from left to right."""
+    """The images of one sample, shown, spelled or to be drawn, from left to right."""
 
     images: tuple[int, ...]
     text_only: bool
+    is_drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,9 @@ class _Shape:
 
     num_digits: int
     num_tokens: int
+    num_labels: int
     ask: int
+    is_drawn: bool
     spans: dict[str, tuple[ImageSpan, ...]]
 
 
@@ -123,9 +141,9 @@ class DigitStrips:
             )
         self._data, self._seq = data, spec.batch.seq
         self._models: dict[str, Images] = {}
-        for name, encoder in spec.encoders.items():
+        for name, encoder in (spec.encoders | spec.generators).items():
             kind = kind_of(encoder.model)
-            if kind.reads_rows:
+            if kind.input is None and spec.sources_of(name):
                 continue
             model = kind.images
             if model is None:
@@ -137,11 +155,14 @@ class DigitStrips:
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
         counts = range(data.min_digits, data.max_digits + 1)
         self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
+        self._drawn_shapes = {n: self._drawn_shape(n) for n in counts}
         # Without an encoder no strip can be read, so every sample spells its digits.
         self._text_limit = threshold(data.text_only if spec.encoders else 1.0)
         splits: tuple[Split, Split] = ("train", "heldout")
+        # One more word says which task a sample is, if there are several.
+        width = 2 + data.max_digits + (len(data.tasks) > 1)
         self._draws = {
-            split: Draws(split_key(spec.train.seed, split, Purpose.DIGITS), 2 + data.max_digits)
+            split: Draws(split_key(spec.train.seed, split, Purpose.DIGITS), width)
             for split in splits
         }
         self._images = image_split()
@@ -159,7 +180,8 @@ class DigitStrips:
         words, shape = self._look_up(split, index)
         pool = self._images[split]
         images = tuple(pool[pick(word, len(pool))] for word in words[2 : 2 + shape.num_digits])
-        return Strip(images, text_only=not shape.spans)
+        text_only = not shape.is_drawn and not shape.spans
+        return Strip(images, text_only=text_only, is_drawn=shape.is_drawn)
 
     def name(self, split: Split, index: int) -> str:
         """Return the number of a sample."""
@@ -169,7 +191,7 @@ class DigitStrips:
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and places of a sample, without its pixels."""
         _, shape = self._look_up(split, index)
-        return SampleData(index, shape.num_tokens, shape.num_digits + 1, shape.spans)
+        return SampleData(index, shape.num_tokens, shape.num_labels, shape.spans)
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample."""
@@ -182,6 +204,10 @@ class DigitStrips:
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
         tokens[0] = BOS
+        if shape.is_drawn:
+            tokens[shape.ask], tokens[shape.num_tokens - 1] = DRAW, EOS
+            tokens[2 : shape.num_tokens - 1] = FIRST_WORD + digits
+            return tokens, labels
         if not shape.spans:
             tokens[1 : shape.ask] = FIRST_WORD + digits
         for encoder, placeholder in self._placeholders.items():
@@ -194,14 +220,18 @@ class DigitStrips:
         return tokens, labels
 
     def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
-        """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7."""
-        strip = self.strip(split, index)
-        if strip.text_only:
+        """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7.
+
+        For a generator, an image of each digit [channels, 8, 8] where these are to be drawn.
+        """
+        strip, makes = self.strip(split, index), encoder in self._spec.generators
+        if strip.text_only or strip.is_drawn != makes:
             return []
         shown = load_digits().images[list(strip.images)]
-        grey = shown.transpose(1, 0, 2).reshape(DIGIT_SIDE, -1).astype(np.float32)
-        scaled = (grey - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
-        return [np.repeat(scaled[None], self._models[encoder].channels, axis=0)]
+        if not makes:
+            shown = shown.transpose(1, 0, 2).reshape(1, DIGIT_SIDE, -1)
+        scaled = (shown.astype(np.float32) - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
+        return [np.repeat(grey[None], self._models[encoder].channels, axis=0) for grey in scaled]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
         """Return zeros [seq]: a strip is one document."""
@@ -211,7 +241,7 @@ class DigitStrips:
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the token ids of the digits; in a run with encoders, spelled ones do not score."""
         _, shape = self._look_up(split, index)
-        if self._models and not shape.spans:
+        if shape.is_drawn or (self._placeholders and not shape.spans):
             return ()
         digits = self._digits(self.strip(split, index))
         return tuple((FIRST_DIGIT + digits).tolist())
@@ -223,6 +253,9 @@ class DigitStrips:
         words = self._draws[split].row(index)
         low, high = self._data.min_digits, self._data.max_digits
         count = low + pick(words[1], high - low + 1)
+        tasks = self._data.tasks
+        if tasks[pick(words[-1], len(tasks)) if len(tasks) > 1 else 0] == "draw":
+            return words, self._drawn_shapes[count]
         return words, self._shapes[count, words[0] < self._text_limit]
 
     def _digits(self, strip: Strip) -> npt.NDArray[np.int64]:
@@ -243,4 +276,24 @@ class DigitStrips:
                 behind = dict(spans_behind(self._spec, name, position, size_of))
                 spans |= {each: (span,) for each, span in behind.items()}
                 position += behind[name].rows
-        return _Shape(num_digits, position + num_digits + 2, position, spans)
+        return _Shape(num_digits, position + num_digits + 2, num_digits + 1, position, False, spans)
+
+    def _drawn_shape(self, num_digits: int) -> _Shape:
+        """Return the shape of a sample to draw, which asks for it with its second token."""
+        spans = {}
+        for name in self._spec.generators:
+            side = DIGIT_SIDE // self._models[name].row_side
+            places = range(2, 2 + num_digits)
+            spans[name] = tuple(ImageSpan(place, side, side, reads=1) for place in places)
+        return _Shape(num_digits, num_digits + 3, 0, 1, True, spans)
+
+    def recognised(
+        self, split: Split, index: int, images: Sequence[npt.NDArray[np.float32]]
+    ) -> tuple[int, int]:
+        """Return how many of the images drawn for a sample are of the digit asked for, and all.
+
+        An image is of the digit that the nearest of the real training images shows.
+        """
+        asked = self._digits(self.strip(split, index))
+        seen = nearest_digits(np.stack([image.mean(axis=0) for image in images]))
+        return int((seen == asked).sum()), len(asked)

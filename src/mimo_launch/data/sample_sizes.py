@@ -104,7 +104,7 @@ def longest_sample(spec: Spec) -> int:
     rows = sum(largest_image(spec, encoder).rows for encoder in spec.sources_of(LANGUAGE))
     if isinstance(spec.data, DigitsData):
         words = spec.data.max_digits
-        # BOS, image rows or number words, ASK, one digit each, EOS.
+        # BOS, image rows or number words, ASK, one digit each, EOS; one to draw is shorter.
         return 1 + max(rows, words) + 1 + words + 1
     if isinstance(spec.data, WebdatasetData):
         # Longer samples than a sequence are left out; one image and two text tokens must fit.

@@ -6,6 +6,7 @@ Relies on: `random_draws` for words that depend on (seed, split, index) only.
 Leaves: a task that can be learned to `digits`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -13,6 +14,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.dataset import Pixels
 from mimo_launch.data.random_draws import (
     Draws,
     Purpose,
@@ -202,6 +204,11 @@ class SyntheticSamples:
         num_cuts = min(len(cuts), pick(int(words[0]), self._data.max_documents))
         documents[cuts[order_of(words[1:])[:num_cuts]]] = 1
         return np.cumsum(documents)
+
+    def recognised(self, split: Split, index: int, images: Sequence[Pixels]) -> tuple[int, int]:
+        """Judge nothing: random images show nothing."""
+        self.describe(split, index)
+        return 0, 0
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return nothing: random text has no answer to score."""

@@ -7,12 +7,14 @@ Leaves: making samples to `data`.
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import DigitsData, Spec
 
 PAD, BOS, EOS, ASK = 0, 1, 2, 3
 FIRST_DIGIT = 4
 FIRST_WORD = 14
 DIGITS_BASE_VOCAB = 24
+# Where strips are drawn, too, one more token asks for that.
+DRAW = 24
 DIGIT_SIDE = 8
 IGNORE_LABEL = -100
 
@@ -20,7 +22,13 @@ IGNORE_LABEL = -100
 def vocab_size(spec: Spec) -> int:
     """Return the number of real tokens, placeholders included and padding excluded."""
     vocab = kind_of(spec.language.model).vocab
-    return DIGITS_BASE_VOCAB + len(spec.sources_of(LANGUAGE)) if vocab == "digits" else vocab
+    return num_words(spec) + len(spec.sources_of(LANGUAGE)) if vocab == "digits" else vocab
+
+
+def num_words(spec: Spec) -> int:
+    """Return the number of tokens of the digits data, placeholders excluded."""
+    draws = isinstance(spec.data, DigitsData) and "draw" in spec.data.tasks
+    return DIGITS_BASE_VOCAB + draws
 
 
 def padded_vocab_size(spec: Spec) -> int:

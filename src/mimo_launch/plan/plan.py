@@ -21,7 +21,13 @@ from mimo_launch.schedule.channels import (
     p2p_groups_of,
 )
 from mimo_launch.schedule.deadlock_proof import proven
-from mimo_launch.schedule.generate import Programs, generate, generate_decoding, generate_forward
+from mimo_launch.schedule.generate import (
+    Programs,
+    generate,
+    generate_decoding,
+    generate_drawing,
+    generate_forward,
+)
 from mimo_launch.schedule.reductions import completed
 from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.spec import Spec
@@ -35,6 +41,7 @@ class RankPlan:
     training: Program
     evaluation: Program
     decoding: Program
+    drawing: Program
     channels: tuple[Channel, ...]
 
     @cached_property
@@ -97,6 +104,11 @@ class Plan:
         return generate_decoding(self.layout, self.evaluation)
 
     @cached_property
+    def drawing(self) -> Programs:
+        """The program of each rank that moves what generators make one step away from noise."""
+        return generate_drawing(self.layout, self.evaluation)
+
+    @cached_property
     def simulation(self) -> Simulation:
         """A training step in model time: a forward or backward of a microbatch takes one unit.
 
@@ -118,9 +130,10 @@ class Plan:
         _ = self.simulation
         if self.spec.eval is not None:
             proven(self.layout, self.evaluation)
-            # The rows are there: nobody waits for encoders.
-            alone = replace(self.layout.language, reads=())
-            proven(replace(self.layout, modules=(alone,)), self.decoding)
+            # The rows are there: nobody waits for the modules that made them.
+            alone = tuple(replace(module, reads=()) for module in self.layout.losses)
+            proven(replace(self.layout, modules=alone[:1]), self.decoding)
+            proven(replace(self.layout, modules=alone), self.drawing)
 
     @cached_property
     def identity(self) -> str:
@@ -131,7 +144,7 @@ class Plan:
         """
         every = [self.training]
         if self.spec.eval is not None:
-            every += [self.evaluation, self.decoding]
+            every += [self.evaluation, self.decoding, self.drawing]
         different = {id(program): program for programs in every for program in programs}
         programs = {format_program(program) for program in different.values()}
         settings = self.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -147,4 +160,5 @@ class Plan:
             raise ValueError(f"rank {rank} is not in 0-{self.layout.world_size - 1}")
         program = self.training[rank]
         channels = channels_of(self.layout, rank, program)
-        return RankPlan(rank, program, self.evaluation[rank], self.decoding[rank], channels)
+        passes = self.evaluation[rank], self.decoding[rank], self.drawing[rank]
+        return RankPlan(rank, program, *passes, channels)

@@ -28,12 +28,18 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.encoder_inputs import EncoderInput, pack, reader
+from mimo_launch.models.encoder_inputs import (
+    EncoderInput,
+    NoisedPatches,
+    Patches,
+    pack,
+    reader,
+)
 from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import RankBridge
-from mimo_launch.runtime.generator_inputs import noised
+from mimo_launch.runtime.generator_inputs import HeldNoise, noise_held
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import (
     StepInputs,
@@ -57,6 +63,18 @@ class Decoding:
 
 
 @dataclass(slots=True)
+class Drawing:
+    """Images on their way from noise, by generator and forward, all at the same `time`.
+
+    `velocities` are those of a pass, for the patches that this rank has between regions.
+    """
+
+    time: float = 0.0
+    patches: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    velocities: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class StepState:
     """The inputs and the results of one step on this rank."""
 
@@ -68,6 +86,8 @@ class StepState:
     forward_losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     # Set while greedy answers are found, in place of a loss.
     decoding: Decoding | None = None
+    # Set while generators make images, in place of a loss.
+    drawing: Drawing | None = None
 
     @property
     def data(self) -> StepData:
@@ -111,8 +131,10 @@ class Stages:
             self.mail.outputs.put(bridge.at(action.index), of_bridge.to(bridge.like.dtype))
         if not module.layout.computes_loss:
             return
-        if step.decoding is not None:
+        if step.decoding is not None and action.module == LANGUAGE:
             step.decoding.choices[action.index] = out
+        elif step.drawing is not None:
+            step.drawing.velocities[module.name, action.index] = out
         else:
             # Scale at the loss, sum everywhere: N is that of the whole step.
             loss = out / max(1, step.data.num_terms(module.name))
@@ -167,7 +189,8 @@ class Stages:
         into = self.layout.bridges_into(module.name) if here.is_first else ()
         bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
         learns = module.layout.computes_loss
-        if module.layout.reads_arrays and (here.is_first or (here.is_last and learns)):
+        reads = module.layout.reads_arrays and step.drawing is None
+        if reads and (here.is_first or (here.is_last and learns)):
             images = [
                 image
                 for sample in view.samples
@@ -175,8 +198,8 @@ class Stages:
             ]
             patches = pack(images, reader(model), module.context, held)
         noise = None
-        if learns and patches is not None:
-            noise = noised(patches, view, held, self.spec.train.seed, module.context)
+        if learns and (here.is_first or here.is_last):
+            noise = self._noised(module, group, patches, step)
         places = None
         if turns_by_place(model):
             places = to_device(image_places(view, held), module.context.device)
@@ -192,6 +215,38 @@ class Stages:
             rows={name: each.received(group) for name, each in bridges},
             row_places={name: each.places_in_target(group) for name, each in bridges},
         )
+
+    def begin_drawing(self, drawing: Drawing, step: StepState) -> None:
+        """Start the images of every generator of this rank from noise, on all of its stages."""
+        for module in self.modules.values():
+            if module.layout.computes_loss and not module.layout.is_language:
+                for group in range(self.layout.num_groups(module.layout)):
+                    noise = self._noise(module, group, step)
+                    drawing.patches[module.name, group] = noise.values
+
+    def _noised(
+        self, module: RankModule, group: int, patches: Patches | None, step: StepState
+    ) -> NoisedPatches:
+        """Return the patches of a generator between noise and image, learnt or being made."""
+        noise = self._noise(module, group, step)
+        if step.drawing is None:
+            if patches is None:
+                raise RuntimeError(f"{module.name}: nobody has read the images to learn")
+            return noise.towards(patches)
+        view = self._encoder_view(module, group, step)
+        places = image_places(view, view.held(module.context.cp.index))
+        made = step.drawing.patches[module.name, group]
+        on_device = to_device(places, module.context.device)
+        return noise.at_time(step.drawing.time, Patches(made, on_device))
+
+    def _noise(self, module: RankModule, group: int, step: StepState) -> HeldNoise:
+        """Return the noise of the patches of a generator that this cp rank holds."""
+        view = self._encoder_view(module, group, step)
+        held, images = (
+            view.held(module.context.cp.index),
+            reader(self.spec.modules[module.name].model),
+        )
+        return noise_held(view, held, self.spec.train.seed, images.width, module.context)
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device

@@ -6,9 +6,11 @@ Leaves: reading images to `train`, the loss to `models.flow`.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.noise import Noise, noise_of
@@ -17,16 +19,40 @@ from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.models.encoder_inputs import NoisedPatches, Patches
 
 
-def noised(
-    images: Patches, view: EncoderView, held: range, seed: int, context: ParallelContext
-) -> NoisedPatches:
-    """Return the noised form of the patches `held` by a cp rank, which `images` has packed."""
-    device, dtype = context.device, context.compute_dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    noise = np.zeros((len(held), images.values.shape[1]), np.float32)
+@dataclass(frozen=True, slots=True)
+class HeldNoise:
+    """The noise of the patches of one cp rank, [N, P], and the times to learn at, [N].
+
+    `is_patch` [N] is 0 on padding. All are in at least fp32; patches get type `dtype`.
+    """
+
+    values: Tensor
+    times: Tensor
+    is_patch: Tensor
+    dtype: torch.dtype
+
+    def towards(self, images: Patches) -> NoisedPatches:
+        """Return patches on their way to these images, at the times to learn at."""
+        pixels, t_N1 = images.values.to(self.values.dtype), self.times[:, None]
+        mixed = ((1 - t_N1) * self.values + t_N1 * pixels).to(self.dtype)
+        target = pixels - self.values
+        return NoisedPatches(Patches(mixed, images.positions), self.times, target, self.is_patch)
+
+    def at_time(self, time: float, made: Patches) -> NoisedPatches:
+        """Return patches that are being made, all at one time."""
+        times = torch.full_like(self.times, time)
+        patches = Patches(made.values.to(self.dtype), made.positions)
+        return NoisedPatches(patches, times, None, self.is_patch)
+
+
+def noise_held(
+    view: EncoderView, held: range, seed: int, numbers: int, context: ParallelContext
+) -> HeldNoise:
+    """Return the noise of the patches `held` by a cp rank, of so many `numbers` each."""
+    noise = np.zeros((len(held), numbers), np.float32)
     times, is_patch = np.zeros((2, len(held)))
     first = 0
-    for each in _noises(view, seed, images.values.shape[1]):
+    for each in _noises(view, seed, numbers):
         last = first + len(each.values)
         start, stop = max(first, held.start), min(last, held.stop)
         if start < stop:
@@ -34,13 +60,9 @@ def noised(
             noise[here] = each.values[start - first : stop - first]
             times[here], is_patch[here] = each.time, 1
         first = last
-    noise_NP, times_N, is_patch_N = (
-        to_device(each, device).to(wide) for each in (noise, times, is_patch)
-    )
-    pixels_NP, t_N1 = images.values.to(wide), times_N[:, None]
-    values = ((1 - t_N1) * noise_NP + t_N1 * pixels_NP).to(dtype)
-    target = pixels_NP - noise_NP
-    return NoisedPatches(Patches(values, images.positions), times_N, target, is_patch_N)
+    wide = torch.promote_types(context.compute_dtype, torch.float32)
+    on_device = [to_device(each, context.device).to(wide) for each in (noise, times, is_patch)]
+    return HeldNoise(on_device[0], on_device[1], on_device[2], context.compute_dtype)
 
 
 def _noises(view: EncoderView, seed: int, numbers: int) -> Iterator[Noise]:

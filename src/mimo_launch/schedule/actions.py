@@ -11,7 +11,8 @@ moves a whole group as one collective. Actions joined by `+` are posted together
 together. `language.0B3+language.0REDUCE3` is a
 backward that ends with a sum of gradients over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
 finish the gradients of a module; `step:NORM` and `step:UPDATE` end the step;
-`language:SHARE` ends a pass of greedy decoding: the last stage sends its choices to its replica.
+`language:SHARE` ends a pass of greedy decoding: the last stage sends its choices to its replica; so
+does that of a generator with the velocities of a drawing step.
 """
 
 import re

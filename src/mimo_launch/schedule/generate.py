@@ -201,12 +201,27 @@ def generate_decoding(layout: Layout, programs: Programs) -> Programs:
     Only language runs again, on the rows that the evaluation left; then the last stage sends its
     choices to the other ranks of its replica.
     """
-    name = layout.language.name
+    return _passes_of(programs, [layout.language.name])
+
+
+def generate_drawing(layout: Layout, programs: Programs) -> Programs:
+    """Return the programs that move the images of generators one step away from noise.
+
+    Only generators run again, on the rows that the evaluation left; then their last stages send the
+    velocities to the other ranks of their replicas.
+    """
+    names = [module.name for module in layout.losses if not module.is_language]
+    return _passes_of(programs, names)
+
+
+def _passes_of(programs: Programs, names: Sequence[str]) -> Programs:
+    """Return what some modules do in these programs, with a share of their results at the end."""
     made: dict[int, Program] = {}
     for program in programs:
         if id(program) not in made:
-            slots = (tuple(a for a in slot if a.module == name) for slot in program)
+            slots = (tuple(a for a in slot if a.module in names) for slot in program)
             kept = tuple(slot for slot in slots if slot)
-            share = ((Action(name, None, Kind.SHARE, 0),),) if kept else ()
-            made[id(program)] = (*kept, *share)
+            held = {slot[0].module for slot in kept}
+            shares = ((Action(name, None, Kind.SHARE, 0),) for name in names if name in held)
+            made[id(program)] = (*kept, *shares)
     return tuple(made[id(program)] for program in programs)

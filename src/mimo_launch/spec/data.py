@@ -28,9 +28,18 @@ class _Samples(Strict):
 
 
 class DigitsData(_Samples):
-    """Strips of real handwritten digits to be read out; ships with the package."""
+    """Strips of real handwritten digits to be read out, or drawn; ships with the package."""
 
     kind: Literal["digits"]
+    tasks: tuple[Literal["read", "draw"], ...] = Field(
+        ("read",),
+        strict=False,
+        min_length=1,
+        description="What samples ask for, each one of these with equal probability. `read`: the "
+        "digits of a strip, from its image or from words. `draw`: an image of each digit, from "
+        "words; needs a generator.",
+        examples=[["read", "draw"]],
+    )
     min_digits: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Shortest strip.")
     max_digits: Annotated[int, Field(ge=1, le=16)] = Field(6, description="Longest strip.")
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(

@@ -16,11 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
+from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.sample_readers import is_scorer
 from mimo_launch.runtime.compute import StepState
 from mimo_launch.runtime.model_inputs import read_text
+from mimo_launch.train.drawing import DRAWING_STEPS, draw
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
@@ -36,8 +38,9 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     program = session.mine.evaluation
     batch = session.spec.batch.global_
     names = [module.name for module in session.layout.losses]
-    # Right tokens of answers, tokens of answers, then the sum of each loss over its terms.
-    sums = torch.zeros(2 + len(names), dtype=torch.float64, device=session.device)
+    # Right tokens of answers, tokens of answers; images that were recognised, and all that were
+    # judged; then the sum of each loss over its terms.
+    sums = torch.zeros(4 + len(names), dtype=torch.float64, device=session.device)
     terms, seen = dict.fromkeys(names, 0), 0
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
         inputs = reader.read("heldout", ids, step - 1)  # Which counts steps from 0.
@@ -46,7 +49,8 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         if (end := reader.dataset.answer_end) is not None:
             for num_right, num_tokens in _decode(session, result, inputs, end):
                 right, total = right + num_right, total + num_tokens
-        answers = to_device(torch.tensor([right, total], dtype=sums.dtype), session.device)
+        counts = [right, total, *_recognised(session, reader.dataset, result, inputs)]
+        answers = to_device(torch.tensor(counts, dtype=sums.dtype), session.device)
         batch_terms = {name: inputs.data.num_terms(name) for name in names}
         own = torch.cat([answers, *((result.losses[n] * batch_terms[n])[None] for n in names)])
         # Reduce after each batch: ranks without language wait here while the others decode, and a
@@ -56,16 +60,31 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         session.progress.beat()
         terms = {name: terms[name] + batch_terms[name] for name in names}
         seen += len(ids) - len(inputs.left_out)
-    all_right, all_tokens, *summed = sums.tolist()
+    all_right, all_tokens, recognised, judged, *summed = sums.tolist()
     losses = {n: total / terms[n] for n, total in zip(names, summed, strict=True) if terms[n]}
     weighted = [session.layout[name].loss_weight * loss for name, loss in losses.items()]
     return EvalFinished(
         step=step,
         eval_loss=sum(weighted) if weighted else math.nan,
         eval_losses=losses if len(names) > 1 else None,
+        drawn_recognised=recognised / judged if judged else None,
         digit_accuracy=all_right / all_tokens if all_tokens else None,
         samples=seen,
     )
+
+
+def _recognised(
+    session: RankSession, dataset: Dataset, forwarded: StepState, inputs: ReadStep
+) -> tuple[int, int]:
+    """Return how many images that generators make of a batch are recognised, and how many judged.
+
+    Those of this rank's replicas, counted on one rank of each.
+    """
+    found = [
+        dataset.recognised("heldout", made.record, made.images)
+        for made in draw(session, forwarded, inputs.data, DRAWING_STEPS)
+    ]
+    return sum(right for right, _ in found), sum(judged for _, judged in found)
 
 
 def _decode(

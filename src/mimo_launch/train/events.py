@@ -72,7 +72,8 @@ class EvalFinished:
     """One evaluation after `step` steps.
 
     `digit_accuracy` is the share of the tokens of held-out answers that greedy decoding gets right
-    at their place. Metrics files have this name, whatever the answers are.
+    at their place. Metrics files have this name, whatever the answers are. `drawn_recognised` is
+    the share of images that generators make from noise and that the data set recognises.
     """
 
     step: int
@@ -80,6 +81,7 @@ class EvalFinished:
     digit_accuracy: float | None
     samples: int
     eval_losses: dict[str, float] | None = None
+    drawn_recognised: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +249,7 @@ def as_record(event: Event) -> dict[str, Any]:
         for key in ("imbalance", "reading", "zero_grads"):
             if not record[key]:
                 del record[key]
-    for key in ("aux_loss", "losses", "eval_losses"):
+    for key in ("aux_loss", "losses", "eval_losses", "drawn_recognised"):
         if key in record and record[key] is None:
             del record[key]
     return record

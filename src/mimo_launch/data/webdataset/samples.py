@@ -6,7 +6,7 @@ Relies on: `index_columns` and `tar_files`; `sample_encoder` and `decode_media` 
 Leaves: the order of samples to `data.sample_order`, threads to `loader`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import TypeVar
@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.dataset import BadSample, Pixels
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.decode_media import medium_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
@@ -245,6 +245,11 @@ class ShardSamples:
         """Return zeros [seq]: a sample is one document."""
         self.splits[split].row(index)
         return np.zeros(self._seq, dtype=np.int64)
+
+    def recognised(self, split: Split, index: int, images: Sequence[Pixels]) -> tuple[int, int]:
+        """Judge nothing: nobody says what an image should show."""
+        self.describe(split, index)
+        return 0, 0
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return nothing: answers in free text are not scored."""
