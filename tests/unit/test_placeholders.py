@@ -22,6 +22,11 @@ def asked(vision: int | None, depth: int | None, vocab: int = 12, **more: Any) -
     return spec(modules, **more)
 
 
+def merged(*names: str) -> str:
+    model = "`model: {kind: connector, ...}`"
+    return f", or merge both in a module with {model} and `reads: [{', '.join(names)}]`"
+
+
 def codes(made: Spec) -> list[str]:
     return [item.code for item in check(made) if item.is_error]
 
@@ -42,9 +47,9 @@ def test_those_that_nobody_gives_are_the_last_ids(
     ("given", "code", "help_"),
     [
         ((12, None), "placeholder-outside-vocab", "write `placeholder: 11`, or a larger `vocab`"),
-        ((5, 5), "placeholder-taken", "write `placeholder: 11`"),
+        ((5, 5), "placeholder-taken", "write `placeholder: 11`" + merged("vision", "depth")),
         ((0, None), "placeholder-is-word", "write `placeholder: 10`, or delete the line"),
-        ((11, None), "placeholder-taken", "write `placeholder: 10`"),
+        ((11, None), "placeholder-taken", "write `placeholder: 10`" + merged("depth", "vision")),
     ],
 )
 def test_a_placeholder_is_in_the_vocabulary_and_of_one_encoder(

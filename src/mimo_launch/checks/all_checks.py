@@ -11,6 +11,7 @@ from mimo_launch.checks import (
     custom,
     data,
     experts,
+    graph,
     init_from,
     packages,
     positions,
@@ -36,6 +37,13 @@ from mimo_launch.spec.spec import (
 _GRID = ("grid-size-mismatch",)
 _ORDER = ("order-not-permutation",)
 _ROLE = ("wrong-kind-for-role",)
+_READS = (
+    "reads-unknown-module",
+    "reads-module-twice",
+    "reads-in-circle",
+    "reads-unlike-kind",
+    *_ROLE,
+)
 _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
@@ -54,6 +62,11 @@ _CLIPS = ("sound-not-in-data", "frames-over-rows", "row-over-clips")
 RULES: tuple[Rule, ...] = (
     SpecRule(ranks.language_present),
     ModuleRule(ranks.kind_fits_role, needs=("no-language-module",)),
+    ModuleRule(graph.reads_modules),
+    SpecRule(graph.reads_in_order),
+    ModuleRule(graph.reads_fit_kind, needs=_ROLE),
+    ModuleRule(graph.loss_is_behind_language, needs=_READS),
+    ModuleRule(graph.rows_have_reader, needs=_READS),
     ModelRule(CustomModel, custom.class_is_there, needs=("not-supported-yet",)),
     ModuleRule(ranks.grid_fills_ranks),
     ModuleRule(ranks.order_is_permutation),
@@ -109,13 +122,15 @@ RULES: tuple[Rule, ...] = (
     ),
     ModuleRule(
         vocabulary.placeholder_is_token,
-        needs=("tokenizer-not-usable", "placeholder-outside-vocab", "setting-without-effect"),
+        needs=("tokenizer-not-usable", "placeholder-outside-vocab"),
     ),
     ModuleRule(shards.processor_is_understood),
     SpecRule(shards.processors_have_encoders),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS)),
-    ModuleRule(vocabulary.placeholder_is_free, needs=(*_ROLE, "vocab-too-small")),
-    SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_ROLE)),
+    ModuleRule(vocabulary.placeholder_is_free, needs=(*_READS, "vocab-too-small")),
+    SpecRule(graph.widths_merge, needs=(*_IMAGES, *_CLIPS, *_READS)),
+    SpecRule(graph.data_show_graph, needs=_READS),
+    SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_READS)),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(training_settings.something_trains),

@@ -84,6 +84,15 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
             "delete `class_token`",
             Related(path=(*path, "class_token"), label="a class token"),
         )
+    if kind.reads_beside and not kind.reads_tokens:
+        yield _cannot(
+            name,
+            "attend to queries and rows together",
+            "its kernels need the tokens of an image next to each other, and rows come after the "
+            "queries of all images",
+            "delete `queries`",
+            Related(path=(*path, "queries"), label="queries of its own"),
+        )
     if kind.moe is not None:
         yield _cannot(
             name,

@@ -94,21 +94,22 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
 
 def dp_sizes_related(spec: Spec, name: str) -> Findings:
     """One of the two dp sizes at a bridge divides the other (a warning)."""
-    if name == LANGUAGE:
-        return
-    mine, language = spec.modules[name].grid.dp, spec.language.grid.dp
-    if mine % language == 0 or language % mine == 0:
-        return
-    yield Diagnostic(
-        code="unrelated-dp-sizes",
-        severity=Severity.WARNING,
-        headline=f"`{name}` dp {mine} and language dp {language} do not divide each other",
-        path=("modules", name, "grid", "dp"),
-        why="legal, but each replica then exchanges rows with several replicas that overlap, which "
-        "means more and smaller messages",
-        help=f"a dp that divides {language}, or a multiple of it, gives fewer messages",
-        related=(Related(path=_DP, label=f"dp {language}"),),
-    )
+    mine = spec.modules[name].grid.dp
+    for reader in spec.modules:
+        theirs = spec.modules[reader].grid.dp
+        if name not in spec.sources_of(reader) or mine % theirs == 0 or theirs % mine == 0:
+            continue
+        shown = LANGUAGE if reader == LANGUAGE else f"`{reader}`"
+        yield Diagnostic(
+            code="unrelated-dp-sizes",
+            severity=Severity.WARNING,
+            headline=f"`{name}` dp {mine} and {shown} dp {theirs} do not divide each other",
+            path=("modules", name, "grid", "dp"),
+            why="legal, but each replica then exchanges rows with several replicas that overlap, "
+            "which means more and smaller messages",
+            help=f"a dp that divides {theirs}, or a multiple of it, gives fewer messages",
+            related=(Related(path=("modules", reader, "grid", "dp"), label=f"dp {theirs}"),),
+        )
 
 
 def seq_holds_samples(spec: Spec) -> Findings:

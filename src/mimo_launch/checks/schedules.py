@@ -49,8 +49,11 @@ def interleaved_has_stages(spec: Spec) -> Findings:
 
 
 def interleaved_runs_whole(spec: Spec) -> Findings:
-    """Interleaving runs microbatches in groups that are a multiple of pp."""
-    if spec.schedule.kind != "interleaved":
+    """Interleaving runs microbatches in groups that are a multiple of pp.
+
+    Not so in other graphs than a star, where all work has one order.
+    """
+    if spec.schedule.kind != "interleaved" or not spec.is_star:
         return
     pp, total = spec.language.grid.pp, spec.schedule.microbatches
     k = spec.schedule.encoder_microbatches
@@ -77,7 +80,8 @@ def bubbles_are_filled(spec: Spec) -> Findings:
     """Bubble filling needs a pipeline and an encoder on its ranks (a warning)."""
     if spec.schedule.kind != "bubble_filling":
         return
-    is_piped = spec.language.grid.pp > 1
+    # In other graphs than a star it also sets how far encoders on shared ranks run ahead.
+    is_piped = spec.language.grid.pp > 1 or not spec.is_star
     if is_piped and any(runs_in_phases(spec, name) for name in spec.encoders):
         return
     yield Diagnostic(
@@ -93,9 +97,12 @@ def bubbles_are_filled(spec: Spec) -> Findings:
 
 
 def bubbles_need_no_gather(spec: Spec, name: str) -> Findings:
-    """Replicas at different places of a pipeline cannot gather weights at every forward."""
+    """Replicas at different places of a pipeline cannot gather weights at every forward.
+
+    In other graphs than a star they can: all replicas run in one order.
+    """
     module = spec.modules[name]
-    fills = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
+    fills = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1 and spec.is_star
     replicas = module.grid.dp * module.grid.cp
     if name == LANGUAGE or not fills or not runs_in_phases(spec, name):
         return

@@ -192,7 +192,10 @@ def members_for_encoders(spec: Spec) -> Findings:
     found = {name.rpartition(".")[2] for name in names}
     ends = ", ".join(sorted(found)) or "nothing"
     for name, module in spec.encoders.items():
-        sound = kind_of(module.model).clips is not None
+        kind = kind_of(module.model)
+        if kind.input is None:
+            continue
+        sound = kind.clips is not None
         if not found & (AUDIO_SUFFIXES if sound else IMAGE_FORMATS.keys()):
             what = "clips" if sound else "images"
             yield Diagnostic(

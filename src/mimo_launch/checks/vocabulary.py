@@ -105,12 +105,14 @@ def vocab_holds_tokenizer(spec: Spec) -> Findings:
 def placeholder_is_token(spec: Spec, name: str) -> Findings:
     """A given placeholder is a token of the tokenizer (a warning)."""
     data, given = spec.data, spec.modules[name].placeholder
-    if not isinstance(data, WebdatasetData) or name not in spec.encoders or given is None:
+    if not isinstance(data, WebdatasetData) or given is None:
+        return
+    if name not in spec.sources_of(LANGUAGE):
         return
     folder = Path(data.tokenizer)
     if token_text(folder, given) is not None:
         return
-    sound = kind_of(spec.encoders[name].model).clips is not None
+    sound = kind_of(spec.modules[name].model).clips is not None
     marker = data.audio_marker if sound else data.image_marker
     known = token_id(folder, marker)
     yield Diagnostic(
@@ -131,13 +133,15 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
     given, path = spec.modules[name].placeholder, ("modules", name, "placeholder")
     if given is None:
         return
-    if name == LANGUAGE:
+    others = list(spec.sources_of(LANGUAGE))
+    if name not in others:
         yield Diagnostic(
             code="setting-without-effect",
             severity=Severity.WARNING,
-            headline=f"`placeholder` of `{LANGUAGE}` does nothing",
+            headline=f"`placeholder` of `{name}` does nothing",
             path=path,
-            why="it is the token that stands for a row of an encoder",
+            why="it is the token that stands for a row of an encoder"
+            + (f", and `{LANGUAGE}` does not read `{name}` itself" if name != LANGUAGE else ""),
             help="delete `placeholder`",
         )
         return
@@ -152,25 +156,25 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             related=(Related(path=_VOCAB, label=f"{size} tokens, from 0 on"),),
         )
         return
-    others = list(spec.sources_of(LANGUAGE))
     before = others[: others.index(name)]
     # If two encoders were given the same token, the second one gets the finding.
     taken = {
         placeholder_id(spec, other): other
         for other in others
-        if other in before or spec.encoders[other].placeholder is None
+        if other in before or spec.modules[other].placeholder is None
     }
     used = {*taken, given}
     free = next((x for x in reversed(range(size)) if x not in used and not _role(spec, x)), 0)
     if given in taken:
-        by_default = spec.encoders[taken[given]].placeholder is None
+        by_default = spec.modules[taken[given]].placeholder is None
         yield Diagnostic(
             code="placeholder-taken",
             headline=f"`{name}`: placeholder {given} is also that of `{taken[given]}`",
             path=path,
             why="a placeholder stands for the rows of one encoder"
             + ("; those without a `placeholder` own the last ids" if by_default else ""),
-            help=f"write `placeholder: {free}`",
+            help=f"write `placeholder: {free}`, or merge both in a module with "
+            f"`model: {{kind: connector, ...}}` and `reads: [{taken[given]}, {name}]`",
             related=(Related(path=("modules", taken[given]), label="the other encoder"),),
         )
     elif role := _role(spec, given):

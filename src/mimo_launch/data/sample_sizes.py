@@ -12,8 +12,9 @@ samples are text (`text_only: 1`) none has an image. A pack holds as many such r
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import repeat
-from math import isqrt
+from math import ceil, isqrt
 from typing import overload
 
 from mimo_launch.hugging_face.image_processor import Smart, recipe_of
@@ -27,6 +28,9 @@ from mimo_launch.spec.spec import (
     SyntheticData,
     WebdatasetData,
 )
+
+# Of images that synthetic data draw, in rows.
+MAX_HEIGHT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,16 @@ class ImageSize:
 
 def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:
     """Return the rows that a module makes of an image, by those of the encoders that see it."""
-    kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
-    if not (kind.reads_rows and sources) or kind.computes_loss:
-        return size_of(name)
-    sizes = [size_made(spec, source, size_of) for source in sources]
-    return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+
+    @cache
+    def made(name: str) -> ImageSize:
+        kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
+        if not (kind.reads_rows and sources) or kind.computes_loss:
+            return size_of(name)
+        sizes = [made(source) for source in sources]
+        return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+
+    return made(name)
 
 
 def spans_behind(
@@ -68,8 +77,13 @@ def spans_behind(
 
 def _behind(spec: Spec, name: str) -> set[str]:
     """Return every module that a module reads, or that one of these reads."""
-    sources = spec.sources_of(name)
-    return {*sources}.union(*(_behind(spec, each) for each in sources))
+    found: set[str] = set()
+    left = [*spec.sources_of(name)]
+    while left:
+        if (each := left.pop()) not in found:
+            found.add(each)
+            left += spec.sources_of(each)
+    return found
 
 
 def shown_together(spec: Spec) -> dict[str, str]:
@@ -83,20 +97,40 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
     model, data = spec.modules[encoder].model, spec.data
     if kind_of(model).input is None and spec.sources_of(encoder):
         return size_made(spec, encoder, lambda source: largest_image(spec, source))
-    if isinstance(data, DigitsData):
-        row_side = images.row_side if (images := kind_of(model).images) else DIGIT_SIDE
-        side = max(1, DIGIT_SIDE // row_side)
-        return ImageSize(side, side * data.max_digits)
     if isinstance(data, WebdatasetData):
         return _largest_of_shards(spec, encoder)
-    if clips := kind_of(model).clips:
+    return sizes_drawn(spec, encoder)[0][1]
+
+
+def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], ...]:
+    """Return, per height that digits or synthetic data draw, the narrowest and widest image.
+
+    In rows of an encoder that reads them. Encoders that see the same image draw the same numbers
+    for it, so those with equal answers get equal sizes.
+    """
+    kind, data = kind_of(spec.modules[encoder].model), spec.data
+    if isinstance(data, DigitsData):
+        side = max(1, DIGIT_SIDE // images.row_side) if (images := kind.images) else 1
+        fewest, most = (ImageSize(side, side * n) for n in (data.min_digits, data.max_digits))
+        return ((fewest, most),)
+    if not isinstance(data, SyntheticData):
+        raise TypeError(f"the sizes of images of {data.kind} are not drawn")
+    if clips := kind.clips:
         longest = clips.frames if clips.fixed_length else min(clips.frames, data.max_frames)
-        return ImageSize(1, longest // clips.frames_per_row)
-    shuffle = images.shuffle if (images := kind_of(model).images) else 1
+        width = longest // clips.frames_per_row
+        least = width if clips.fixed_length else ceil(data.min_frames / clips.frames_per_row)
+        return ((ImageSize(1, min(least, width)), ImageSize(1, width)),)
+    shuffle = images.shuffle if (images := kind.images) else 1
     if data.image is not None:
-        height, width = data.image
-        return ImageSize(height // shuffle, width // shuffle)
-    return ImageSize(1, data.max_patches // shuffle**2)
+        only = ImageSize(data.image[0] // shuffle, data.image[1] // shuffle)
+        return ((only, only),)
+    fewest_rows, most_rows = (n / shuffle**2 for n in (data.min_patches, data.max_patches))
+    found = []
+    for height in range(1, max(1, min(MAX_HEIGHT, int(most_rows))) + 1):
+        widest = int(most_rows) // height
+        narrowest = min(ceil(fewest_rows / height), widest)
+        found.append((ImageSize(height, narrowest), ImageSize(height, widest)))
+    return tuple(found)
 
 
 def longest_sample(spec: Spec) -> int:

@@ -9,7 +9,6 @@ Leaves: a task that can be learned to `digits`.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from mimo_launch.data.sample_sizes import (
     largest_image,
     longest_sample,
     shown_together,
+    sizes_drawn,
     spans_behind,
 )
 from mimo_launch.kinds.registry import kind_of
@@ -40,7 +40,6 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Clips, Images, Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
-MAX_HEIGHT = 3
 # A generator reads this many rows of language at most for an image; a text has two tokens.
 MAX_READS = 2
 # Random words that one image takes: for its presence, height, width, turn and place.
@@ -64,6 +63,7 @@ class SyntheticSamples:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
         self._models: dict[str, Images | Clips] = {}
+        self._sizes: dict[str, tuple[tuple[ImageSize, ImageSize], ...]] = {}
         for name, module in (spec.encoders | spec.generators).items():
             model = kind_of(module.model).input
             if model is None:
@@ -74,6 +74,7 @@ class SyntheticSamples:
                 patches = model.patches_per_row
                 raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
             self._models[name] = model
+            self._sizes[name] = sizes_drawn(spec, name)
         read = spec.sources_of(LANGUAGE)
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
         self._num_text_tokens = vocab_size(spec) - len(read)
@@ -217,16 +218,7 @@ class SyntheticSamples:
 
     def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
         """Return height and width in rows, drawn within the limits of the data if not given."""
-        model, data = self._models[encoder], self._data
-        if isinstance(model, Clips):
-            longest = largest_image(self._spec, encoder).width
-            least = ceil(data.min_frames / model.frames_per_row)
-            shortest = longest if model.fixed_length else min(least, longest)
-            return ImageSize(1, shortest + pick(wide, longest - shortest + 1))
-        if data.image is not None:
-            return ImageSize(data.image[0] // model.shuffle, data.image[1] // model.shuffle)
-        fewest, most = (n / model.patches_per_row for n in (data.min_patches, data.max_patches))
-        height = 1 + pick(tall, min(MAX_HEIGHT, int(most)))
-        widest = int(most) // height
-        narrowest = min(ceil(fewest / height), widest)
-        return ImageSize(height, narrowest + pick(wide, widest - narrowest + 1))
+        heights = self._sizes[encoder]
+        narrowest, widest = heights[pick(tall, len(heights))]
+        width = narrowest.width + pick(wide, widest.width - narrowest.width + 1)
+        return ImageSize(narrowest.height, width)

@@ -42,7 +42,7 @@ def placeholder_id(spec: Spec, encoder: str) -> int:
 
     The last ids belong to the modules that language reads and that have no given one, in order.
     """
-    given = spec.encoders[encoder].placeholder
+    given = spec.modules[encoder].placeholder
     if given is not None:
         return given
     last = _with_last_ids(spec)

@@ -309,6 +309,11 @@ class Spec(Strict):
         behind = self._behind_language
         return {name: self.modules[name] for name in self._order if name in behind}
 
+    @property
+    def is_star(self) -> bool:
+        """Whether no module but language reads another."""
+        return not any(m.reads for name, m in self.modules.items() if name != LANGUAGE)
+
     def row_width(self, name: str) -> int:
         """Return the width of the rows that a module makes: that of the first one to read it.
 
@@ -320,9 +325,15 @@ class Spec(Strict):
         return self.modules[readers[0]].model.hidden
 
     def sources_of(self, name: str) -> tuple[str, ...]:
-        """Return the modules whose rows a module reads, the default applied."""
+        """Return the modules whose rows a module reads, the default applied.
+
+        Raises: MissingPartError if one of them is no module of the spec.
+        """
         module = self.modules.get(name)
         if module is not None and module.reads is not None:
+            for source in module.reads:
+                if source not in self.modules:
+                    raise MissingPartError(f"modules.{source}")
             return module.reads
         if name != LANGUAGE:
             return ()

@@ -1,0 +1,306 @@
+"""Checks of `reads`: the graph of modules that rows pass through.
+
+Decides: which modules may read which, and that each one is read or has a loss.
+Relies on: `kinds` for which of them take rows; `data.sample_sizes` for rows per image.
+Leaves: the role of each kind beside language to `ranks`, placeholders to `vocabulary`.
+"""
+
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+
+from mimo_launch.checks.rule import Findings
+from mimo_launch.data.sample_sizes import size_made, sizes_drawn
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.wording import close_matches
+
+
+def reads_modules(spec: Spec, name: str) -> Findings:
+    """`reads` names modules of the spec, each once."""
+    reads, path = spec.modules[name].reads or (), ("modules", name, "reads")
+    others = [each for each in spec.modules if each not in (name, *reads)]
+    for unknown in dict.fromkeys(each for each in reads if each not in spec.modules):
+        near = close_matches(unknown, others)[:1]
+        meant = [*near, *(each for each in dict.fromkeys(reads) if each != unknown)]
+        yield Diagnostic(
+            code="reads-unknown-module",
+            headline=f"`{name}` reads `{_short(unknown)}`, but there is no such module",
+            path=(*path, reads.index(unknown)),
+            why="`reads` names the modules whose rows this one takes",
+            help=(f"write `reads: {_names(meant)}`" if meant else "delete `reads`")
+            + (f", or add a module called `{_short(unknown)}`" if not near else ""),
+        )
+    again = [each for place, each in enumerate(reads) if each in reads[:place]]
+    for twice in dict.fromkeys(again):
+        place = reads.index(twice, reads.index(twice) + 1)
+        yield Diagnostic(
+            code="reads-module-twice",
+            headline=f"`{name}` reads `{_short(twice)}` twice",
+            path=(*path, place),
+            why="the rows of a module come once; there is one linear map for each module read",
+            help=f"write `reads: {_names(dict.fromkeys(reads))}`",
+            related=(Related(path=(*path, reads.index(twice)), label="the first time"),),
+        )
+
+
+def reads_in_order(spec: Spec) -> Findings:
+    """No module gets rows that were made of its own."""
+    graph = {
+        name: [each for each in module.reads or () if each in spec.modules]
+        for name, module in spec.modules.items()
+    }
+    while (circle := _circle(graph)) is not None:
+        # Each sends rows to the next one, the last one to the first.
+        start = circle.index(LANGUAGE if LANGUAGE in circle else _first(spec, circle))
+        circle = circle[start:] + circle[:start]
+        reader, source = circle[0], circle[-1]
+        if reader == LANGUAGE and not kind_of(spec.modules[circle[-1]].model).computes_loss:
+            # An encoder that reads language, rather than a generator that language reads.
+            reader, source = circle[1 % len(circle)], LANGUAGE
+        way = " -> ".join(f"`{each}`" for each in (*circle, circle[0]))
+        yield Diagnostic(
+            code="reads-in-circle",
+            headline=f"`{reader}` reads itself"
+            if len(circle) == 1
+            else f"rows go in a circle: {way}",
+            path=("modules", reader, "reads"),
+            why="a module can start when the rows that it reads are there"
+            + (
+                "; what `language` reads stands in front of it, and what reads it behind it"
+                if LANGUAGE in circle and len(circle) > 1
+                else ""
+            ),
+            help=_without(spec, reader, source),
+            related=tuple(
+                Related(path=("modules", each, "reads"), label=f"`{each}` reads `{before}`")
+                for before, each in zip(circle, [*circle[1:], circle[0]], strict=True)
+                if each != reader
+            ),
+        )
+        graph = {
+            name: [each for each in sources if each not in circle]
+            for name, sources in graph.items()
+            if name not in circle
+        }
+
+
+def _circle(graph: dict[str, list[str]]) -> list[str] | None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found[:-1]
+    return None
+
+
+def _first(spec: Spec, names: Iterable[str]) -> str:
+    return next(name for name in spec.modules if name in names)
+
+
+def _without(spec: Spec, reader: str, source: str) -> str:
+    """Return what to write so that `reader` does not read `source`."""
+    rest = [each for each in spec.modules[reader].reads or () if each != source]
+    if not rest and reader != LANGUAGE and kind_of(spec.modules[reader].model).reads_rows:
+        rest = [each for each in _seeing(spec) if each != reader]
+    if rest:
+        return f"write `reads: {_names(rest)}` in `{reader}`"
+    return f"delete `reads` of `{reader}`"
+
+
+def _seeing(spec: Spec) -> list[str]:
+    """Return the modules that read images or clips, those that no connector reads first."""
+    kinds = {name: kind_of(module.model) for name, module in spec.modules.items()}
+    seeing = [n for n, kind in kinds.items() if kind.input is not None and not kind.computes_loss]
+    taken = {
+        each
+        for name, module in spec.modules.items()
+        for each in module.reads or ()
+        if name != LANGUAGE
+    }
+    return [each for each in seeing if each not in taken] or seeing
+
+
+def reads_fit_kind(spec: Spec, name: str) -> Findings:
+    """A connector reads some module, a generator language, and any other encoder none."""
+    module = spec.modules[name]
+    kind, path = kind_of(module.model), ("modules", name)
+    if kind.reads_tokens:
+        return
+    if module.reads and not kind.reads_rows:
+        what = "images" if kind.images is not None else "clips"
+        yield Diagnostic(
+            code="reads-unlike-kind",
+            headline=f"`{name}` has `reads`, but `kind: {module.model.kind}` takes no rows",
+            path=(*path, "reads"),
+            at_key=True,
+            why=f"it reads {what} of the data; a connector takes the rows of other modules",
+            help="delete `reads`"
+            + (", or write `kind: connector`" if LANGUAGE not in module.reads else ""),
+            related=(Related(path=(*path, "model", "kind"), label=f"reads {what}"),),
+        )
+    for source in dict.fromkeys(each for each in module.reads or () if each in spec.modules):
+        if source != LANGUAGE and kind_of(spec.modules[source].model).computes_loss:
+            made = spec.modules[source].model.kind
+            yield Diagnostic(
+                code="reads-unlike-kind",
+                headline=f"`{name}` reads `{source}`, and `kind: {made}` makes no rows",
+                path=(*path, "reads"),
+                why="it stands at an end of the graph, with a loss of its own",
+                help=_without(spec, name, source),
+                related=(Related(path=("modules", source, "model", "kind"), label="no rows"),),
+            )
+        elif kind.computes_loss and source != LANGUAGE:
+            yield Diagnostic(
+                code="reads-unlike-kind",
+                headline=f"`{name}` reads `{source}`, and `kind: {module.model.kind}` takes rows "
+                f"of `{LANGUAGE}` only",
+                path=(*path, "reads"),
+                why=f"each of its images belongs to a place in the text; `{LANGUAGE}` can read "
+                f"`{source}` and pass on what it makes of it",
+                help=f"write `reads: [{LANGUAGE}]` in `{name}`",
+            )
+    if kind.reads_rows and kind.input is None and not module.reads:
+        seeing = _seeing(spec)
+        yield Diagnostic(
+            code="reads-unlike-kind",
+            headline=f"`{name}` reads no module, and `kind: {module.model.kind}` takes only rows",
+            path=(*path, "reads") if module.reads is not None else path,
+            at_key=True,
+            why="it sees no images or clips itself, so without rows it has nothing to work on",
+            help=f"write `reads: {_names(seeing)}` in `{name}`"
+            if seeing
+            else "add an encoder of images or clips, and name it in `reads`",
+        )
+
+
+def loss_is_behind_language(spec: Spec, name: str) -> Findings:
+    """A module behind language has a loss of its own, and one in front of it has none."""
+    kind, path = kind_of(spec.modules[name].model), ("modules", name)
+    if kind.reads_tokens or kind.computes_loss == (name in spec.generators):
+        return
+    written = f"`kind: {kind.model.kind}`"
+    if not kind.computes_loss:
+        # A module that reads such a one is behind language, too, but not at fault.
+        if LANGUAGE in spec.sources_of(name):
+            yield Diagnostic(
+                code="wrong-kind-for-role",
+                headline=f"`{name}` reads `{LANGUAGE}`, and {written} computes no loss",
+                path=(*path, "reads"),
+                why="what stands behind `language` has a loss; encoders stand in front of it",
+                help=_without(spec, name, LANGUAGE),
+                related=(Related(path=(*path, "model", "kind"), label="an encoder"),),
+            )
+        return
+    given = spec.modules[name].reads
+    yield Diagnostic(
+        code="wrong-kind-for-role",
+        headline=f"{written} of `{name}` computes a loss, but does not read `{LANGUAGE}`",
+        path=(*path, "reads") if given else (*path, "model", "kind"),
+        why="a module with a loss of its own stands behind `language`, whose rows it takes",
+        help=f"write `reads: [{LANGUAGE}]` in `{name}`",
+    )
+
+
+def rows_have_reader(spec: Spec, name: str) -> Findings:
+    """Some module reads the rows of each encoder."""
+    if LANGUAGE not in spec.modules or name not in spec.encoders:
+        return
+    if kind_of(spec.modules[name].model).computes_loss:
+        return
+    if any(name in spec.sources_of(each) for each in spec.modules):
+        return
+    language = spec.sources_of(LANGUAGE)
+    yield Diagnostic(
+        code="module-without-reader",
+        headline=f"no module reads `{name}`",
+        path=("modules", name),
+        at_key=True,
+        why=f"it would compute for nothing: `{LANGUAGE}` reads only what its `reads` names",
+        help=f"write `reads: {_names([*language, name])}` in `{LANGUAGE}`, or delete `{name}`",
+        related=(Related(path=("modules", LANGUAGE, "reads"), label="without it"),),
+    )
+
+
+def widths_merge(spec: Spec) -> Findings:
+    """Modules whose rows are added to each other make equally many of each image."""
+    if isinstance(spec.data, WebdatasetData):
+        return
+    for name, module in spec.encoders.items():
+        sources, path = spec.sources_of(name), ("modules", name, "model", "merge")
+        if kind_of(module.model).reads_in_turn:
+            continue
+        if len(sources) == 1:
+            yield Diagnostic(
+                code="setting-without-effect",
+                severity=Severity.WARNING,
+                headline=f"`merge: width` of `{name}` does nothing",
+                path=path,
+                why=f"it reads only `{sources[0]}`, so there is nothing to merge",
+                help="delete `merge`",
+            )
+        unequal = ((sizes, each) for sizes in _sizes(spec, sources) for each in sources[1:])
+        for sizes, other in unequal:
+            first, rows, others = sources[0], sizes[sources[0]], sizes[other]
+            if rows == others:
+                continue
+            yield Diagnostic(
+                code="merged-rows-differ",
+                headline=f"`{name}` merges by width, but of one image `{first}` can make {rows} "
+                f"row{'s' * (rows != 1)} and `{other}` {others}",
+                path=path,
+                why="rows are added to each other one by one, so there must be equally many",
+                help="write `merge: rows`: the rows of one image then follow each other",
+                related=tuple(
+                    Related(path=("modules", each, "model"), label=f"{n} row{'s' * (n != 1)}")
+                    for each, n in ((first, rows), (other, others))
+                ),
+            )
+            break
+
+
+def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
+    """Yield the rows that each of `sources` makes of the same image, for several images.
+
+    These are the widest and the narrowest of each height: rows are linear in the width between
+    them, so modules that agree on both always agree.
+    """
+    drawn = {
+        name: sizes_drawn(spec, name)
+        for name, module in spec.encoders.items()
+        if kind_of(module.model).input is not None
+    }
+    for height in range(max(map(len, drawn.values()), default=0)):
+        for end in (1, 0):
+            sizes = {name: found[min(height, len(found) - 1)][end] for name, found in drawn.items()}
+            yield {name: size_made(spec, name, sizes.__getitem__).rows for name in sources}
+
+
+def data_show_graph(spec: Spec) -> Findings:
+    """Shards have no images for connectors; only synthetic data have some for generators."""
+    found: list[str] = []
+    if not isinstance(spec.data, SyntheticData):
+        found += spec.generators
+    if isinstance(spec.data, WebdatasetData):
+        found += [name for name, m in spec.encoders.items() if kind_of(m.model).reads_rows]
+    if not found:
+        return
+    kind = spec.modules[found[0]].model.kind
+    yield Diagnostic(
+        code="not-supported-yet",
+        headline=f"`{found[0]}` is a `{kind}`, which `kind: {spec.data.kind}` cannot feed yet",
+        path=("data", "kind"),
+        why="connectors work with `digits` and `synthetic` data, generators with `synthetic` only",
+        help="write `data: synthetic` to plan and measure this graph, or delete "
+        + ", ".join(f"`{each}`" for each in found),
+        related=tuple(Related(path=("modules", each), label="reads rows") for each in found),
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return f"[{', '.join(names)}]"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else name[:37] + "..."

@@ -1,0 +1,345 @@
+"""What `validate` says of `reads` and connectors: every fault, and every sound graph."""
+
+from typing import Any
+
+import pytest
+from tests.distributed.test_graphs import ENCODERS, GENERATORS, connector, flow, made_of
+from tests.support.specs import box, spec
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.sample_sizes import longest_sample, sizes_drawn
+from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.spec import Spec
+
+Modules = dict[str, dict[str, Any]]
+VISION: Modules = {"vision": box()}
+
+
+def made(modules: Modules, **settings: Any) -> Spec:
+    return spec({**modules, "language": modules.get("language", box())}, seq=64, **settings)
+
+
+def findings(modules: Modules, **settings: Any) -> list[Diagnostic]:
+    # The builder always writes `max_frames`.
+    return [item for item in check(made(modules, **settings)) if item.path[-1] != "max_frames"]
+
+
+def own(kind: str, **keys: Any) -> dict[str, Any]:
+    return box(model={"kind": kind, **keys})
+
+
+FAULTS: dict[str, tuple[Modules, list[str], list[str | int], str]] = {
+    "a misspelt name": (
+        {**VISION, "merger": box(**connector("vison"))},
+        ["reads-unknown-module"],
+        ["modules", "merger", "reads", 0],
+        "write `reads: [vision]`",
+    ),
+    "a name of nothing": (
+        {**VISION, "merger": box(**connector("vision", "thermal"))},
+        ["reads-unknown-module"],
+        ["modules", "merger", "reads", 1],
+        "write `reads: [vision]`, or add a module called `thermal`",
+    ),
+    "language reads nothing that there is": (
+        {**VISION, "language": box(reads=["thermal"])},
+        ["reads-unknown-module"],
+        ["modules", "language", "reads", 0],
+        "delete `reads`, or add a module called `thermal`",
+    ),
+    "the same name again": (
+        {**VISION, "merger": box(**connector("vision", "vision", "vision"))},
+        ["reads-module-twice"],
+        ["modules", "merger", "reads", 1],
+        "write `reads: [vision]`",
+    ),
+    "itself": (
+        {**VISION, "merger": box(**connector("vision", "merger"))},
+        ["reads-in-circle"],
+        ["modules", "merger", "reads"],
+        "write `reads: [vision]` in `merger`",
+    ),
+    "language reads itself": (
+        {**VISION, "language": box(reads=["vision", "language"])},
+        ["reads-in-circle"],
+        ["modules", "language", "reads"],
+        "write `reads: [vision]` in `language`",
+    ),
+    "a circle of three": (
+        {
+            **VISION,
+            "a": box(**connector("c")),
+            "b": box(**connector("a")),
+            "c": box(**connector("b")),
+        },
+        ["reads-in-circle"],
+        ["modules", "a", "reads"],
+        "write `reads: [vision]` in `a`",
+    ),
+    "two circles": (
+        {
+            **VISION,
+            "a": box(**connector("b")),
+            "b": box(**connector("a")),
+            "c": box(**connector("d", "vision")),
+            "d": box(**connector("c")),
+        },
+        ["reads-in-circle", "reads-in-circle"],
+        ["modules", "a", "reads"],
+        "write `reads: [vision]` in `a`",
+    ),
+    "a circle through language": (
+        {
+            **VISION,
+            "a": box(**connector("vision", "language")),
+            "b": box(**connector("a")),
+            "language": box(reads=["b"]),
+        },
+        ["reads-in-circle"],
+        ["modules", "a", "reads"],
+        "write `reads: [vision]` in `a`",
+    ),
+    "an encoder of images reads rows": (
+        {**VISION, "depth": box(reads=["vision"])},
+        ["reads-unlike-kind"],
+        ["modules", "depth", "reads"],
+        "delete `reads`, or write `kind: connector`",
+    ),
+    "a class of one's own reads rows": (
+        {**VISION, "own": {**own("tests.support.custom_encoders:Mixer"), "reads": ["vision"]}},
+        ["reads-unlike-kind"],
+        ["modules", "own", "reads"],
+        "delete `reads`, or write `kind: connector`",
+    ),
+    "an encoder of images reads language": (
+        {"vision": box(reads=["language"])},
+        ["reads-unlike-kind"],
+        ["modules", "vision", "reads"],
+        "delete `reads`",
+    ),
+    "a connector reads nothing": (
+        {**VISION, "audio": own("audio"), "merger": own("connector")},
+        ["reads-unlike-kind"],
+        ["modules", "merger"],
+        "write `reads: [vision, audio]` in `merger`",
+    ),
+    "a connector without any encoder": (
+        {"merger": box(**connector())},
+        ["reads-unlike-kind"],
+        ["modules", "merger", "reads"],
+        "add an encoder of images or clips, and name it in `reads`",
+    ),
+    "an encoder is left out": (
+        {**VISION, "depth": box(), "language": box(reads=["vision"])},
+        ["module-without-reader"],
+        ["modules", "depth"],
+        "write `reads: [vision, depth]` in `language`, or delete `depth`",
+    ),
+    "the end of a chain is left out": (
+        {**VISION, "a": box(**connector("vision")), "language": box(reads=["vision"])},
+        ["module-without-reader"],
+        ["modules", "a"],
+        "write `reads: [vision, a]` in `language`, or delete `a`",
+    ),
+    "encoders behind language": (
+        {**VISION, "a": box(**connector("vision", "language")), "b": box(**connector("a"))},
+        ["wrong-kind-for-role"],
+        ["modules", "a", "reads"],
+        "write `reads: [vision]` in `a`",
+    ),
+    "a generator in front of language": (
+        {**VISION, "g": {**flow(), "reads": ["vision"], **box()}},
+        ["reads-unlike-kind"],
+        ["modules", "g", "reads"],
+        "write `reads: [language]` in `g`",
+    ),
+    "a generator that reads nothing": (
+        {**VISION, "g": own("flow")},
+        ["wrong-kind-for-role"],
+        ["modules", "g", "model", "kind"],
+        "write `reads: [language]` in `g`",
+    ),
+    "a generator that reads an encoder, too": (
+        {**VISION, "g": {**box(), **flow(), "reads": ["language", "vision"]}},
+        ["reads-unlike-kind"],
+        ["modules", "g", "reads"],
+        "write `reads: [language]` in `g`",
+    ),
+    "a reader of a generator": (
+        {**VISION, "g": box(**flow()), "m": box(**connector("vision", "g"))},
+        ["reads-unlike-kind"],
+        ["modules", "m", "reads"],
+        "write `reads: [vision]` in `m`",
+    ),
+    "language reads a generator": (
+        {"g": box(**flow()), "language": box(reads=["g"])},
+        ["reads-in-circle"],
+        ["modules", "language", "reads"],
+        "delete `reads` of `language`",
+    ),
+    "a connector behind a generator": (
+        {**VISION, "g": box(**flow()), "m": box(**connector("language"))},
+        ["wrong-kind-for-role"],
+        ["modules", "m", "reads"],
+        "write `reads: [vision]` in `m`",
+    ),
+    "unequal patches by width": (
+        {
+            **VISION,
+            "coarse": own("vit", shuffle=2),
+            "m": box(**connector("vision", "coarse", merge="width")),
+        },
+        ["merged-rows-differ"],
+        ["modules", "m", "model", "merge"],
+        "write `merge: rows`: the rows of one image then follow each other",
+    ),
+    "one module by width": (
+        {**VISION, "m": box(**connector("vision", merge="width"))},
+        ["setting-without-effect"],
+        ["modules", "m", "model", "merge"],
+        "delete `merge`",
+    ),
+    "a placeholder of what language does not read": (
+        {"vision": box(placeholder=3), "m": box(**connector("vision"), placeholder=3)},
+        ["setting-without-effect"],
+        ["modules", "vision", "placeholder"],
+        "delete `placeholder`",
+    ),
+    "dp sizes at a bridge between encoders": (
+        {"vision": box(dp=2), "m": box(dp=3, **connector("vision")), "language": box(dp=6)},
+        ["unrelated-dp-sizes"],
+        ["modules", "vision", "grid", "dp"],
+        "a dp that divides 3, or a multiple of it, gives fewer messages",
+    ),
+    "queries with another backend": (
+        {**VISION, "m": box(**connector("vision", queries=2), backend="transformer_engine")},
+        ["backend-cannot"],
+        ["modules", "m", "backend"],
+        "delete `queries`, or `backend: torch`",
+    ),
+    "heads and tp of a connector": (
+        {**VISION, "m": box(tp=2, **connector("vision")), "language": box(dp=2)},
+        ["heads-over-tp"],
+        ["modules", "m", "model", "heads"],
+        "write `heads: 4`, or a smaller tp: 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_graph_has_one_finding_with_a_line_to_paste(name: str) -> None:
+    modules, codes, path, help_ = FAULTS[name]
+    if name == "heads and tp of a connector":
+        modules["m"]["model"]["heads"] = 3
+        modules["m"]["model"]["hidden"] = 24
+    settings: dict[str, Any] = {"train": {"steps": 1, "precision": "bf16"}}
+    if name == "queries with another backend":
+        modules["m"]["model"] |= {"hidden": 16, "heads": 2}
+    found = findings(modules, microbatches=1, mbs=6, **settings)
+    found.sort(key=lambda item: [*map(str, item.path)])
+    assert [item.code for item in found] == codes
+    assert ([*found[0].path], found[0].help) == (path, help_)
+    assert found[0].why
+
+
+def test_a_circle_is_named_whole_with_each_of_its_reads() -> None:
+    modules, *_ = FAULTS["a circle of three"]
+    [item] = findings(modules)
+    assert item.headline == "rows go in a circle: `a` -> `b` -> `c` -> `a`"
+    assert [each.label for each in item.related] == ["`b` reads `a`", "`c` reads `b`"]
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, *GENERATORS])
+def test_graphs_that_train_have_no_errors(name: str) -> None:
+    found = check(made_of(*{**ENCODERS, **GENERATORS}[name]))
+    assert {item.code for item in found} <= {"setting-without-effect", "unrelated-dp-sizes"}
+
+
+def equal(vision: dict[str, Any], other: dict[str, Any], **settings: Any) -> bool:
+    modules = {
+        "vision": box(model=vision),
+        "other": box(model=other),
+        "m": box(**connector("vision", "other", merge="width")),
+        "language": box(model={"vocab": 32}),
+    }
+    codes = {item.code for item in findings(modules, **settings)}
+    assert codes <= {"merged-rows-differ"}
+    return not codes
+
+
+DIGITS: dict[str, Any] = {"kind": "digits", "max_digits": 2}
+STILL: dict[str, Any] = {"kind": "synthetic", "image": [2, 4]}
+
+
+@pytest.mark.parametrize(
+    ("vision", "other", "settings", "expected"),
+    [
+        ({"patch": 1}, {"patch": 2}, {}, True),  # Synthetic sizes are in patches.
+        ({}, {"shuffle": 2}, {"max_patches": 8}, False),
+        ({"shuffle": 2}, {"shuffle": 2}, {"max_patches": 8}, True),
+        ({}, {"shuffle": 2}, {"data": STILL}, False),
+        ({"shuffle": 2}, {"shuffle": 2}, {"data": STILL}, True),
+        ({"patch": 4}, {"patch": 4}, {"data": DIGITS}, True),
+        ({"patch": 4}, {"patch": 2}, {"data": DIGITS}, False),
+        ({"patch": 4}, {"patch": 2, "shuffle": 2}, {"data": DIGITS}, True),
+        ({"kind": "audio"}, {"kind": "audio"}, {}, True),
+        ({"kind": "audio"}, {"kind": "audio", "stack": 2}, {}, False),
+        ({"kind": "audio"}, {"kind": "audio", "fixed_length": True}, {"max_frames": 12}, False),
+        ({}, {"kind": "audio"}, {}, False),
+    ],
+)
+def test_rows_that_are_added_are_equally_many_in_every_image(
+    vision: dict[str, Any], other: dict[str, Any], settings: dict[str, Any], expected: bool
+) -> None:
+    assert equal(vision, other, **settings) is expected
+
+
+@pytest.mark.parametrize("merge", ["rows", "width"])
+def test_rows_of_connectors_are_counted_as_they_are_made(merge: str) -> None:
+    """Queries are equally many of any image; rows that follow each other are a sum."""
+    modules = {
+        **VISION,
+        "depth": box(),
+        "both": box(**connector("vision", "depth", merge=merge)),
+        "queries": box(**connector("vision", queries=3)),
+        "other": box(**connector("both", queries=3)),
+        "m": box(**connector("queries", "other", merge="width")),
+        "n": box(**connector("both", "vision", merge="width")),
+    }
+    found = [item.path[1] for item in findings(modules)]
+    assert found == (["n"] if merge == "rows" else [])
+
+
+def test_what_two_encoders_draw_alike_has_equal_sizes() -> None:
+    """The narrowest and the widest image of each height: all that synthetic data can draw."""
+    drawn = sizes_drawn(made(VISION, max_patches=7), "vision")
+    assert [[(size.height, size.width) for size in ends] for ends in drawn] == [
+        [(1, 1), (1, 7)],
+        [(2, 1), (2, 3)],
+        [(3, 1), (3, 2)],
+    ]
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "bubble_filling"])
+def test_one_order_of_all_work_needs_no_even_groups(kind: str) -> None:
+    """Microbatches that no pipeline divides; weights gathered in the idle time of a pipeline."""
+    grid = {"vision": box(dp=2, sharding="full"), "language": box(pp=2)}
+    settings = {"kind": kind, "virtual_stages": 1 + (kind == "interleaved"), "microbatches": 3}
+    code = "full-sharding-in-bubbles"
+    if kind == "interleaved":
+        code = "interleaved-microbatches-uneven"
+    assert [item.code for item in findings(grid, **settings, mbs=2)] == [code]
+    graph = {**grid, "m": box(**connector("vision"))}
+    assert findings(graph, **settings, mbs=2) == []
+    assert Plan.of(made(graph, **settings, mbs=2)).layout.is_star is False
+
+
+def test_many_modules_that_read_all_before_them_take_no_time() -> None:
+    """The ways through the graph are 2 to the 40th."""
+    names = [f"m{number}" for number in range(40)]
+    modules = {**VISION}
+    for number, name in enumerate(names):
+        modules[name] = box(**connector("vision", *names[:number], queries=1))
+    assert longest_sample(made(modules)) <= 64
+    assert findings(modules) == []
