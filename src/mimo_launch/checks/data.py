@@ -182,6 +182,28 @@ def digits_are_seen(spec: Spec, name: str) -> Findings:
     )
 
 
+def tasks_have_generator(spec: Spec) -> Findings:
+    """Digits are drawn by generators, and generators draw digits."""
+    data = spec.data
+    if not isinstance(data, DigitsData) or bool(spec.generators) == ("draw" in data.tasks):
+        return
+    generator = next(iter(spec.generators), None)
+    yield Diagnostic(
+        code="draw-without-generator",
+        headline="`tasks` asks for digits to draw, but no module makes images"
+        if generator is None
+        else f"`{generator}` makes images, but `tasks` asks for none",
+        path=("data", "tasks") if generator is None else ("modules", generator),
+        at_key=generator is not None,
+        why="only samples to draw have an image that a generator can learn to make",
+        help="add a module with `model: {kind: flow, ...}` and `reads: [language]`, or write "
+        "`tasks: [read]`"
+        if generator is None
+        else f"write `tasks: [{', '.join([*data.tasks, 'draw'])}]` in `data`",
+        related=() if generator is None else (Related(path=("data",), label="nothing to draw"),),
+    )
+
+
 def frame_limits_used(spec: Spec) -> Findings:
     """Limits of synthetic clips have no effect where every clip has the same length (a warning)."""
     data = spec.data

@@ -13,7 +13,7 @@ from mimo_launch.data.sample_sizes import size_made, sizes_drawn
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 from mimo_launch.spec.wording import close_matches
 
 
@@ -277,21 +277,18 @@ def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
             yield {name: size_made(spec, name, sizes.__getitem__).rows for name in sources}
 
 
-def data_show_graph(spec: Spec) -> Findings:
-    """Shards have no images for connectors; only synthetic data have some for generators."""
-    found: list[str] = []
-    if not isinstance(spec.data, SyntheticData):
-        found += spec.generators
-    if isinstance(spec.data, WebdatasetData):
-        found += [name for name, m in spec.encoders.items() if kind_of(m.model).reads_rows]
-    if not found:
+def shards_show_graph(spec: Spec) -> Findings:
+    """Shards have no images for connectors and generators yet."""
+    found = [*spec.generators]
+    found += [name for name, m in spec.encoders.items() if kind_of(m.model).reads_rows]
+    if not found or not isinstance(spec.data, WebdatasetData):
         return
     kind = spec.modules[found[0]].model.kind
     yield Diagnostic(
         code="not-supported-yet",
-        headline=f"`{found[0]}` is a `{kind}`, which `kind: {spec.data.kind}` cannot feed yet",
+        headline=f"`{found[0]}` is a `{kind}`, which `kind: webdataset` cannot feed yet",
         path=("data", "kind"),
-        why="connectors work with `digits` and `synthetic` data, generators with `synthetic` only",
+        why="connectors and generators work with `digits` and `synthetic` data",
         help="write `data: synthetic` to plan and measure this graph, or delete "
         + ", ".join(f"`{each}`" for each in found),
         related=tuple(Related(path=("modules", each), label="reads rows") for each in found),

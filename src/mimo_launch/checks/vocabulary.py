@@ -19,9 +19,9 @@ from mimo_launch.hugging_face.tokenizer import (
 )
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
-    DIGITS_BASE_VOCAB,
     PAD,
     num_last_placeholders,
+    num_words,
     placeholder_id,
     vocab_size,
 )
@@ -45,7 +45,7 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
         return
     num_encoders = len(spec.sources_of(LANGUAGE))
     is_digits = isinstance(spec.data, DigitsData)
-    words = DIGITS_BASE_VOCAB if is_digits else 2
+    words = num_words(spec) if is_digits else 2
     if vocab >= words + num_encoders:
         return
     yield Diagnostic(
@@ -192,6 +192,6 @@ def _role(spec: Spec, token: int) -> str:
     """Return the other use of a token, or "" if it is free."""
     if token == PAD:
         return "pads sequences"
-    if isinstance(spec.data, DigitsData) and token < DIGITS_BASE_VOCAB:
+    if isinstance(spec.data, DigitsData) and token < num_words(spec):
         return "is a token of the digits data"
     return ""
