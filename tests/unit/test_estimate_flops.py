@@ -9,13 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
 from mimo_launch.kinds.layer import Flops, Workload
-from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.attention_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches
+from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, Patches
 from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
@@ -162,6 +163,65 @@ def test_audio_costs_what_torch_counts() -> None:
     assert back["bmm"] == backward.attention
 
 
+ROWS = {"kind": "connector", "layers": 2, "hidden": 24, "heads": 2}
+QUERIES = {**ROWS, "queries": 3, "projector": "linear"}
+FLOW = {"kind": "flow", "layers": 2, "hidden": 24, "heads": 2, "patch": 2, "channels": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("merger", ROWS), ("merger", QUERIES), ("drawer", FLOW)]
+)
+def test_modules_that_read_rows_cost_what_torch_counts(name: str, model: dict) -> None:
+    """Two images of 4 x 6 patches, for a connector of two towers and for a generator."""
+    data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
+    made = spec(
+        {
+            "vision": box(0, model={"hidden": 16}),
+            "depth": box(1),
+            "merger": box(2, model=model if name == "merger" else ROWS, reads=["vision", "depth"]),
+            "language": box(3, model={"hidden": 40}),
+            "drawer": box(4, model=FLOW, reads=["language"]),
+        },
+        mbs=2,
+        seq=128,
+        data=data,
+    )
+    layout = build_layout(made)
+    module = layout[name]
+    (stage,) = module.stages
+    work = workload(layout, module, nominal(made))
+    reads, own = {"merger": ((48, 48), 96), "drawer": ((2,), 48)}[name]
+    own = 6 if model is QUERIES else own
+    assert (work.reads, work.rows) == (reads, own)
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    extra = work.held - work.rows
+    lengths, beside = [own // 2] * 2, [extra // 2] * 2
+    device = torch.device("cpu")
+    mask = two_list_context(lengths, beside, (own, extra), range(1), device)
+    rows, places, first = {}, {}, own if extra else 0
+    for source, number in zip(module.reads, reads, strict=True):
+        rows[source] = torch.randn(number, made.row_width(source), requires_grad=True)
+        places[source] = RowPlaces((number,), torch.arange(first, first + number))
+        first += number
+    noised = None
+    if name == "drawer":
+        patches = Patches(torch.randn(own, 12), torch.zeros(own, 2, dtype=torch.long))
+        noised = NoisedPatches(patches, torch.rand(own), torch.randn(own, 12), torch.ones(own))
+    batch = EncoderInput(mask, (own,), None, None, extra, (), range(own), rows, places, noised)
+    ahead, back = counted(lambda: network(None, batch))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    matmuls = forward.linear + forward.patch + forward.projector + forward.head
+    assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
+    # Patches and times need no gradient, but by the rule a backward is twice its forward.
+    inputs = 2 * own * 24 * (12 + 24) if name == "drawer" else 0
+    assert back["mm"] == 2 * matmuls - inputs == backward.total - backward.attention - inputs
+    assert ahead["bmm"] == forward.attention
+    assert back["bmm"] == backward.attention
+
+
 def r1() -> tuple[Spec, Layout]:
     """ViT-H with 4,096 patches a sample in front of 16 layers of Llama-3-8B shape."""
     vision = {"layers": 32, "hidden": 1280, "heads": 16, "mlp": 5120, "patch": 16}
@@ -192,10 +252,13 @@ def test_what_is_frozen_costs_less_backward() -> None:
     forward = Flops(linear=1.0, attention=2.0, head=4.0, patch=8.0, projector=16.0)
 
     def back(name: str, **frozen: object) -> float:
+        models = {"language": {}, "vision": {}}
+        if "merger" in frozen:
+            models["merger"] = {"model": {"kind": "connector"}, "reads": ["vision"]}
         made = spec(
             {
-                "vision": box(0, frozen=frozen.get("vision", False)),
-                "language": box(1, frozen=frozen.get("language", False)),
+                each: box(place, frozen=frozen.get(each, False), **models[each])
+                for place, each in enumerate(models)
             }
         )
         layout = build_layout(made)
@@ -204,10 +267,15 @@ def test_what_is_frozen_costs_less_backward() -> None:
 
     assert back("language") == 62
     # Gradients of inputs only; attention has no weights.
-    assert back("language", language=True) == 1 + 2 * 2 + 4 + 2 * (8 + 16)
+    assert back("language", language=True) == 1 + 2 * 2 + 4 + 8 + 16
     assert back("vision", vision=True) == 0
     assert back("vision", vision="except_projector") == 32
     assert back("language", language=True, vision=True) == 0
+    # A connector passes gradients to its tower if that trains.
+    assert back("merger", merger=True) == 1 + 2 * 2 + 4 + 8 + 16
+    assert back("merger", merger="except_projector") == 1 + 2 * 2 + 4 + 8 + 2 * 16
+    assert back("merger", merger="except_projector", vision=True) == 32
+    assert back("merger", merger=True, vision=True) == 0
 
 
 def test_stages_share_the_work() -> None:

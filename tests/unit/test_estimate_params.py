@@ -40,6 +40,19 @@ def routed(experts: dict, moe: dict, **language) -> Spec:
     return spec({"language": box(0, model=model, experts=experts, **language)}, mbs=2)
 
 
+def joined(*towers: str, drawer: dict[str, Any] | None = None, **merger: Any) -> Spec:
+    """Return a spec with a connector behind towers, and a generator behind language."""
+    model = {"kind": "connector", "layers": 3, "hidden": 24, "heads": 2, **merger}
+    grid = {"tp": 2, "pp": 3, "sequence_parallel": True}
+    modules = {
+        **{name: box(place, model={"hidden": 16}) for place, name in enumerate(towers)},
+        "merger": box(2, model=model, reads=towers, **grid),
+        "language": box(8, tp=2, model={"hidden": 32}),
+        "drawer": box(10, model={"kind": "flow", **(drawer or {})}, reads=["language"], **grid),
+    }
+    return spec(modules, microbatches=3, mbs=2)
+
+
 def expert_groups(module: ModuleLayout) -> dict[str, Group]:
     """Groups of the last rank of the experts, which has the least if anyone has less."""
     if module.experts is None:
@@ -97,6 +110,8 @@ def specs() -> dict[str, Spec]:
         "experts alone, one per rank": routed({"ep": 4}, {"first_dense": 1}, dp=4),
         "hybrid with experts": mixing(pattern="M*ME", tp=2, **EXPERTS),
         "frozen": one({}, {}, 1, frozen=True),
+        "a connector, a generator": joined("vision", drawer={"hidden": 24, "heads": 2, "patch": 2}),
+        "queries, two towers": joined("vision", "depth", queries=3, projector="linear"),
         "full sharding": one({}, {}, 2, sharding="full"),
     }
 

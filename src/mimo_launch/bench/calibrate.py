@@ -32,7 +32,6 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.workload import workload
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.train.events import Listener
@@ -171,8 +170,7 @@ def _overheads(
     by_rank = aligned(measured)
     constants = replace(constants, action_overhead=0.0, step_overhead=0.0)
     sample = nominal_step_data(session.spec).samples[0]
-    work = {m.name: workload(session.layout, m, sample) for m in session.layout.modules}
-    model = CostModel(session.spec, session.layout, work, constants)
+    model = CostModel(session.spec, session.layout, sample, constants)
     beyond = []
     for module in session.layout.modules:
         for stage in module.stages:

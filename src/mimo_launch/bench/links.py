@@ -17,8 +17,9 @@ from mimo_launch.bench.measure_device import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import row_bytes, workload
+from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.models.build import compute_dtype
@@ -88,11 +89,12 @@ def channels(session: RankSession) -> list[MeasuredLink]:
     number = compute_dtype(spec.train.precision).itemsize
     for channel in session.mine.channels:
         # The size of one message in a nominal step.
-        module = layout[channel.module]
-        work = workload(layout, module, nominal_step_data(spec).samples[0])
+        sample = nominal_step_data(spec).samples[0]
         if channel.is_bridge:
-            size = max(row_bytes(layout, module, work, spec.language.model.hidden * number))
+            size = max(row_bytes(spec, layout, layout.bridges[channel.module], sample))
         else:
+            module = layout[channel.module]
+            work = workload(layout, module, sample)
             shared = module.grid.size("tp") if module.sequence_parallel else 1
             size = work.held // shared * spec.modules[module.name].model.hidden * number
         size = _within(session, size)

@@ -14,10 +14,16 @@ from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps
 from mimo_launch.comm.step_clock import Noted
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.estimate.workload import backward_flops, forward_flops, language_spans
+from mimo_launch.estimate.workload import (
+    backward_flops,
+    encoder_workload,
+    forward_flops,
+    language_spans,
+)
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.spec.spec import Spec
 
 
@@ -37,12 +43,9 @@ def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
     """Return the whole step as if it were one forward: the FLOPs of its samples add up."""
     if module.is_language:
         spans = tuple(n for s in data.samples for n in language_spans(s, layout.seq))
-        rows = 0
-    else:
-        images = [image.rows for s in data.samples for image in s.spans.get(module.name, ())]
-        spans = tuple(n * module.patches_per_row + module.class_token for n in images)
-        rows = sum(images)
-    return Workload(spans=spans, held=sum(spans), rows=rows, forwards=1)
+        return Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
+    view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
+    return encoder_workload(view, times=1, forwards=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

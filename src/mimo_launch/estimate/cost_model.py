@@ -12,13 +12,15 @@ from functools import cached_property
 
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import COMPUTED
+from mimo_launch.estimate.memory import COMPUTED, row_bytes
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import backward_flops, forward_by_kind, row_bytes
+from mimo_launch.estimate.workload import backward_flops, forward_by_kind, workload
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.roles import exchanges
@@ -48,12 +50,25 @@ class StageCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Times the work of a layout. `work` is one forward of each module, by name."""
+    """Times the work of a layout, in which every sample of a step is like `sample`."""
 
     spec: Spec
     layout: Layout
-    work: Mapping[str, Workload]
+    sample: SampleData
     constants: Calibration
+
+    @cached_property
+    def work(self) -> dict[str, Workload]:
+        """One forward of each module, by name."""
+        return {each.name: workload(self.layout, each, self.sample) for each in self.layout.modules}
+
+    @cached_property
+    def row_bytes(self) -> dict[str, tuple[int, int]]:
+        """The bytes that a rank sends over each bridge at once, and those that a rank receives."""
+        return {
+            name: row_bytes(self.spec, self.layout, bridge, self.sample)
+            for name, bridge in self.layout.bridges.items()
+        }
 
     @property
     def links(self) -> LinkTimes:
@@ -71,10 +86,10 @@ class CostModel:
             first[name, stage] = cost.first
             for kind in (Kind.SEND_F, Kind.SEND_B):
                 exact[name, stage, kind] = edges[name]
-        for encoder in self.layout.encoders:
-            seconds = self._bridge(encoder)
+        for name, bridge in self.layout.bridges.items():
+            seconds = self._bridge(bridge)
             for kind in (Kind.SEND_F, Kind.SEND_B, Kind.EXCHANGE_F, Kind.EXCHANGE_B):
-                exact[encoder.name, None, kind] = seconds
+                exact[name, None, kind] = seconds
         return Costs(exact=exact, first=first)
 
     @cached_property
@@ -207,16 +222,14 @@ class CostModel:
             grid.group_of(rank, "pp")[:2], tokens * size * COMPUTED[self.spec.train.precision]
         )
 
-    def _bridge(self, encoder: ModuleLayout) -> float:
-        """Return the seconds in which the rows of one group cross a bridge, one way."""
-        width = self.spec.language.model.hidden * COMPUTED[self.spec.train.precision]
-        size = max(row_bytes(self.layout, encoder, self.work[encoder.name], width))
-        last = len(encoder.stages) - 1
-        rank = encoder.stage_ranks(last)[0]
-        if exchanges(self.layout, self.layout.bridges[encoder.name]):
-            ranks = component_of(self.layout, rank, encoder.name)
+    def _bridge(self, bridge: Bridge) -> float:
+        """Return the seconds in which the rows of one transfer cross a bridge, one way."""
+        size, source = max(self.row_bytes[bridge.name]), self.layout[bridge.source]
+        rank = source.stage_ranks(len(source.stages) - 1)[0]
+        if exchanges(self.layout, bridge):
+            ranks = component_of(self.layout, rank, bridge.name)
         else:
-            ends = partners(self.layout, rank, Action(encoder.name, None, Kind.SEND_F, 0))
+            ends = partners(self.layout, rank, Action(bridge.name, None, Kind.SEND_F, 0))
             ranks = tuple(sorted({rank, *ends}))
         # Rows that stay on their rank are copied.
         copy = 2 * size / self.constants.memory_bandwidth / GIGA

@@ -14,11 +14,10 @@ from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import COMPUTED, stage_memory
+from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
-from mimo_launch.estimate.workload import row_bytes, workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.layout.step_data import SampleData
@@ -107,8 +106,7 @@ class Estimator:
     @cached_property
     def model(self) -> CostModel:
         """The times of all actions."""
-        work = {m.name: workload(self.layout, m, self.sample) for m in self.layout.modules}
-        return CostModel(self.spec, self.layout, work, self.constants)
+        return CostModel(self.spec, self.layout, self.sample, self.constants)
 
     def memory(self, alike: RankClass) -> MemoryRow:
         """Return the memory of one class at its peak."""
@@ -124,11 +122,10 @@ class Estimator:
             )
             for name, stage in alike.role
         }
-        width = self.spec.language.model.hidden * COMPUTED[self.spec.train.precision]
         return peak_memory(
             layout,
             stages,
-            {e.name: row_bytes(layout, e, work[e.name], width) for e in layout.encoders},
+            self.model.row_bytes,
             self.programs[rank],
             self.constants,
             communicators=self.communicators(rank),
@@ -138,10 +135,8 @@ class Estimator:
         """Return the number of NCCL communicators that `comm.warm_up` opens on a rank."""
         # As in `GridSet`: equal sets of ranks share one.
         groups = {group.ranks for group in self.layout.groups_of(rank)}
-        for encoder in self.layout.encoders:
-            groups.update(
-                ranks for ranks in components_of(self.layout, encoder.name) if rank in ranks
-            )
+        for bridge in self.layout.bridges:
+            groups.update(ranks for ranks in components_of(self.layout, bridge) if rank in ranks)
         # One more for all ranks, even if a group is as large.
         mine = sum(len(ranks) > 1 for ranks in groups) + (self.layout.world_size > 1)
         return mine + len(channels_of(self.layout, rank, self.programs[rank]))

@@ -1,7 +1,8 @@
 """The memory of one stage on one rank: what it always holds, what each action adds; checkpoints.
 
 Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them;
-the contents of a checkpoint on any layout: all weights, and the moments of those that train.
+those of rows that cross a bridge; the contents of a checkpoint on any layout: all weights, and the
+moments of those that train.
 Relies on: `parameters` for weights, `kinds` for activations, `workload` for tokens.
 Leaves: their sum during a step to `memory_peak`; a few kilobytes per rank that the files of a
 checkpoint add.
@@ -11,11 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mimo_launch.estimate.parameters import adds_in_products, ends_of, stage_weights
+from mimo_launch.estimate.workload import goes_through_layers, rows_of_transfer
 from mimo_launch.kinds.layer import Weight, Widths, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.spec import Grid, Spec
 
@@ -127,7 +131,7 @@ class _Activations:
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
         self.words = len(even_cut(self.ends.vocab, self.tp, tp))
         self.differentiates = needs_backward(layout, module, stage.index)
-        self.through_blocks = self.differentiates and own.frozen != "except_projector"
+        self.through_blocks = goes_through_layers(spec, layout, module, stage)
         self.recomputes = own.recompute == "full"
         # By default passes between products are compiled, as on GPUs (`models.build`). The kernels
         # of Transformer Engine are assumed to keep as little.
@@ -209,6 +213,8 @@ class _Activations:
 
     def _ends(self) -> int:
         """Return the bytes that layers around the blocks keep: patches, projector, head."""
+        is_copy = self.tp > 1 and not self.module.sequence_parallel
+        cp = self.module.grid.size("cp")
         held = HeldAtEnds(
             tp=self.tp,
             tokens=self.tokens,
@@ -218,8 +224,16 @@ class _Activations:
             words=self.words,
             through_layers=self.through_blocks,
             weights_train=self.passes.weights_train,
+            gathered=tuple(-(-rows // cp) * is_copy for rows in self.work.reads),
         )
         return self.kind.saved_at_ends(self.ends, held) * self.bytes
+
+
+def row_bytes(spec: Spec, layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
+    """Return the bytes that a rank sends over a bridge at once, and those that a rank receives."""
+    width = spec.row_width(bridge.source) * COMPUTED[spec.train.precision]
+    sent, received = rows_of_transfer(layout, bridge, sample)
+    return sent * width, received * width
 
 
 def checkpoint_bytes(spec: Spec) -> int:

@@ -108,18 +108,19 @@ class _Walk:
             self._note()
 
     def _bridge(self, action: Action) -> None:
-        """Account for rows: leaves and their gradients at language, packed buffers at both ends."""
+        """Count rows: leaves and their gradients at the target, packed buffers at both ends."""
         sent, received = self.row_bytes[action.module]
-        at_encoder = (action.module, len(self.layout[action.module].stages) - 1) in self.stages
-        at_language = (self.layout.language.name, 0) in self.stages
-        if action.kind in (Kind.RECV_F, Kind.EXCHANGE_F) and at_language:
+        bridge = self.layout.bridges[action.module]
+        at_source = (bridge.source, len(self.layout[bridge.source].stages) - 1) in self.stages
+        at_target = (bridge.target, 0) in self.stages
+        if action.kind in (Kind.RECV_F, Kind.EXCHANGE_F) and at_target:
             self.now.transfers += 2 * received
-        elif action.kind in (Kind.SEND_B, Kind.EXCHANGE_B) and at_language:
+        elif action.kind in (Kind.SEND_B, Kind.EXCHANGE_B) and at_target:
             # The leaves go; the packed gradients stay in their buffers if they are sent pairwise.
             self.now.transfers -= received if action.kind is Kind.SEND_B else 2 * received
-        if action.kind is Kind.SEND_F and at_encoder:
+        if action.kind is Kind.SEND_F and at_source:
             self.now.transfers += sent
-        elif action.kind in (Kind.RECV_B, Kind.EXCHANGE_B) and at_encoder:
+        elif action.kind in (Kind.RECV_B, Kind.EXCHANGE_B) and at_source:
             self._note(buffers=sent)
         self._note()
 
@@ -135,9 +136,9 @@ def peak_memory(
 ) -> MemoryRow:
     """Return the memory of a rank at its peak.
 
-    `stages` are those that it holds. `row_bytes` has, per encoder, the bytes that an encoder rank
-    sends and a language rank receives for one group; `communicators` is the number of NCCL
-    communicators that the rank opens.
+    `stages` are those that it holds. `row_bytes` has, by bridge, the bytes that a rank sends at
+    once and those that a rank receives; `communicators` is the number of NCCL communicators that
+    the rank opens.
     """
     worst = _Walk(layout, stages, row_bytes, program).worst
     weights, gradients, optimizer, activations, transfers = worst

@@ -7,16 +7,18 @@ Leaves: bytes to `memory`, seconds to `cost_model`.
 """
 
 from collections.abc import Mapping
+from operator import add
 
 from mimo_launch.estimate.parameters import ends_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.layout.step_views import EncoderView
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.roles import needs_backward, trains_before
 from mimo_launch.spec.spec import Spec
 
 
@@ -30,16 +32,19 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
         return Workload(spans=spans, held=held, rows=0, forwards=forwards)
     mine = samples.replicas * module.group_size * size // module.grid.size("dp")
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
-    rows = tuple(image.rows for image in view.images) * mine
-    extras = tuple(view.extras) * mine
-    extra_tokens = local_extra_tokens(module, sum(extras)) * shards_of_cp_rank(module)
+    return encoder_workload(view, mine, forwards)
+
+
+def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
+    """Return the work of a forward of an encoder on some `times` the images of a view."""
+    module, rows = view.module, view.num_rows * times
+    extra_tokens = local_extra_tokens(module, sum(view.extras) * times) * shards_of_cp_rank(module)
     return Workload(
-        spans=tuple(
-            n * module.patches_per_row + more for n, more in zip(rows, extras, strict=True)
-        ),
-        held=len(held_patches(module, sum(rows), 0)) + extra_tokens,
+        spans=tuple(map(add, view.lengths, view.extras)) * times,
+        held=len(held_patches(module, rows, 0)) + extra_tokens,
         extra_tokens=extra_tokens,
-        rows=sum(rows),
+        rows=rows,
+        reads=tuple(number * times for number in view.rows_read),
         forwards=forwards,
     )
 
@@ -50,16 +55,17 @@ def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
     return (*others, max(last, seq - sum(others)))
 
 
-def row_bytes(layout: Layout, encoder: ModuleLayout, work: Workload, width: int) -> tuple[int, int]:
-    """Return the bytes of rows that an encoder rank sends, and a language rank gets, for one group.
-
-    `width` is that of a row in bytes.
-    """
-    ends = []
-    for grid in (encoder.grid, layout.language.grid):
-        rows = work.rows * encoder.grid.size("dp") // grid.size("dp")
-        ends.append(-(-rows // (grid.size("cp") * grid.size("tp"))) * width)
-    return ends[0], ends[1]
+def rows_of_transfer(layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
+    """Return the rows that a rank sends over a bridge at once, and those that a rank receives."""
+    samples = layout.samples
+    number = sample.rows(bridge.source)
+    if layout[bridge.source].is_language:
+        number = sum(span.num_positions for span in sample.spans.get(bridge.target, ()))
+    rows = number * samples.replicas * samples.microbatch_size * bridge.group_size
+    grids = [layout[name].grid for name in (bridge.source, bridge.target)]
+    sizes = [[grid.size(axis) for axis in ("dp", "cp", "tp")] for grid in grids]
+    sent, received = (-(-(rows // dp) // (cp * tp)) for dp, cp, tp in sizes)
+    return sent, received
 
 
 def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
@@ -78,18 +84,28 @@ def backward_flops(
 ) -> Flops:
     """Return the operations of one backward of a stage whose forward has these.
 
-    They are twice the forward: gradients of inputs and of weights. A frozen language model has only
-    gradients of inputs (and all of attention, which has no weights). Recomputing is not counted.
+    They are twice the forward: gradients of inputs and of weights. A frozen module has only
+    gradients of inputs (and all of attention, which has no weights), and that only behind modules
+    that train. Recomputing is not counted.
     """
     if not needs_backward(layout, module, stage.index):
         return Flops()
-    if spec.modules[module.name].frozen == "except_projector":
-        return Flops(projector=2 * forward.projector)
-    weights = 1 if module.frozen else 2
+    frozen = spec.modules[module.name].frozen
+    projector = (1 if module.frozen else 2) * forward.projector
+    if not goes_through_layers(spec, layout, module, stage):
+        return Flops(projector=projector)
+    weights = 1 if frozen else 2
     return Flops(
         linear=weights * forward.linear,
         attention=2 * forward.attention,
         head=weights * forward.head,
-        patch=2 * forward.patch,
-        projector=2 * forward.projector,
+        patch=weights * forward.patch,
+        projector=projector,
     )
+
+
+def goes_through_layers(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> bool:
+    """Return whether the backward of a stage goes through its layers, or ends at the projector."""
+    if spec.modules[module.name].frozen == "except_projector":
+        return trains_before(layout, module.name)
+    return needs_backward(layout, module, stage.index)

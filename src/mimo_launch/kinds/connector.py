@@ -54,7 +54,7 @@ class ConnectorKind(TransformerEncoderKind):
 
     @property
     def patch_work(self) -> PatchWork:
-        """Nothing for its own tokens: the maps of the rows that it reads are counted as weights."""
+        """Nothing for its own tokens; the rows that it reads have maps."""
         return PatchWork(products=0, saved=0)
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:

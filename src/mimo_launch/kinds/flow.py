@@ -56,17 +56,21 @@ class FlowKind(BlocksKind):
             yield from (Weight((model.patch_size, width)), Weight((model.patch_size,)))
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
-        """Return the operations of the maps of patches and times, and of the head."""
-        model, width = self.model, self.model.hidden
-        first = work.rows * width * (model.patch_size + 2 * width) if ends.is_first else 0
-        last = work.rows * width * model.patch_size if ends.is_last else 0
-        return Flops(patch=2.0 * first, head=2.0 * last)
+        """Return the operations of the maps of patches, times and rows, and of the head."""
+        model, width, patch, head = self.model, self.model.hidden, 0.0, 0.0
+        if ends.is_first:
+            patch = 2.0 * work.rows * width * (model.patch_size + 2 * width)
+            patch += self._flops_of_maps(ends, work)
+        if ends.is_last:
+            head = 2.0 * work.rows * width * model.patch_size
+        return Flops(patch=patch, head=head)
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the maps in front of the blocks, and by the head."""
         model, width, total = self.model, self.model.hidden, 0
         if ends.is_first and held.through_layers:
             total += held.patches // held.sequence_parts * (model.patch_size + 3 * width)
+            total += ends.numbers_in(held.gathered)
         if ends.is_last:
             total += held.patches // held.sequence_parts * (width + 2 * model.patch_size)
         return total

@@ -10,6 +10,7 @@ Leaves: which layers a model has to the kinds, which rank stands where to `layou
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from math import prod
+from operator import mul
 from typing import Literal
 
 from mimo_launch.spec.spec import MambaSizes, Moe
@@ -76,6 +77,10 @@ class Ends:
     row_width: int
     source_widths: tuple[int, ...] = ()
 
+    def numbers_in(self, rows: tuple[int, ...]) -> int:
+        """Return the numbers in some rows of each module that is read."""
+        return sum(map(mul, rows, self.source_widths))
+
 
 class LayerKind(StrEnum):
     """Kinds of layers that devices compute at different rates."""
@@ -91,7 +96,8 @@ class Workload:
 
     Tokens attend within `spans`, given by their lengths: sequences, or images in patches. `tokens`
     is their sum, `held` the tokens of one cp rank with padding, of which `extra_tokens` stand
-    beside patches. `rows` go from an encoder to language. A step has `forwards` of these.
+    beside patches. `rows` are those that an encoder makes, `reads` those that it takes of each
+    module that it reads. A step has `forwards` of these.
     """
 
     spans: tuple[int, ...]
@@ -99,6 +105,7 @@ class Workload:
     rows: int
     forwards: int
     extra_tokens: int = 0
+    reads: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -111,7 +118,7 @@ class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
     `linear` and `attention` (or Mamba's equivalent) are those of blocks, `head` is that of the
-    vocabulary.
+    vocabulary, or of the velocities of a flow generator.
     """
 
     linear: float = 0.0

@@ -50,7 +50,9 @@ class HeldAtEnds:
 
     Of `tokens`, `patches` are no class tokens; `words` is the part of the vocabulary. Under
     sequence parallelism `sequence_parts` tp ranks share the tokens between layers, and each has
-    `stream_tokens`. A backward goes `through_layers` unless only the projector trains.
+    `stream_tokens`. `gathered` are the rows of each module that is read, where they are a copy of
+    what several tp ranks received. A backward goes `through_layers` unless only the projector
+    trains.
     """
 
     tp: int
@@ -61,6 +63,7 @@ class HeldAtEnds:
     words: int
     through_layers: bool
     weights_train: bool
+    gathered: tuple[int, ...] = ()
 
 
 ATTENTION_OUT = (

@@ -98,6 +98,10 @@ class BlocksKind(ModelKind):
             causal=False,
         )
 
+    def _flops_of_maps(self, ends: Ends, work: Workload) -> float:
+        """Return the operations of the linear maps of the rows that it reads."""
+        return 2.0 * self.model.hidden * ends.numbers_in(work.reads)
+
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         return BLOCK
 
@@ -153,6 +157,7 @@ class TransformerEncoderKind(BlocksKind):
         model, patch, projector = self.model, 0.0, 0.0
         if ends.is_first:
             patch = 2.0 * work.rows * model.patches_per_row * self.patch_work.products
+            patch += self._flops_of_maps(ends, work)
         if ends.is_last:
             row, out = model.row_width, ends.row_width
             inner = model.projector_width(out)
@@ -164,7 +169,7 @@ class TransformerEncoderKind(BlocksKind):
         model, total = self.model, 0
         if ends.is_first and held.through_layers:
             total += held.patches // held.sequence_parts * self.patch_work.saved
-            total += self._saved_behind_embedding(held)
+            total += self._saved_behind_embedding(held) + ends.numbers_in(held.gathered)
         if ends.is_last:
             out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp

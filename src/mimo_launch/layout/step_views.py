@@ -88,6 +88,14 @@ class EncoderView:
         """Extra tokens that each shard holds, padding included."""
         return local_extra_tokens(self.module, sum(self.extras))
 
+    @property
+    def rows_read(self) -> tuple[int, ...]:
+        """Number of rows that the replica takes of each module that it reads."""
+        per_image = [reads for sample in self.samples for reads in self._reads(sample)]
+        return tuple(sum(rows) for rows in zip(*per_image, strict=True)) or (0,) * len(
+            self.module.reads
+        )
+
     def _reads(self, sample: int) -> list[list[int]]:
         """Return, per image of a sample, the number of rows that it takes of each module read."""
         spans = self.data.samples[sample].spans

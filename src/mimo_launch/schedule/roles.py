@@ -25,13 +25,13 @@ def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = Non
     A frozen module still passes gradients to modules that it reads and that train. Stages of an
     encoder in front of a trainable projector have none.
     """
-    if _trains_before(layout, module.name):
+    if trains_before(layout, module.name):
         return True
     return not module.frozen and (stage is None or stage >= module.first_trained)
 
 
 @cached_in_layout
-def _trains_before(layout: Layout, name: str) -> bool:
+def trains_before(layout: Layout, name: str) -> bool:
     """Return whether anything trains among the modules that a module reads, and behind them."""
     return any(needs_backward(layout, layout[source]) for source in layout[name].reads)
 
