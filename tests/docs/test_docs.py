@@ -120,7 +120,7 @@ def test_a_command_prints_what_the_page_shows(
 
 def test_every_concept_has_a_spec_and_a_picture() -> None:
     names = {page.stem for page in CONCEPTS}
-    assert names == {"grids", "placement", "bridges", "schedule", "gradients"}
+    assert names == {"grids", "placement", "bridges", "graphs", "schedule", "gradients"}
     for group in (SPECS, COMMANDS):
         assert names <= {block.page.stem for block in group}
 
