@@ -53,6 +53,8 @@ HELDOUT_SHARE = 0.2
 HELDOUT_STRIPS = 1 << 20
 # The mean value of a pixel is 4.88; with 16ths every scaled value is exact in bf16 as well.
 PIXEL_MEAN, PIXEL_RANGE = 5.0, 16.0
+# Their standard deviation is 6.0: images to be drawn have the variance of the noise.
+PIXEL_DEVIATION = 6.0
 
 
 class DigitImages(NamedTuple):
@@ -89,10 +91,10 @@ def image_split() -> dict[Split, tuple[int, ...]]:
 
 
 def nearest_digits(images: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Return the digit of the training image nearest to each [n, 8, 8] of the data set's scale."""
+    """Return the digit of the training image nearest to each drawn one, [n, 8, 8]."""
     train = list(image_split()["train"])
     known = load_digits().images[train].reshape(len(train), -1).astype(np.float32)
-    known = (known - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
+    known = (known - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_DEVIATION)
     flat = images.reshape(len(images), -1)
     far = (known**2).sum(axis=1) - 2 * flat @ known.T
     nearest: list[int] = far.argmin(axis=1).tolist()
@@ -222,7 +224,8 @@ class DigitStrips:
     def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
         """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7.
 
-        For a generator, an image of each digit [channels, 8, 8] where these are to be drawn.
+        For a generator, an image of each digit [channels, 8, 8] where these are to be drawn, -0.8
+        to 1.8.
         """
         strip, makes = self.strip(split, index), encoder in self._spec.generators
         if strip.text_only or strip.is_drawn != makes:
@@ -230,7 +233,8 @@ class DigitStrips:
         shown = load_digits().images[list(strip.images)]
         if not makes:
             shown = shown.transpose(1, 0, 2).reshape(1, DIGIT_SIDE, -1)
-        scaled = (shown.astype(np.float32) - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_RANGE)
+        divisor = PIXEL_DEVIATION if makes else PIXEL_RANGE
+        scaled = (shown.astype(np.float32) - np.float32(PIXEL_MEAN)) / np.float32(divisor)
         return [np.repeat(grey[None], self._models[encoder].channels, axis=0) for grey in scaled]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:

@@ -123,6 +123,9 @@ class Stages:
         if not module.layout.stages[stage].is_last:
             self.mail.outputs.put(at, out)
             return
+        if action.module == LANGUAGE and step.decoding is not None:
+            step.decoding.choices[action.index] = out
+            return
         rows = {}
         if action.module == LANGUAGE:
             out, rows = out if isinstance(out, tuple) else (out, {})
@@ -131,9 +134,7 @@ class Stages:
             self.mail.outputs.put(bridge.at(action.index), of_bridge.to(bridge.like.dtype))
         if not module.layout.computes_loss:
             return
-        if step.decoding is not None and action.module == LANGUAGE:
-            step.decoding.choices[action.index] = out
-        elif step.drawing is not None:
+        if step.drawing is not None:
             step.drawing.velocities[module.name, action.index] = out
         else:
             # Scale at the loss, sum everywhere: N is that of the whole step.
