@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import gcd
 
 from mimo_launch.drawing.rows import BridgeRow, Link, PeerRow
+from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import route
@@ -29,18 +30,23 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
     rows = _nominal_rows(layout, step, bridge)
     module, reader = layout[bridge.source], layout[bridge.target]
     num_src, num_dst = module.grid.size("dp"), reader.grid.size("dp")
+    total = sum(count for _, _, count in rows)
+    # Replicas of language keep their samples.
+    mover = reader if module.is_language else module
+    ends = {} if layout.is_star else {"source": bridge.source, "target": bridge.target}
+    width = plan.spec.row_width(bridge.source) * COMPUTED[plan.spec.train.precision]
     return BridgeRow(
         encoder=bridge.name,
         fan=fan(num_src, num_dst),
         num_src=num_src,
         num_dst=num_dst,
-        balance=module.balance,
-        sharing=replicas_that_share(layout, module),
+        balance=mover.balance,
+        sharing=replicas_that_share(layout, mover),
         how="collective" if exchanges(layout, bridge) else "pairwise",
         groups=layout.samples.microbatches // bridge.group_size,
         group_size=bridge.group_size,
         has_backward=needs_backward(layout, module),
-        rows=sum(count for _, _, count in rows),
+        rows=total,
         local_rows=sum(count for src, dst, count in rows if src == dst),
         crossing_rows=sum(
             count
@@ -49,6 +55,8 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
         ),
         components=components_of(layout, bridge.name) if exchanges(layout, bridge) else (),
         links=tuple([Link(src=src, dst=dst, rows=count) for src, dst, count in rows]),
+        bytes=None if layout.is_star else total * width,
+        **ends,
     )
 
 
@@ -80,7 +88,7 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
 
 
 def fan(num_src: int, num_dst: int) -> str:
-    """Return the word for a bridge from `num_src` encoder replicas to `num_dst` of language."""
+    """Return the word for a bridge from `num_src` replicas of its source to `num_dst`."""
     if num_src == num_dst:
         return "one-to-one"
     if num_src % num_dst == 0:

@@ -8,7 +8,7 @@ Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Any, overload
 
 from mimo_launch.data.sample_sizes import nominal_step_data
@@ -19,6 +19,7 @@ from mimo_launch.drawing.rows import (
     GroupRow,
     Header,
     HeldModule,
+    LossRow,
     ModuleRow,
     RankReport,
     RankRow,
@@ -37,6 +38,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.lower_bound import lower_bound
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 
@@ -80,6 +82,17 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
             decoding=program_rows(layout, plan.decoding) if spec.eval else (),
         ),
         estimates=Estimator.of(plan, calibration).estimates(),
+        losses=_loss_rows(layout, step),
+    )
+
+
+def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
+    """Return a row for each loss; none if there is only that of language, and it counts once."""
+    if all(each.is_language and each.loss_weight == 1 for each in layout.losses):
+        return ()
+    return tuple(
+        LossRow(module=each.name, weight=each.loss_weight, terms=step.num_terms(each.name))
+        for each in layout.losses
     )
 
 
@@ -98,11 +111,7 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
     for module in layout.modules_of(rank):
         replica = module.grid.index("dp", rank)
         for index in range(layout.num_groups(module)):
-            samples = (
-                tuple(layout.samples.language(replica, index))
-                if module.is_language
-                else views.encoder(module.name, replica, index).samples
-            )
+            samples = tuple(views.samples_at(module, replica, index))
             forwards.append(SampleRow(module=module.name, index=index, ranges=as_ranges(samples)))
     return RankReport(
         header=_header(plan, step),
@@ -132,7 +141,11 @@ def _header(plan: Plan, step: StepData) -> Header:
         microbatch_size=samples.microbatch_size,
         seq=plan.layout.seq,
         ranks_per_node=spec.nodes.gpus if spec.nodes else None,
-        nominal_rows={each.name: sample.rows(each.name) for each in plan.layout.encoders},
+        nominal_rows={
+            each.name: sample.rows(each.name)
+            for each in plan.layout.modules
+            if not each.is_language
+        },
         nominal_labels=step.num_labels,
     )
 
@@ -158,7 +171,18 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         backend=mine.backend,
         fp8=None if mine.fp8 is None else mine.fp8.scaling,
         recompute=mine.recompute,
+        role=None if layout.is_star else _role_of(layout, module),
+        reads=None if layout.is_star else module.reads,
     )
+
+
+def _role_of(layout: Layout, module: ModuleLayout) -> str:
+    """Return what a module is to the others."""
+    if module.is_language:
+        return LANGUAGE
+    if module not in layout.encoders:
+        return "generator"
+    return "connector" if module.reads else "encoder"
 
 
 @dataclass(frozen=True)
@@ -253,11 +277,18 @@ def json_parts(report: Report | RankReport) -> Iterator[str]:
 
 
 def _members(row: Any) -> dict[str, Any]:
-    """Return the members of a row by their names; whole floats become integers."""
-    members = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    for name, value in members.items():
+    """Return the members of a row by their names, but for those that have their default.
+
+    Whole floats become integers.
+    """
+    members = {}
+    for name, field in row.__dataclass_fields__.items():
+        value = getattr(row, name)
+        if field.default is not MISSING and value == field.default:
+            continue
         if isinstance(value, float):
-            members[name] = int(value) if value.is_integer() else round(value, _DIGITS)
+            value = int(value) if value.is_integer() else round(value, _DIGITS)
+        members[name] = value
     return members
 
 

@@ -1,6 +1,7 @@
 """The facts of a report about a plan, as frozen rows of plain values.
 
-Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
+Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md),
+which leaves out those with a default that have it: they apply to some jobs only.
 Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates of a step.
 Leaves: computing the facts to `plan_report` and its siblings, drawing to `cli`.
 """
@@ -16,7 +17,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The step as a whole; `nominal_rows` are the rows of one sample, by encoder."""
+    """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator."""
 
     name: str
     world_size: int
@@ -32,7 +33,11 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """One module; `placement` relates its ranks to those of language, and is None for language."""
+    """One module; `placement` relates its ranks to those of language, and is None for language.
+
+    `role` and `reads`, in a job in which language is not the only module to read others: `encoder`,
+    `connector`, `language` or `generator`, and the modules whose rows it takes.
+    """
 
     name: str
     kind: str
@@ -48,6 +53,8 @@ class ModuleRow:
     backend: str
     fp8: str | None
     recompute: str
+    role: str | None = None
+    reads: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +113,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeRow:
-    """One bridge to language; samples move among `sharing` replicas of the encoder (1: never).
+    """One bridge; samples move among `sharing` replicas of the encoder or generator (1: never).
 
-    `how` is `collective` (an exchange inside each of `components`) or `pairwise` (one transfer per
-    link). `rows`, `local_rows` and `crossing_rows` count a nominal step, forward.
+    `encoder` is the name of the bridge. `how` is `collective` (an exchange inside each of
+    `components`) or `pairwise` (one transfer per link). `rows`, `local_rows` and `crossing_rows`
+    count a nominal step, forward. `source`, `target` and the `bytes` of these rows are given where
+    language is not the only module to read others.
     """
 
     encoder: str
@@ -127,6 +136,18 @@ class BridgeRow:
     crossing_rows: int
     components: tuple[Ranks, ...]
     links: tuple[Link, ...]
+    source: str | None = None
+    target: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRow:
+    """The loss of a module: the mean of `terms` in a nominal step, which counts `weight`."""
+
+    module: str
+    weight: float
+    terms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +209,7 @@ class Report:
     bridges: tuple[BridgeRow, ...]
     schedule: Schedule
     estimates: Estimates
+    losses: tuple[LossRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

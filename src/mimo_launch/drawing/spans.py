@@ -70,7 +70,7 @@ class Timeline:
     @property
     def modules(self) -> tuple[str, ...]:
         """The modules that occur: language first, then the others by name."""
-        names = {span.action.module for span in self.spans}
+        names = {span.action.module for span in self.spans if span.is_compute}
         return tuple(sorted(names, key=lambda name: (name != "language", name)))
 
     def by_rank(self) -> tuple[tuple[Span, ...], ...]:

@@ -20,6 +20,7 @@ from mimo_launch.cli.plan.estimate_tables import (
     stage_table,
 )
 from mimo_launch.diag.quantities import (
+    bytes_text,
     coords_text,
     percent,
     ranks_text,
@@ -39,6 +40,7 @@ from mimo_launch.drawing.rows import (
     Report,
 )
 from mimo_launch.drawing.text_grid import bubble_lines, grid_lines
+from mimo_launch.spec.base import LANGUAGE
 
 
 def runs_text(held: HeldModule) -> str:
@@ -46,6 +48,11 @@ def runs_text(held: HeldModule) -> str:
     if held.group_size == 1:
         return str(held.groups)
     return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
+
+
+def bridge_text(name: str) -> str:
+    """Return the name of a bridge with an arrow to its target, unless that is language."""
+    return name.replace(">", " -> ")
 
 
 def fan_text(bridge: BridgeRow) -> str:
@@ -79,6 +86,8 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
         yield from _part("Bridges (nominal rows of one step)", _bridges(report.bridges))
         for bridge in report.bridges:
             yield from _links(bridge)
+    if report.losses:
+        yield from _part("Losses (each the mean of its nominal terms of one step)", _losses(report))
     schedule = report.schedule
     bubbles = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
     yield from _part(
@@ -110,7 +119,7 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
         for peer in report.peers:
             counts = some(peer.rows, MAX_GROUPS, sep=", ")
             total = str(sum(peer.rows))
-            peers.add_row(peer.bridge, words[peer.way], str(peer.peer), total, counts)
+            peers.add_row(bridge_text(peer.bridge), words[peer.way], str(peer.peer), total, counts)
         yield from _part("Rows over bridges (nominal, forward)", peers)
     yield from _part(
         f"Schedule: {report.makespan:g} units, bubble {percent(report.timeline.bubble)}"
@@ -156,8 +165,10 @@ def _encoders(header: Header) -> tuple[str, ...]:
 
 
 def _modules(rows: Sequence[ModuleRow]) -> Table:
+    is_star = all(row.role is None for row in rows)
+    more = () if is_star else ("role", "reads")
     table = plain_table(
-        "module", "kind", "layers", "ranks", "grid", "order", "placement", "settings"
+        "module", "kind", *more, "layers", "ranks", "grid", "order", "placement", "settings"
     )
     for row in rows:
         settings = {
@@ -171,6 +182,7 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
         table.add_row(
             row.name,
             row.kind,
+            *(() if row.role is None else (row.role, ", ".join(row.reads or ()))),
             str(row.layers),
             span_text(row.first_rank, row.last_rank),
             sizes_text(row.grid),
@@ -215,7 +227,8 @@ def _groups(rows: Sequence[GroupRow]) -> Table:
 
 
 def _bridges(rows: Sequence[BridgeRow]) -> Table:
-    table = plain_table("bridge", "replicas", "how", "rows", "copied", "")
+    more = ("size",) if any(row.bytes is not None for row in rows) else ()
+    table = plain_table("bridge", "replicas", "how", "rows", "copied", *more, "")
     for row in rows:
         size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
         notes = [] if row.has_backward else ["forward only"]
@@ -223,15 +236,23 @@ def _bridges(rows: Sequence[BridgeRow]) -> Table:
             notes.append(f"balanced over {row.sharing} replicas")
         if 2 * row.crossing_rows > row.rows:
             notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
-        name = f"{row.encoder} -> language"
         table.add_row(
-            name,
+            f"{row.source or row.encoder} -> {row.target or LANGUAGE}",
             fan_text(row),
             row.how + size,
             str(row.rows),
             str(row.local_rows),
+            *(() if row.bytes is None else (bytes_text(row.bytes),)),
             ", ".join(notes),
         )
+    return table
+
+
+def _losses(report: Report) -> Table:
+    table = plain_table("module", "weight", "terms", "")
+    for row in report.losses:
+        what = "labels" if row.module == LANGUAGE else "patches"
+        table.add_row(row.module, f"{row.weight:g}", str(row.terms), what)
     return table
 
 
@@ -245,7 +266,8 @@ def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
         sent.setdefault(link.src, []).append(link)
     if not sent:
         return
-    table = plain_table(f"{bridge.encoder} rank", "sends to rank: rows")
+    to = "" if bridge.target is None else f"{bridge.target} "
+    table = plain_table(f"{bridge.source or bridge.encoder} rank", f"sends to {to}rank: rows")
     for src in list(sent)[:MAX_SENDERS]:
         table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", ", text=_receiver))
     yield ""
