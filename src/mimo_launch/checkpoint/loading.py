@@ -177,6 +177,21 @@ def load_weights(
     )
 
 
+def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
+    """Fill the weights of every module from a checkpoint or a run folder, saved on any layout.
+
+    Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit.
+    """
+    session.progress.enter(Phase.LOADING)
+    timeout = timedelta(seconds=session.spec.train.timeout)
+    group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
+    usable = newest_usable(path, group, emit, session.progress.beat, own=False)
+    if usable is None:
+        raise CheckpointError(f"{path} has no usable checkpoint")
+    for module in session.layout.modules:
+        load_weights(session, module.name, usable, group)
+
+
 def _first_damage(
     path: Path, marker: Marker, group: dist.ProcessGroup, beat: Callable[[], None]
 ) -> str:

@@ -33,6 +33,7 @@ COMMANDS = {
     "train": "train.command",
     "verify": "verify",
     "bench": "bench.command",
+    "sample": "sample.command",
     "data": "data.command",
     "report": "report.command",
     "export": "export",

@@ -87,6 +87,14 @@ class Dataset(Protocol):
         """
         ...
 
+    def pixels(self, image: Pixels) -> npt.NDArray[np.uint8]:
+        """Return an image in the form of `images` as pixels to look at, [channels, h, w]."""
+        ...
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """Return tokens of an answer as text."""
+        ...
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the token ids of the true answer without its end token; empty if none scores."""
         ...

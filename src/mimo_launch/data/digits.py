@@ -242,6 +242,16 @@ class DigitStrips:
         self.describe(split, index)
         return np.zeros(self._seq, dtype=np.int64)
 
+    def pixels(self, image: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        """Return a drawn digit as pixels, black to white."""
+        values = (image * PIXEL_DEVIATION + PIXEL_MEAN) / PIXEL_RANGE
+        return np.round(255 * values.clip(0, 1)).astype(np.uint8)
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """Return the digits of an answer; tokens that are none have question marks."""
+        digits = (token - FIRST_DIGIT for token in tokens)
+        return "".join(str(digit) if 0 <= digit < 10 else "?" for digit in digits)
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the token ids of the digits; in a run with encoders, spelled ones do not score."""
         _, shape = self._look_up(split, index)

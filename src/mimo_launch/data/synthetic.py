@@ -211,6 +211,14 @@ class SyntheticSamples:
         self.describe(split, index)
         return 0, 0
 
+    def pixels(self, image: Pixels) -> npt.NDArray[np.uint8]:
+        """Return values between -2 and 2 as black to white."""
+        return np.round(255 * (image / 4 + 0.5).clip(0, 1)).astype(np.uint8)
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """Return the numbers of the tokens."""
+        return " ".join(map(str, tokens))
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return nothing: random text has no answer to score."""
         self.describe(split, index)

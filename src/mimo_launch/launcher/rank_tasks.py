@@ -148,6 +148,35 @@ class Calibrating(Benching):
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Load the weights of a checkpoint, and write what the model makes of held-out samples."""
+
+    resumable: ClassVar[bool] = False
+    checkpoint: Path
+    folder: Path
+    samples: int
+    steps: int
+
+    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
+        """Record nothing but the samples."""
+        return []
+
+    def run(
+        self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
+    ) -> int:
+        """Load and write. Raises: CheckpointError, WeightsDoNotFit; NotWritten."""
+        from mimo_launch.checkpoint.loading import load_all_weights
+        from mimo_launch.train.samples import write_samples
+
+        load_all_weights(session, self.checkpoint, emit)
+        try:
+            write_samples(session, self.folder, samples=self.samples, steps=self.steps, emit=emit)
+        except OSError as error:
+            raise _not_written(self.folder, error) from error
+        return 0
+
+
 def _not_written(file: Path, error: OSError) -> NotWritten:
     return NotWritten(f"{file} cannot be written: {(error.strerror or str(error)).lower()}")
 

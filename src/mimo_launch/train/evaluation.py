@@ -9,19 +9,15 @@ Leaves: when to evaluate to `loop`.
 """
 
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
-from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.layout.sample_readers import is_scorer
 from mimo_launch.runtime.compute import StepState
-from mimo_launch.runtime.model_inputs import read_text
+from mimo_launch.train.answers import greedy_answers
 from mimo_launch.train.drawing import DRAWING_STEPS, draw
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadStep
@@ -47,8 +43,9 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         result = session.executor.run_forward(program, inputs)
         right = total = 0
         if (end := reader.dataset.answer_end) is not None:
-            for num_right, num_tokens in _decode(session, result, inputs, end):
-                right, total = right + num_right, total + num_tokens
+            for each in greedy_answers(session, result, inputs, end):
+                right += sum(a == b for a, b in zip(each.said, each.wanted, strict=False))
+                total += len(each.wanted)
         counts = [right, total, *_recognised(session, reader.dataset, result, inputs)]
         answers = to_device(torch.tensor(counts, dtype=sums.dtype), session.device)
         batch_terms = {name: inputs.data.num_terms(name) for name in names}
@@ -85,46 +82,3 @@ def _recognised(
         for made in draw(session, forwarded, inputs.data, DRAWING_STEPS)
     ]
     return sum(right for right, _ in found), sum(judged for _, judged in found)
-
-
-def _decode(
-    session: RankSession, forwarded: StepState, inputs: ReadStep, end: int
-) -> Iterator[tuple[int, int]]:
-    """Yield (right tokens, tokens) of each answer of this rank's language replica.
-
-    Only the first rank of a replica yields, so that a sum over the world counts each sample once.
-    """
-    language = session.layout.language
-    if session.rank not in language.grid:
-        # FSDP gathers and tp collectives run on the language ranks only.
-        return
-    program = session.mine.decoding
-    replica = language.grid.index("dp", session.rank)
-    starts: dict[int, Tensor] = {}
-    tokens: dict[int, Tensor] = {}
-    for microbatch in range(session.layout.samples.microbatches):
-        text = read_text(forwarded.views.language(replica, microbatch), inputs, session.device)
-        starts[microbatch] = (text.labels != IGNORE_LABEL).int().argmax(dim=1)
-        places = torch.arange(text.tokens.shape[1], device=session.device)
-        known = places <= starts[microbatch][:, None]
-        tokens[microbatch] = text.tokens.where(known, PAD)
-    # The same number of passes on every replica: sharded weights are gathered over all of them.
-    longest = max(sample.num_labels for sample in inputs.data.samples)
-    for position in range(longest):
-        for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():
-            written, at = tokens[microbatch], (starts[microbatch] + position)[:, None]
-            # A short answer may start too near the end of the sequence for all passes.
-            last = written.shape[1] - 1
-            goes_on, to = at < last, (at + 1).clamp(max=last)
-            chosen = choices.gather(1, at.clamp(max=last))
-            written.scatter_(1, to, chosen.where(goes_on, written.gather(1, to)))
-    if not is_scorer(language, session.rank):
-        return
-    for microbatch, start in starts.items():
-        rows, starting = tokens[microbatch].tolist(), start.tolist()
-        for item, sample in enumerate(session.layout.samples.language(replica, microbatch)):
-            answer, first = inputs.answer(sample), starting[item] + 1
-            said = rows[item][first : first + longest]
-            if end in said:
-                said = said[: said.index(end)]
-            yield sum(a == b for a, b in zip(said, answer, strict=False)), len(answer)

@@ -210,6 +210,16 @@ class BenchFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesWritten:
+    """Answers and pictures of `samples` are in `folder`; at the end also `sheets` of pictures."""
+
+    folder: str
+    samples: int
+    sheets: tuple[str, ...] = ()
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFinished:
     """A calibration has measured the constants of `plan` that `measured` names.
 
@@ -238,6 +248,7 @@ Event = (
     | ListenerFailed
     | BenchFinished
     | CalibrationFinished
+    | SamplesWritten
 )
 Listener = Callable[[Event], None]
 

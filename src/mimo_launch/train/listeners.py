@@ -103,6 +103,7 @@ def scalars(event: Event) -> dict[str, float]:
                 times = {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
             return {
                 "train/loss": event.loss,
+                **{f"loss/{name}": loss for name, loss in (event.losses or {}).items()},
                 **({} if event.aux_loss is None else {"train/aux_loss": event.aux_loss}),
                 "train/grad_norm": event.grad_norm,
                 "train/tokens_per_s": event.tokens_per_s,
@@ -115,9 +116,16 @@ def scalars(event: Event) -> dict[str, float]:
                 **times,
                 **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
             }
-        case EvalFinished(eval_loss=loss, digit_accuracy=accuracy):
-            share = {} if accuracy is None else {"eval/digit_accuracy": accuracy}
-            return {"eval/loss": loss, **share}
+        case EvalFinished():
+            shares = {
+                "eval/digit_accuracy": event.digit_accuracy,
+                "eval/drawn_recognised": event.drawn_recognised,
+            }
+            return {
+                "eval/loss": event.eval_loss,
+                **{f"eval_loss/{name}": loss for name, loss in (event.eval_losses or {}).items()},
+                **{name: share for name, share in shares.items() if share is not None},
+            }
         case CheckpointSaved():
             return {
                 "checkpoint/seconds": event.seconds,

@@ -7,7 +7,7 @@ Leaves: when a line is due to `cli.train.screen`.
 
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mimo_launch.diag.quantities import some
 from mimo_launch.train.events import (
@@ -36,15 +36,20 @@ def step_line(event: StepFinished) -> str:
     norms = " ".join(f"{name} {norm:.3g}" for name, norm in event.grad_norms.items())
     zeros = sum((event.zero_grads or {}).values())
     balance = "" if event.aux_loss is None else f"  aux loss {event.aux_loss:.4f}"
+    of = "" if event.losses is None else f" ({_named(event.losses)})"
     extra = "  SKIPPED" if event.skipped else ""
     extra += f"  {event.bad_samples:,} bad samples" if event.bad_samples else ""
     extra += f"  {zeros:,} zero grads" if event.zero_grads is not None else ""
     extra += f"  waited {event.reading.waited_s:.2f} s for data" if event.reading else ""
     return (
-        f"step {event.step:>6}  loss {event.loss:.4f}{balance}  "
+        f"step {event.step:>6}  loss {event.loss:.4f}{of}{balance}  "
         f"grad norm {event.grad_norm:.3g} ({norms})  "
         f"lr {event.lr:.2e}  {event.tokens_per_s:,.0f} tokens/s{extra}"
     )
+
+
+def _named(losses: Mapping[str, float]) -> str:
+    return " ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
 
 
 def eval_line(event: EvalFinished) -> str:
@@ -52,8 +57,11 @@ def eval_line(event: EvalFinished) -> str:
     accuracy = (
         "" if event.digit_accuracy is None else f"  digit accuracy {event.digit_accuracy:.1%}"
     )
+    if event.drawn_recognised is not None:
+        accuracy += f"  drawn digits recognised {event.drawn_recognised:.1%}"
+    of = "" if event.eval_losses is None else f" ({_named(event.eval_losses)})"
     line = (
-        f"eval {event.step:>6}  loss {event.eval_loss:.4f}{accuracy}  "
+        f"eval {event.step:>6}  loss {event.eval_loss:.4f}{of}{accuracy}  "
         f"({event.samples} held-out samples)"
     )
     if math.isfinite(event.eval_loss):

@@ -131,6 +131,8 @@ class LiveProgress(_Progress):
     def _table(self, event: StepFinished) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_row("loss", f"{event.loss:.4f}", "tokens/s", f"{event.tokens_per_s:,.0f}")
+        for name, loss in (event.losses or {}).items():
+            table.add_row(f"loss of {name}", f"{loss:.4f}")
         for name in self._modules:
             rate = f"lr {event.lrs[name]:.2e}" if name in event.lrs else "frozen"
             extra = [] if event.zero_grads is None else [f"{event.zero_grads[name]:,} zero grads"]

@@ -118,6 +118,11 @@ class SampleEncoder:
             "write `{{ eos_token }}` after the answer, before `{% endgeneration %}` if it has that",
         )
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return tokens as text, without special ones."""
+        text: str = self._tokenizer.decode(list(tokens))
+        return text
+
     @property
     def markers(self) -> Mapping[Medium, str]:
         """The token that the rows of an image or a clip replace."""

@@ -251,6 +251,14 @@ class ShardSamples:
         self.describe(split, index)
         return 0, 0
 
+    def pixels(self, image: Pixels) -> npt.NDArray[np.uint8]:
+        """Return values between -2 and 2, where normalised pixels are, as black to white."""
+        return np.round(255 * (image / 4 + 0.5).clip(0, 1)).astype(np.uint8)
+
+    def words(self, tokens: Sequence[int]) -> str:
+        """Return tokens as text."""
+        return self._sample_encoder.decode(tokens)
+
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return nothing: answers in free text are not scored."""
         self.splits[split].row(index)

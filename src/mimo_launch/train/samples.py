@@ -1,0 +1,121 @@
+"""What a model makes of held-out samples: answers and pictures, written to a folder.
+
+Decides: the names and the form of the files: a PNG for each picture, a line of `samples.jsonl` for
+each sample, a sheet with all pictures of a generator.
+Relies on: `answers` and `drawing`; the data set for words and for pixels to look at.
+Leaves: starting ranks and loading weights to `launcher.rank_tasks`.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.train.answers import Answer, greedy_answers
+from mimo_launch.train.drawing import Drawn, draw
+from mimo_launch.train.events import Listener, SamplesWritten
+from mimo_launch.train.loader import ReadStep
+from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.rank_session import RankSession
+from mimo_launch.train.run_state import RunState
+
+Picture = npt.NDArray[np.uint8]
+LINES = "samples.jsonl"
+
+
+def write_samples(
+    session: RankSession, folder: Path, *, samples: int, steps: int, emit: Listener
+) -> None:
+    """Write the answers to `samples` held-out samples, and the pictures made for them.
+
+    The number of samples is rounded up to whole global batches. Flows take `steps` steps from noise
+    to picture. Rank 0 writes. Ranks: collective over the world. Raises: OSError.
+    """
+    dataset = build_dataset(session.spec)
+    lines: list[dict[str, Any]] = []
+    sheets: dict[str, list[Picture]] = {}
+    with StepReader(session, dataset, RunState(), emit) as reader:
+        batch, total = session.spec.batch.global_, dataset.num_samples("heldout")
+        for number, ids in enumerate(heldout_batches(samples, batch, total)):
+            inputs = reader.read("heldout", ids, number)
+            forwarded = session.executor.run_forward(session.mine.evaluation, inputs)
+            answers: list[Answer] = []
+            if (end := dataset.answer_end) is not None:
+                answers = list(greedy_answers(session, forwarded, inputs, end))
+            drawn = list(draw(session, forwarded, inputs.data, steps))
+            found = gather_objects((answers, drawn))
+            if session.rank == 0:
+                lines += _written(dataset, inputs, found, folder, sheets)
+                emit(SamplesWritten(folder=str(folder), samples=len(lines)))
+    if session.rank:
+        return
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (folder / LINES).write_text(text, encoding="utf-8")
+    names = []
+    for generator, pictures in sheets.items():
+        names.append(f"{generator}.png")
+        _save(sheet_of(pictures), folder / names[-1])
+    number, sheets_made = len(lines), tuple(names)
+    emit(SamplesWritten(folder=str(folder), samples=number, sheets=sheets_made, is_last=True))
+
+
+def _written(
+    dataset: Dataset,
+    inputs: ReadStep,
+    found: Sequence[tuple[list[Answer], list[Drawn]]],
+    folder: Path,
+    sheets: dict[str, list[Picture]],
+) -> Iterator[dict[str, Any]]:
+    """Save the pictures of a batch, and yield a line for each sample with an answer or pictures."""
+    answers = {each.sample: each for said, _ in found for each in said if each.wanted}
+    drawn: dict[int, list[Drawn]] = {}
+    for _, made in found:
+        for each in made:
+            drawn.setdefault(each.record, []).append(each)
+    for position, sample in enumerate(inputs.data.samples):
+        for record in sample.records:
+            line: dict[str, Any] = {"sample": dataset.name("heldout", record.id)}
+            if position in answers:
+                answer = answers[position]
+                line |= {"answer": dataset.words(answer.said), "true": dataset.words(answer.wanted)}
+            for each in drawn.get(record.id, []):
+                files = []
+                for number, image in enumerate(each.images):
+                    picture = dataset.pixels(image)
+                    sheets.setdefault(each.generator, []).append(picture)
+                    files.append(f"{each.generator}-{record.id:08}-{number}.png")
+                    _save(picture, folder / files[-1])
+                right, judged = dataset.recognised("heldout", record.id, each.images)
+                line.setdefault("pictures", {})[each.generator] = files
+                if judged:
+                    line |= {"recognised": right, "of": judged}
+            if len(line) > 1:
+                yield line
+
+
+def sheet_of(pictures: Sequence[Picture]) -> Picture:
+    """Return one picture of all, in rows, with a border of one pixel; all have equal channels."""
+    height, width = (max(each.shape[axis] for each in pictures) + 1 for axis in (1, 2))
+    columns = math.ceil(math.sqrt(len(pictures)))
+    rows = math.ceil(len(pictures) / columns)
+    shape = pictures[0].shape[0], rows * height + 1, columns * width + 1
+    sheet = np.full(shape, 255, np.uint8)
+    for number, each in enumerate(pictures):
+        top, left = 1 + number // columns * height, 1 + number % columns * width
+        sheet[:, top : top + each.shape[1], left : left + each.shape[2]] = each
+    return sheet
+
+
+def _save(picture: Picture, path: Path) -> None:
+    from PIL import Image  # An optional package, which the command has asked for.
+
+    grey = picture[0] if picture.shape[0] == 1 else picture[:3].transpose(1, 2, 0)
+    Image.fromarray(grey).save(path)
