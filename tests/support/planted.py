@@ -19,7 +19,7 @@ from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.layers import attention_contexts, linear
 from mimo_launch.models import fsdp
-from mimo_launch.runtime import compute, executor
+from mimo_launch.runtime import compute, executor, stage_inputs
 from mimo_launch.runtime.mailbox import Address
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import rank_session
@@ -84,13 +84,13 @@ def local_label_count() -> None:
 
 def swapped_slots() -> None:
     """An encoder replica encodes its samples in another order than the bridge assumes."""
-    correct = compute.Stages._encoder_view
+    correct = stage_inputs.StageInputs.encoder_view
 
     def swapped(*args: Any) -> Any:
         view = correct(*args)
         return replace(view, samples=view.samples[::-1])
 
-    compute.Stages._encoder_view = swapped
+    stage_inputs.StageInputs.encoder_view = swapped
 
 
 def dropped_last_microbatch() -> None:
@@ -282,7 +282,7 @@ def contiguous_chunks() -> None:
     def contiguous(seq: int, cp: int, cp_size: int, device: Any) -> torch.Tensor:
         return torch.arange(seq, device=device).view(cp_size, -1)[cp]
 
-    compute.zigzag_positions = contiguous
+    stage_inputs.zigzag_positions = contiguous
 
 
 def encoder_stage_skipped() -> None:
@@ -318,7 +318,7 @@ def rows_sequence_major() -> None:
 
 def documents_see_each_other() -> None:
     """Documents packed into one sequence attend to each other."""
-    compute.read_documents = lambda *args: None
+    stage_inputs.read_documents = lambda *args: None
 
 
 def records_see_each_other() -> None:
@@ -346,7 +346,7 @@ def labels_shifted_over_the_pack() -> None:
 
 def slot_of_the_whole_group() -> None:
     """An encoder takes its share of a group microbatch by microbatch over all replicas."""
-    correct = compute.Stages._encoder_view
+    correct = stage_inputs.StageInputs.encoder_view
 
     def by_microbatch(self: Any, *rest: Any) -> Any:
         view, locate = correct(self, *rest), self.layout.samples.locate
@@ -355,7 +355,7 @@ def slot_of_the_whole_group() -> None:
             samples=tuple(sorted(view.samples, key=lambda s: (*locate(s)[1::-1], s))),
         )
 
-    compute.Stages._encoder_view = by_microbatch
+    stage_inputs.StageInputs.encoder_view = by_microbatch
 
 
 def skewed(**settings: Any) -> Spec:
@@ -393,8 +393,8 @@ def shuffled(**settings: Any) -> Spec:
 
 def squares_row_major() -> None:
     """Patches stand in the order of the image, yet neighbours in the list become one row."""
-    correct = compute.reader
-    compute.reader = lambda model: correct(model.model_copy(update={"shuffle": 1}))
+    correct = stage_inputs.reader
+    stage_inputs.reader = lambda model: correct(model.model_copy(update={"shuffle": 1}))
 
 
 def three_axes(**settings: Any) -> Spec:
@@ -426,8 +426,8 @@ def axes_lost_behind_the_first_stage() -> None:
 
 def height_and_width_swapped() -> None:
     """The decoder turns with the width of an image where height is meant, and the reverse."""
-    correct = compute.read_positions
-    compute.read_positions = lambda *args: correct(*args)[[0, 2, 1]]
+    correct = stage_inputs.read_positions
+    stage_inputs.read_positions = lambda *args: correct(*args)[[0, 2, 1]]
 
 
 def turned_patches(**settings: Any) -> Spec:
@@ -466,7 +466,7 @@ def class_tokens_become_rows() -> None:
 
     def in_front(self: Any, packed: Any) -> Any:
         tokens = correct(self, packed)
-        return tokens.roll(packed.class_tokens, dims=0)
+        return tokens.roll(packed.extra_tokens, dims=0)
 
     VisionStage.embed = in_front
 
@@ -514,14 +514,14 @@ def positions_of_another_image() -> None:
 
 def rows_and_columns_swapped() -> None:
     """Patches are turned by their column where their row is meant, and the reverse."""
-    correct = compute.image_places
-    compute.image_places = lambda *args: correct(*args)[:, ::-1].copy()
+    correct = stage_inputs.image_places
+    stage_inputs.image_places = lambda *args: correct(*args)[:, ::-1].copy()
 
 
 def places_of_the_first_cp_rank() -> None:
     """Every cp rank of an encoder turns its patches by the places of those of the first."""
-    correct = compute.image_places
-    compute.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
+    correct = stage_inputs.image_places
+    stage_inputs.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
 
 
 def heard(**settings: Any) -> Spec:
@@ -535,7 +535,7 @@ def heard(**settings: Any) -> Spec:
 
 def neighbours_heard() -> None:
     """The first convolution runs over all clips as if they were one."""
-    correct = compute.pack
+    correct = stage_inputs.pack
 
     def together(clips: Any, how: Any, context: Any, held: range) -> Any:
         if not clips:
@@ -547,7 +547,7 @@ def neighbours_heard() -> None:
         places = torch.cat([clip.positions for clip in clips])
         return correct([replace(joined, positions=places)], how, context, held)
 
-    compute.pack = together
+    stage_inputs.pack = together
 
 
 def stacked_across_clips() -> None:

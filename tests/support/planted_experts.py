@@ -13,7 +13,7 @@ from mimo_launch.layers import router
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import fsdp, transformer_block
 from mimo_launch.optimizer import module_optimizers
-from mimo_launch.runtime import compute
+from mimo_launch.runtime import stage_inputs
 from mimo_launch.spec.spec import Spec
 
 
@@ -72,12 +72,12 @@ def shared_expert_counted_per_tp_rank() -> None:
 
 def padding_counted() -> None:
     """Padding counts as tokens of its sample."""
-    correct = compute.token_shares
+    correct = stage_inputs.token_shares
 
     def all_positions(view: Any, *rest: Any) -> torch.Tensor:
         return torch.full_like(correct(view, *rest), 1 / view.layout.seq)
 
-    compute.token_shares = all_positions
+    stage_inputs.token_shares = all_positions
 
 
 def summed_over_dense_replicas() -> None:

@@ -20,10 +20,11 @@ from mimo_launch.models.build import RankModule
 from mimo_launch.models.encoder_inputs import own_tokens
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.runtime.bridges import RankBridge
-from mimo_launch.runtime.compute import Decoding, Drawing, Stages, StepState
+from mimo_launch.runtime.compute import Stages
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Progress
+from mimo_launch.runtime.stage_inputs import Decoding, Drawing, StepState
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.reductions import last_index

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.sample_readers import is_scorer
-from mimo_launch.runtime.compute import StepState
 from mimo_launch.runtime.model_inputs import read_text
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.rank_session import RankSession
 

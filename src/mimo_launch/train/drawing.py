@@ -17,7 +17,7 @@ from mimo_launch.comm.collectives import all_gather
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import RankModule
-from mimo_launch.runtime.compute import StepState
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.spec.spec import Images
 from mimo_launch.train.rank_session import RankSession
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
-from mimo_launch.runtime.compute import StepState
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.train.answers import greedy_answers
 from mimo_launch.train.drawing import DRAWING_STEPS, draw
 from mimo_launch.train.events import EvalFinished
