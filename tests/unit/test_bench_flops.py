@@ -9,7 +9,9 @@ from mimo_launch.bench.summary import step_flops
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import make_step_data
 from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import build_layout
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
 
 R1 = Path(__file__).parents[2] / "topologies" / "bench" / "r1_dp2_pp2.yaml"
@@ -30,6 +32,23 @@ def test_the_reference_workload() -> None:
     assert flops["language"] == pytest.approx(made.batch.global_ * language)
     assert flops["vision"] == pytest.approx(made.batch.global_ * vision)
     assert language / 1e12 == pytest.approx(106, rel=0.01)
+
+
+def test_a_nominal_step_of_a_graph_costs_what_the_plan_says() -> None:
+    made = spec(
+        {
+            "vision": box(0, dp=2),
+            "merger": box(0, tp=2, model={"kind": "connector", "queries": 3}, reads=["vision"]),
+            "language": box(2, pp=2),
+            "drawer": box(0, dp=2, model={"kind": "flow"}, reads=["language"]),
+        },
+        microbatches=2,
+        mbs=2,
+    )
+    flops = step_flops(made, build_layout(made), nominal_step_data(made))
+    planned = Estimator.of(Plan.of(made)).estimates().tflop * 1e12
+    assert min(flops.values()) > 0
+    assert sum(flops.values()) == pytest.approx(planned)
 
 
 def test_samples_cost_what_their_own_images_cost() -> None:

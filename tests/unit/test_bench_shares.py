@@ -19,6 +19,16 @@ from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=25, deadline=None)
 PAIR = spec({"vision": box(0), "language": box(1)})
+GRAPH = spec(
+    {
+        "vision": box(0, dp=2),
+        "merger": box(0, tp=2, model={"kind": "connector", "queries": 2}, reads=["vision"]),
+        "language": box(2, pp=2),
+        "drawer": box(0, dp=2, model={"kind": "flow"}, reads=["language"]),
+    },
+    microbatches=2,
+    mbs=2,
+)
 Times = tuple[tuple[str | Section | TokenExchange, float, float], ...]
 
 
@@ -139,6 +149,7 @@ def test_an_edge_between_stages_is_p2p() -> None:
 @CASES
 @example(DEEP)
 @example(SHARED)
+@example(GRAPH)
 @given(layout_specs(supported_only=False))
 def test_shares_are_what_the_simulator_says(made: Spec) -> None:
     """Simulated transfers arrive when they are sent: all of their time is waiting."""

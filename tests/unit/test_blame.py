@@ -81,6 +81,23 @@ def test_gradients_flow_from_the_loss_to_the_encoders(
     assert samples == list(expected[2] or (104, 105, 106, 107))
 
 
+def test_gradients_flow_from_generators_to_language_and_through_chains_of_encoders() -> None:
+    made = spec(
+        {
+            "vision": box(0),
+            "merger": box(1, model={"kind": "connector"}, reads=["vision"]),
+            "language": box(2),
+            "drawer": box(3, model={"kind": "flow"}, reads=["language"]),
+        },
+        mbs=8,
+    )
+    order = ["drawer", "language", "merger", "vision"]
+    for first in range(len(order)):
+        places = [gradient((name, 0)) for name in order[first:]]
+        ranks = [NonFiniteFlags()] * first + places
+        assert blame(build_layout(made), DATA, ranks[::-1]).module == order[first]
+
+
 @pytest.mark.parametrize("square", [inf, nan])
 def test_a_bad_part_of_a_sum_may_come_from_any_sample(square: float) -> None:
     found = blamed(

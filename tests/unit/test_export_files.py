@@ -3,15 +3,19 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
+from tests.support.specs import box, spec
 from torch import Tensor
 
 from mimo_launch.export import export
 from mimo_launch.export.export import NOTE, InTheWay, new_folder, write_tensors
+from mimo_launch.export.export_plan import CannotExport, Exporter
 from mimo_launch.export.tensors import FileTensor, file_tensors
+from mimo_launch.hugging_face.architectures import alone
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import read_headers
 
@@ -52,6 +56,30 @@ def test_fused_reshaped_and_padded_segments_fill_the_tensors_of_a_file() -> None
     for number, chunk in enumerate(made["qkv.weight"].boxes(tensor)):
         chunk.tensor.fill_(number)
     assert tensor[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_modules_of_a_graph_that_transformers_does_not_have_are_named() -> None:
+    vit = {"layers": 2, "hidden": 24, "heads": 2, "patch": 4, "shuffle": 2, "projector": "merger"}
+    as_qwen = {"positions": "rope2d", "patch_bias": False, "norm_eps": 1e-6, "temporal_patch": 2}
+    made = spec(
+        {
+            "vision": box(
+                0, model={**vit, **as_qwen, "activation": "quick_gelu", "mlp": 96, "channels": 3}
+            ),
+            "merger": box(0, model={"kind": "connector", "hidden": 40}, reads=["vision"]),
+            "language": box(0, model={"hidden": 32}),
+            "drawer": box(0, model={"kind": "flow"}, reads=["language"]),
+        }
+    )
+    exporter = Exporter(SimpleNamespace(spec=made))  # type: ignore[arg-type]
+    with pytest.raises(CannotExport) as refused:
+        exporter.folders(())
+    lacks = "is of a kind that transformers does not have"
+    assert list(refused.value.reasons) == [f"`{name}` {lacks}" for name in ("merger", "drawer")]
+    # The rows of a tower are as wide as its connector.
+    found = alone(exporter.modules, "vision")
+    assert found is not None
+    assert found.config["hidden_size"] == 40
 
 
 def test_a_tensor_that_is_not_filled_is_an_error() -> None:

@@ -84,7 +84,7 @@ def test_a_coefficient_of_the_balance_that_is_not_written_is_said(
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations_say_the_same_both_ways(name: str) -> None:
     model = model_from_data(ours(name))
-    found = alone(Modules(models={"language": model}, tokens={}, width=64), "language")
+    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
     assert found is not None
     assert found.config["model_type"] == name
     part = part_of(found.config, "decoder")

@@ -165,7 +165,7 @@ def test_what_is_no_nemotron_h_is_said() -> None:
         assert obstacles(model_from_data(ours(**change))) == [f"no nemotron_h with `{said}`"]
     for model in (ours(), ours(**experts())):
         models = {"language": model_from_data(model)}
-        assert alone(Modules(models=models, tokens={}, width=64), "language")
+        assert alone(Modules(models=models, tokens={}, widths={}), "language")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The report of a job with any graph of modules: its roles, bridges and losses."""
 
 import json
+from collections import Counter
 from io import StringIO
 
 import pytest
@@ -13,6 +14,7 @@ from mimo_launch.drawing.plan_report import build_rank_report, build_report, rep
 from mimo_launch.drawing.spans import planned
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
+from mimo_launch.estimate.workload import rows_of_transfer
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
@@ -76,6 +78,19 @@ def test_links_of_every_bridge_are_the_rows_that_travel_in_a_step() -> None:
         assert row.bytes == sum(moved.values()) * GRAPH.row_width(row.source) * 8
     to_drawer = report.bridges[-1]
     assert (to_drawer.sharing, to_drawer.rows, to_drawer.how) == (2, 4, "pairwise")
+
+
+def test_estimates_take_each_transfer_for_as_large_as_it_is() -> None:
+    step = nominal_step_data(GRAPH)
+    views = StepViews(PLAN.layout, step)
+    for name, bridge in PLAN.layout.bridges.items():
+        sent: Counter[int] = Counter()
+        received: Counter[int] = Counter()
+        for each in route(views, name, 1):
+            sent[each.src] += each.num_rows
+            received[each.dst] += each.num_rows
+        most = max(sent.values()), max(received.values())
+        assert rows_of_transfer(PLAN.layout, bridge, step.samples[0]) == most, name
 
 
 def test_a_rank_has_both_ends_of_its_bridges() -> None:

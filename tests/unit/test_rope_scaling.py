@@ -33,7 +33,7 @@ def test_an_export_says_what_it_would_read() -> None:
     model = DecoderModel(
         kind="decoder", layers=2, hidden=64, heads=4, vocab=100, rope_scaling=LLAMA
     )
-    found = alone(Modules(models={"language": model}, tokens={}, width=64), "language")
+    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
     assert found is not None
     assert found.name == "LlamaForCausalLM"
     assert found.parts["language"].keys()["rope_scaling"] == LLAMA.model_dump()

@@ -76,6 +76,36 @@ def test_filling_is_what_packing_does() -> None:
     assert filling.packed > 1.2 * filling.alone
 
 
+def test_a_graph_is_shown_with_what_it_makes_and_what_no_text_has() -> None:
+    """A tower behind a connector has no tokens in the text, nor has what a generator makes."""
+    made = spec(
+        {
+            "vision": box(0, dp=2),
+            "merger": box(2, model={"kind": "connector", "queries": 3}, reads=["vision"]),
+            "language": box(3),
+            "drawer": box(0, dp=2, model={"kind": "flow"}, reads=["language"]),
+        },
+        mbs=4,
+        seq=64,
+        data={"kind": "synthetic", "samples": 64, "image": [2, 4]},
+    )
+    dataset = build_dataset(made)
+    found = survey(made, dataset, records=64, steps=1, show=4)
+    in_text = {name: each.in_text for name, each in found.facts.modalities.items()}
+    assert in_text == {"vision": False, "merger": True, "drawer": False}
+    assert found.facts.evenness.keys() == {"vision", "drawer"}
+    assert found.read.bad == {}
+    records = [record for shown in found.shown for record in shown.records]
+    kinds = [[piece.encoder for piece in record.pieces if piece.encoder] for record in records]
+    assert ["vision", "merger", "drawer"] in kinds or ["drawer", "vision", "merger"] in kinds
+    for record in records:
+        assert record.name == f"record {record.id}"
+        tokens = sum(p.tokens for p in record.pieces if p.encoder not in ("vision", "drawer"))
+        assert tokens == record.tokens
+        assert record.images.keys() == {"vision", "drawer"}
+    assert "merger 1 x 3: 3 rows" in page(found)
+
+
 def test_a_part_of_the_records_is_the_first_in_the_order_of_training() -> None:
     made = made_with()
     dataset = build_dataset(made)

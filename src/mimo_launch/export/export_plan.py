@@ -27,6 +27,7 @@ from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 DType = Literal["auto", "source", "bf16", "fp16", "fp32", "fp64"]
@@ -90,8 +91,9 @@ class Exporter:
         spec = self.spec
         models = {name: module.model for name, module in spec.modules.items()}
         models["language"] = models["language"].model_copy(update={"vocab": vocab_size(spec)})
-        tokens = {name: placeholder_id(spec, name) for name in spec.encoders}
-        return Modules(models=models, tokens=tokens, width=models["language"].hidden)
+        tokens = {name: placeholder_id(spec, name) for name in spec.sources_of(LANGUAGE)}
+        widths = {name: spec.row_width(name) for name in spec.encoders}
+        return Modules(models=models, tokens=tokens, widths=widths)
 
     def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
         """Return the folders to be written: one per module of `wanted`, or of all if it is empty.

@@ -32,14 +32,14 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
-    """Our modules by name: their models and, for encoders, the tokens of their rows.
+    """Our modules by name: their models, the tokens of rows that language reads, and their widths.
 
-    `width` is that of the language model. The vocabulary is a number, without padding.
+    The vocabulary is a number, without padding.
     """
 
     models: Mapping[str, Model]
     tokens: Mapping[str, int]
-    width: int
+    widths: Mapping[str, int]
 
 
 def alone(modules: Modules, name: str) -> Architecture | None:
@@ -49,7 +49,7 @@ def alone(modules: Modules, name: str) -> Architecture | None:
         if not list(_obstacles(family, model)):
             config = family.config(model)
             if family.model_type == qwen2_vl.VISION:
-                config["hidden_size"] = modules.width
+                config["hidden_size"] = modules.widths[name]
             return Architecture(family.architecture, config, {name: part_of(config, model.kind)})
     return None
 

@@ -144,6 +144,12 @@ class Layout:
         return tuple(takewhile(lambda module: not module.is_language, self.modules))
 
     @cached_property
+    def moving(self) -> tuple[ModuleLayout, ...]:
+        """The modules whose samples may move among several replicas: any but language."""
+        others = (module for module in self.modules if not module.is_language)
+        return tuple(module for module in others if module.grid.size("dp") > 1)
+
+    @cached_property
     def losses(self) -> tuple[ModuleLayout, ...]:
         """The modules that compute a loss."""
         return tuple(module for module in self.modules if module.computes_loss)

@@ -34,7 +34,7 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     images = {
         module.name: views.samples_of(module, rank)
         for module in layout.modules
-        if module.reads_arrays and rank in module.grid and _needs_arrays(module, rank)
+        if rank in module.grid and needs_arrays(module, rank)
     }
     language = layout.language
     if rank in language.grid:
@@ -47,13 +47,15 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     return Reads(texts, documents, answers, images)
 
 
-def _needs_arrays(module: ModuleLayout, rank: int) -> bool:
+def needs_arrays(module: ModuleLayout, rank: int) -> bool:
     """Return whether a rank reads images: the first stage, and a last one that learns to make them.
 
     Later stages know their sizes from the StepData.
     """
     held = module.stages_of(rank)
-    return any(stage.is_first or (stage.is_last and module.computes_loss) for stage in held)
+    return module.reads_arrays and any(
+        stage.is_first or (stage.is_last and module.computes_loss) for stage in held
+    )
 
 
 def is_scorer(language: ModuleLayout, rank: int) -> bool:

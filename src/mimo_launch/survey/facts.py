@@ -23,6 +23,7 @@ from mimo_launch.data.sample_order import (
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance, StepViews
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 # Steps whose balance is measured: enough for a mean, few enough to take a second at most.
@@ -42,16 +43,17 @@ class SampleSpread:
 
 @dataclass(frozen=True, slots=True)
 class Modality:
-    """What one encoder gets of the surveyed records.
+    """What one encoder or generator gets of the surveyed records.
 
     `rows` are those of its images or clips together, `per_item` those of one; `without` is the
-    number of records that have none.
+    number of records that have none. `in_text`: rows are tokens of language, which reads them.
     """
 
     items: int
     rows: int
     without: int
     per_item: SampleSpread | None
+    in_text: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,12 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
     epoch = GlobalOrder(num_records, spec.batch.global_, spec.train.seed).epoch(0)
     samples = [dataset.describe("train", index) for index in epoch[:most].tolist()]
     modalities = {}
-    for name in spec.encoders:
+    for name in (*spec.encoders, *spec.generators):
         sizes = [span.rows for sample in samples for span in sample.spans.get(name, ())]
         without = sum(not sample.spans.get(name) for sample in samples)
         per_item = _spread(sizes) if sizes else None
-        modalities[name] = Modality(len(sizes), sum(sizes), without, per_item)
+        in_text = name in spec.sources_of(LANGUAGE)
+        modalities[name] = Modality(len(sizes), sum(sizes), without, per_item, in_text)
     lengths = [sample.num_tokens for sample in samples]
     seq, tokens = spec.batch.seq, sum(lengths)
     chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
@@ -148,9 +151,7 @@ def _evenness(
     spec: Spec, layout: Layout, dataset: Dataset, end: int
 ) -> Iterator[tuple[str, Evenness]]:
     steps = [data for _, _, data in first_steps(spec, dataset, MOST_STEPS, end)]
-    for module in layout.encoders:
-        if module.grid.size("dp") == 1:
-            continue
+    for module in layout.moving:
         seen = [StepViews(layout, data).imbalance(module) for data in steps]
         mean = Imbalance(*(sum(column) / len(seen) for column in _columns(seen)))
         worst = Imbalance(*(max(column) for column in _columns(seen)))

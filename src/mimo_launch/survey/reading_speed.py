@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.sample_readers import Reads, reads_of
+from mimo_launch.layout.sample_readers import Reads, needs_arrays, reads_of
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec, WebdatasetData
 from mimo_launch.survey.facts import first_steps
@@ -76,10 +76,11 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
         rank: tuple(
             module.name
             for module in layout.modules_of(rank)
-            if module.is_language or module.grid.index("pp", rank) == 0
+            if module.is_language or needs_arrays(module, rank)
         )
         for rank in range(layout.world_size)
     }
+    arrays = [module.name for module in layout.modules if module.reads_arrays]
     shards = spec.data if isinstance(spec.data, WebdatasetData) else None
     pool: AbstractContextManager[ThreadPoolExecutor | None] = (
         ThreadPoolExecutor(shards.decode_threads) if shards else nullcontext()
@@ -88,7 +89,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
         for _, _, data in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
             source = UnreadStep(dataset, "train", data)
             every = tuple(range(len(data.samples)))
-            all_reads = Reads(every, every, (), dict.fromkeys(spec.encoders, every))
+            all_reads = Reads(every, every, (), dict.fromkeys(arrays, every))
             inputs, reasons = read_step(source, all_reads, spec, _rest, threads=threads)
             bad |= {inputs.record(number).id: why for number, why in reasons.items()}
             views = StepViews(layout, data)

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.loader import BAD
 
@@ -35,7 +37,8 @@ _DIGIT_TOKENS = {
 class ShownPiece:
     """A run of tokens: text, or the rows of an image or clip, the `item` of an encoder.
 
-    Text that counts in the loss is of kind `learnt`.
+    Text that counts in the loss is of kind `learnt`. Rows that language does not read, those of an
+    encoder behind a connector or of a generator, are no tokens of the text.
     """
 
     kind: Literal["text", "learnt", "rows"]
@@ -88,23 +91,30 @@ def _record(
     name = dataset.name("train", sample.id)
     try:
         tokens, labels = dataset.text("train", sample.id)
-        images = {name: dataset.images("train", sample.id, name) for name in spec.encoders}
+        images = {
+            module: dataset.images("train", sample.id, module)
+            for module in (*spec.encoders, *spec.generators)
+            if kind_of(spec.modules[module].model).input is not None
+        }
     except BAD as error:
         return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
     # The label of a token is at the position before it.
     loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
+    # Each module behind those that it reads.
     rows = [
-        (span, encoder, item)
-        for encoder, spans in sample.spans.items()
-        for item, span in enumerate(spans)
+        (span, module, item)
+        for module in (*spec.encoders, *spec.generators)
+        for item, span in enumerate(sample.spans.get(module, ()))
     ]
     pieces: list[ShownPiece] = []
-    at = 0
-    for span, encoder, item in sorted(rows, key=lambda row: row[0].position):
-        pieces += _texts(tokens, loss_mask, range(at, span.position), words)
-        text = f"{encoder} {span.height} x {span.width}"
-        pieces.append(ShownPiece("rows", text, span.rows, encoder, item))
-        at = span.position + span.rows
+    at, in_text = 0, spec.sources_of(LANGUAGE)
+    for span, module, item in sorted(rows, key=lambda row: row[0].position):
+        # A generator makes its image of tokens, so that stands behind them.
+        until = span.position if span.reads is None else span.position + span.reads
+        pieces += _texts(tokens, loss_mask, range(at, until), words)
+        text = f"{module} {span.height} x {span.width}"
+        pieces.append(ShownPiece("rows", text, span.rows, module, item))
+        at = max(at, until + (span.rows if module in in_text else 0))
     pieces += _texts(tokens, loss_mask, range(at, sample.num_tokens), words)
     return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
 

@@ -23,7 +23,6 @@ from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun
@@ -124,17 +123,21 @@ def blame(layout: Layout, data: StepData, ranks: list[NonFiniteFlags]) -> NonFin
             for sample in views.samples_at(module, replica, index)
         ]
         return _origin("loss", rank, module.name, data, positions)
-    # From the losses backward.
-    order = [LANGUAGE, *(module.name for module in layout.encoders)]
-    order = [*(module.name for module in layout.modules if module.name not in order), *order]
+    # From the losses backward: gradients come from the modules that read this one.
+    depth: dict[str, int] = {}
+    for module in reversed(layout.modules):
+        readers = [bridge.target for bridge in layout.bridges_from(module.name)]
+        depth[module.name] = max((depth[reader] + 1 for reader in readers), default=0)
     gradients = [
-        (order.index(name), -stage, rank)
+        (depth[module.name], number, -stage, rank)
         for rank, seen in enumerate(ranks)
+        for number, module in enumerate(layout.modules)
         for name, stage in seen.gradients
+        if name == module.name
     ]
     if gradients:
-        number, _, rank = min(gradients)
-        module = layout[order[number]]
+        _, number, _, rank = min(gradients)
+        module = layout.modules[number]
         return _origin(
             "gradient", rank, module.name, data, StepViews(layout, data).samples_of(module, rank)
         )

@@ -169,8 +169,7 @@ class StepReader:
         inputs = replace(inputs, views=views)
         if split == "train":
             # Looks at all samples of the step.
-            shared = [each for each in session.layout.encoders if each.grid.size("dp") > 1]
-            imbalance = {module.name: views.imbalance(module) for module in shared}
+            imbalance = {each.name: views.imbalance(each) for each in session.layout.moving}
             inputs = replace(inputs, imbalance=imbalance)
         seconds = time.perf_counter() - begin
         return _RankPart(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)

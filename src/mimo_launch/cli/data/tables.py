@@ -69,10 +69,11 @@ def _facts(found: Survey) -> Iterator[str]:
         if modality.per_item is None:
             yield f"{name:<10} no record has anything for it"
             continue
+        share = f" ({modality.rows / facts.tokens:.1%} of tokens)" if modality.in_text else ""
         yield (
-            f"{name:<10} {modality.items:,} items, {modality.rows:,} rows "
-            f"({modality.rows / facts.tokens:.1%} of tokens); {_spread(modality.per_item)} rows "
-            f"an item; {_count(modality.without, 'record')} without"
+            f"{name:<10} {modality.items:,} items, {modality.rows:,} rows{share}; "
+            f"{_spread(modality.per_item)} rows an item; "
+            f"{_count(modality.without, 'record')} without"
         )
     filling = facts.filling
     alone = f"{filling.alone:.1%} full with one record each"
@@ -188,6 +189,8 @@ def page(found: Survey) -> str:
 def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
     if piece.kind == "rows":
         words = escape(f"{piece.text}: {piece.tokens} rows", quote=True)
+        if piece.encoder not in record.images:  # A connector reads rows.
+            return f"&lt;{words}&gt;"
         data = b64encode(png(record.images[piece.encoder][piece.item])).decode()
         return f'<img src="data:image/png;base64,{data}" alt="{words}" title="{words}">'
     text = escape(piece.text)
