@@ -1,5 +1,6 @@
 """What `validate` says of `reads` and connectors: every fault, and every sound graph."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,6 +185,24 @@ FAULTS: dict[str, tuple[Modules, list[str], list[str | int], str]] = {
         ["modules", "m", "reads"],
         "write `reads: [vision]` in `m`",
     ),
+    "the projector of a generator": (
+        {**VISION, "g": box(**flow(frozen="except_projector"))},
+        ["frozen-without-projector"],
+        ["modules", "g", "frozen"],
+        "write `frozen: true`, or `frozen: false`",
+    ),
+    "no loss counts": (
+        {**VISION, "g": box(**flow(loss_weight=0.0)), "language": box(loss_weight=0.0)},
+        ["nothing-to-train"],
+        ["modules", "language", "loss_weight"],
+        "delete `loss_weight`",
+    ),
+    "the loss of an encoder": (
+        {"vision": box(loss_weight=0.5)},
+        ["setting-without-effect"],
+        ["modules", "vision", "loss_weight"],
+        "delete `loss_weight`",
+    ),
     "unequal patches by width": (
         {
             **VISION,
@@ -216,7 +235,7 @@ FAULTS: dict[str, tuple[Modules, list[str], list[str | int], str]] = {
         {**VISION, "m": box(**connector("vision", queries=2), backend="transformer_engine")},
         ["backend-cannot"],
         ["modules", "m", "backend"],
-        "delete `queries`, or `backend: torch`",
+        "keep the layers of torch for this module, or `backend: torch`",
     ),
     "heads and tp of a connector": (
         {**VISION, "m": box(tp=2, **connector("vision")), "language": box(dp=2)},
@@ -333,6 +352,40 @@ def test_one_order_of_all_work_needs_no_even_groups(kind: str) -> None:
     graph = {**grid, "m": box(**connector("vision"))}
     assert findings(graph, **settings, mbs=2) == []
     assert Plan.of(made(graph, **settings, mbs=2)).layout.is_star is False
+
+
+@pytest.mark.parametrize(
+    ("first", "schedule", "codes", "help_"),
+    [
+        (0, {}, ["encoder-share-uneven"], "write `generator_microbatches: 2`, the smallest that"),
+        (0, {"generator_microbatches": 2}, [], ""),
+        (
+            0,
+            {"generator_microbatches": 3},
+            ["encoder-microbatches-uneven"],
+            "write `generator_microbatches: 2`",
+        ),
+        (2, {"generator_microbatches": 2}, ["encoder-share-uneven", "setting-without-effect"], ""),
+    ],
+)
+def test_generators_on_ranks_of_language_take_whole_groups(
+    first: int, schedule: dict[str, int], codes: list[str], help_: str
+) -> None:
+    modules = {"language": box(dp=2), "g": box(first, dp=4, **flow())}
+    found = findings(modules, microbatches=4, schedule={"microbatches": 4, **schedule})
+    assert [item.code for item in found] == codes
+    assert not help_ or found[0].help.startswith(help_)
+
+
+def test_weights_of_connectors_come_from_checkpoints_only(tmp_path: Path) -> None:
+    """No Hugging Face folder holds one, whether it is named here or for all modules."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    modules = {**VISION, "m": box(**connector("vision", queries=2), init_from=str(tmp_path))}
+    [item] = findings(modules)
+    assert (item.code, item.path) == ("init-from-not-supported", ("modules", "m", "init_from"))
+    assert item.why == "no Hugging Face architecture is read as a `connector`"
+    found = findings({**VISION, "m": box(**connector("vision"))}, init_from=str(tmp_path))
+    assert {item.path[1] for item in found} == {"vision", "m", "language"}
 
 
 def test_many_modules_that_read_all_before_them_take_no_time() -> None:

@@ -87,11 +87,11 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
     if kind.reads_beside and not kind.reads_tokens:
         yield _cannot(
             name,
-            "attend to queries and rows together",
-            "its kernels need the tokens of an image next to each other, and rows come after the "
-            "queries of all images",
-            "delete `queries`",
-            Related(path=(*path, "queries"), label="queries of its own"),
+            "attend to rows beside tokens of its own",
+            "its kernels need the tokens of an image next to each other, and rows come after those "
+            "of all images",
+            "keep the layers of torch for this module",
+            Related(path=(*path, "kind"), label=f"{kind.model.kind}, with tokens of its own"),
         )
     if kind.moe is not None:
         yield _cannot(

@@ -10,7 +10,7 @@ from math import gcd, lcm
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
+from mimo_launch.layout.encoder_placement import group_size, runs_in_phases, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -40,22 +40,36 @@ def batch_splits(spec: Spec) -> Findings:
 
 
 def groups_split(spec: Spec) -> Findings:
-    """`encoder_microbatches` divides `microbatches`, where it has an effect."""
-    k, microbatches = spec.schedule.encoder_microbatches, spec.schedule.microbatches
-    sharing = [name for name in spec.encoders if runs_in_phases(spec, name)]
-    if k is None or not sharing or microbatches % k == 0:
-        return
+    """`encoder_microbatches` and that of generators divide `microbatches`, where they act."""
+    encoders = [name for name in spec.encoders if runs_in_phases(spec, name)]
+    generators = [name for name in spec.generators if shares_ranks(spec, name)]
+    microbatches = spec.schedule.microbatches
     size = spec.batch.global_ // microbatches
-    dp_sizes = [spec.modules[name].grid.dp for name in sharing]
-    legal = [n for n in divisors(microbatches) if not any(size * n % dp for dp in dp_sizes)]
-    yield Diagnostic(
-        code="encoder-microbatches-uneven",
-        headline=f"`microbatches` {microbatches} is not a multiple of `encoder_microbatches` {k}",
-        path=("schedule", "encoder_microbatches"),
-        why="encoders that share ranks with language encode microbatches in groups of one size",
-        help=f"write `encoder_microbatches: {legal[0]}`" if legal else "delete the line",
-        related=(Related(path=_MICROBATCHES, label=f"{microbatches} microbatches"),),
-    )
+    for key, sharing, why in (
+        (
+            "encoder_microbatches",
+            encoders,
+            "encoders that share ranks with language encode microbatches in groups of one size",
+        ),
+        (
+            "generator_microbatches",
+            generators,
+            "generators that share ranks with language take microbatches in groups of one size",
+        ),
+    ):
+        k = getattr(spec.schedule, key)
+        if k is None or not sharing or microbatches % k == 0:
+            continue
+        dp_sizes = [spec.modules[name].grid.dp for name in sharing]
+        legal = [n for n in divisors(microbatches) if not any(size * n % dp for dp in dp_sizes)]
+        yield Diagnostic(
+            code="encoder-microbatches-uneven",
+            headline=f"`microbatches` {microbatches} is not a multiple of `{key}` {k}",
+            path=("schedule", key),
+            why=why,
+            help=f"write `{key}: {legal[0]}`" if legal else "delete the line",
+            related=(Related(path=_MICROBATCHES, label=f"{microbatches} microbatches"),),
+        )
 
 
 def encoder_share_is_even(spec: Spec, name: str) -> Findings:
@@ -70,9 +84,11 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     if samples % replicas == 0:
         return
     legal = [each for each in divisors(microbatches) if dp * size * each % replicas == 0]
-    shares = runs_in_phases(spec, name)
+    makes = name in spec.generators
+    shares = shares_ranks(spec, name) if makes else runs_in_phases(spec, name)
     if shares and legal:
-        help_ = f"write `encoder_microbatches: {legal[0]}`, the smallest that fits"
+        key = "generator_microbatches" if makes else "encoder_microbatches"
+        help_ = f"write `{key}: {legal[0]}`, the smallest that fits"
     else:
         base = microbatches * lcm(dp, replicas // gcd(replicas, k))
         fits = next_multiple(spec.batch.global_, base)
@@ -80,7 +96,8 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
         help_ = f"write `global: {fits}`{smallest}, or a dp of `{name}` that divides {samples}"
     yield Diagnostic(
         code="encoder-share-uneven",
-        headline=f"`{name}` dp {replicas} does not divide the {samples} samples it encodes at once",
+        headline=f"`{name}` dp {replicas} does not divide the {samples} samples it "
+        f"{'works on' if makes else 'encodes'} at once",
         path=("modules", name, "grid", "dp"),
         why=f"language dp {dp} * microbatch size {size} * {k} microbatch{'es' * (k != 1)} = "
         f"{samples} samples are cut evenly over the replicas of `{name}`",

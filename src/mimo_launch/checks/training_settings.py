@@ -7,7 +7,8 @@ Leaves: values that are wrong by themselves to `spec`.
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
-from mimo_launch.layout.encoder_placement import runs_in_phases
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.encoder_placement import runs_in_phases, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, SyntheticData, VitModel, WebdatasetData
 
@@ -15,7 +16,16 @@ _SCHEDULE = ("optimizer", "schedule")
 
 
 def something_trains(spec: Spec) -> Findings:
-    """At least one module is not frozen."""
+    """At least one module is not frozen, and some loss counts."""
+    losses = [n for n, module in spec.modules.items() if kind_of(module.model).computes_loss]
+    if losses and not any(spec.modules[name].loss_weight for name in losses):
+        yield Diagnostic(
+            code="nothing-to-train",
+            headline="every loss counts 0, so there is nothing to learn",
+            path=("modules", losses[-1], "loss_weight"),
+            why="gradients are those of the sum of all losses, each times its `loss_weight`",
+            help="delete `loss_weight`",
+        )
     if all(module.frozen is True for module in spec.modules.values()):
         yield Diagnostic(
             code="nothing-to-train",
@@ -63,14 +73,15 @@ def sequence_parallel_used(spec: Spec, name: str) -> Findings:
         )
 
 
-def language_has_no_projector(spec: Spec, name: str) -> Findings:
+def losses_have_no_projector(spec: Spec, name: str) -> Findings:
     """`except_projector` is for encoders, which end with one."""
-    if name != LANGUAGE or spec.modules[name].frozen != "except_projector":
+    module = spec.modules[name]
+    if module.frozen != "except_projector" or not kind_of(module.model).computes_loss:
         return
     yield Diagnostic(
         code="frozen-without-projector",
-        headline=f"`{LANGUAGE}` has no projector that `except_projector` could train",
-        path=("modules", LANGUAGE, "frozen"),
+        headline=f"`{name}` has no projector that `except_projector` could train",
+        path=("modules", name, "frozen"),
         why="the projector is the last layer of an encoder",
         help="write `frozen: true`, or `frozen: false`",
     )
@@ -85,6 +96,17 @@ def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
             f"`optimizer` of `{name}` does nothing, because `{name}` is frozen",
             "a frozen module is never updated",
             at_key=True,
+        )
+
+
+def loss_weight_used(spec: Spec, name: str) -> Findings:
+    """`loss_weight` is for modules that compute a loss."""
+    module = spec.modules[name]
+    if module.loss_weight != 1 and not kind_of(module.model).computes_loss:
+        yield _no_effect(
+            ("modules", name, "loss_weight"),
+            f"`loss_weight` of `{name}` does nothing",
+            f"a `{module.model.kind}` computes no loss",
         )
 
 
@@ -121,6 +143,19 @@ def encoder_microbatches_used(spec: Spec) -> Findings:
             ("schedule", "encoder_microbatches"),
             "`encoder_microbatches` does nothing: no encoder shares ranks with language",
             "encoders on ranks of their own run one microbatch at a time, ahead of language",
+        )
+
+
+def generator_microbatches_used(spec: Spec) -> Findings:
+    """`generator_microbatches` is for generators that share ranks with language."""
+    given = "generator_microbatches" in spec.schedule.model_fields_set
+    if not given or spec.schedule.generator_microbatches is None:
+        return
+    if not any(shares_ranks(spec, name) for name in spec.generators):
+        yield _no_effect(
+            ("schedule", "generator_microbatches"),
+            "`generator_microbatches` does nothing: no generator shares ranks with language",
+            "generators on ranks of their own work on one microbatch at a time, behind language",
         )
 
 

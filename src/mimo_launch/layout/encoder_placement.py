@@ -17,7 +17,7 @@ def runs_in_phases(spec: Spec, encoder: str) -> bool:
     between ranks, and their collectives would wait for each other.
     """
     modules = spec.modules
-    upstream = [n for n in spec.encoders if not _overlap(modules[n], spec.language)]
+    upstream = [n for n in spec.encoders if not shares_ranks(spec, n)]
     if encoder not in upstream:
         return True
     cluster, found = {encoder}, [encoder]
@@ -29,6 +29,11 @@ def runs_in_phases(spec: Spec, encoder: str) -> bool:
     return len(cluster) > 1 and any(modules[name].grid.pp > 1 for name in cluster)
 
 
+def shares_ranks(spec: Spec, name: str) -> bool:
+    """Return whether a module has a rank in common with language."""
+    return _overlap(spec.modules[name], spec.language)
+
+
 def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
     mine, theirs = one.rank_range, other.rank_range
     return mine.start < theirs.stop and theirs.start < mine.stop
@@ -37,8 +42,7 @@ def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
 def group_size(spec: Spec, name: str) -> int:
     """Return k, the microbatches that a module works on at once."""
     if name in spec.generators:
-        shares = _overlap(spec.modules[name], spec.language)
-        return (spec.schedule.generator_microbatches or 1) if shares else 1
+        return (spec.schedule.generator_microbatches or 1) if shares_ranks(spec, name) else 1
     if name == LANGUAGE or not runs_in_phases(spec, name):
         return 1
     return spec.schedule.encoder_microbatches or spec.schedule.microbatches
