@@ -25,8 +25,8 @@ WORDS = (
     "0-3", "0-99999999", "1048575", "0-1048575", "5-2", "x" * 300, "x" * 5000, '"\\0"', '"\\e[2J"',
     '"\\ud800"', "../up", "/dev/zero", "/dev/stdin", "/**/*", "**", "{0..99999999}.tar",
     "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}.tar",
-    "vit", "connector", "flow", "decoder", "hybrid", "audio", "digits", "synthetic", "webdataset", "a.b:C", "M*-E" * 3,
-    "M" * 5000, "99999999TB", "80GB",
+    "vit", "connector", "flow", "decoder", "hybrid", "audio", "digits", "synthetic", "webdataset",
+    "a.b:C", "M*-E" * 3, "M" * 5000, "99999999TB", "80GB",
 )  # fmt: skip
 CHARACTERS = "\t\n\r :,-[]{}#&*!|>'\"%@`?\\<\x00\x07\x1b\x85\u2028\ufeff\U0001f600é0a"
 BLOCKS = (
@@ -141,13 +141,6 @@ def _size(text: str, rng: Random) -> str:
     return text[:start] + str(rng.choice(near if rng.random() < 0.9 else far)) + text[stop:]
 
 
-_BLOCKS = {"layers": 1, "hidden": 16, "heads": 2}
-MERGER: dict[str, Any] = {
-    "model": {"kind": "connector", **_BLOCKS}, "ranks": "0", "reads": ["vision"],
-}  # fmt: skip
-DRAWER: dict[str, Any] = {
-    "model": {"kind": "flow", "patch": 4, **_BLOCKS}, "ranks": "0", "reads": ["language"],
-}  # fmt: skip
 SETTINGS = (
     ("train.precision", "bf16"), ("train.seed", 7), ("train.count_zero_grads", True),
     ("optimizer.kind", "sgd"), ("optimizer.clip", 0.5), ("optimizer.weight_decay", 0.1),
@@ -162,6 +155,16 @@ SETTINGS = (
     ("modules.language.model.qk_norm", True), ("modules.vision.model.class_token", True),
     ("modules.language.optimizer", {"lr": 0.0}), ("eval", {"samples": 8}),
     ("nodes", {"gpus": 2, "gpu_memory": "80GB"}), ("idle_ranks", "8"),
+)  # fmt: skip
+_BLOCKS = {"layers": 1, "hidden": 16, "heads": 2}
+MERGER: dict[str, Any] = {
+    "model": {"kind": "connector", **_BLOCKS}, "ranks": "0", "reads": ["vision"],
+}  # fmt: skip
+DRAWER: dict[str, Any] = {
+    "model": {"kind": "flow", "patch": 4, **_BLOCKS}, "ranks": "0", "reads": ["language"],
+}  # fmt: skip
+# Changes of the graph of modules.
+GRAPHS: tuple[tuple[str, Any], ...] = (
     ("modules.vision.reads", ["language"]), ("modules.vision.reads", ["audio", "vision"]),
     ("modules.language.reads", ["vision"]), ("modules.language.reads", ["vision", "merger"]),
     ("modules.merger", MERGER), ("modules.merger", {**MERGER, "ranks": "8"}),
@@ -176,9 +179,7 @@ def _setting(text: str, rng: Random) -> str:
     data = _data(text)
     if data is None:
         return text
-    # A change of the graph of modules is as likely as all others together.
-    graph = next(n for n, (path, _) in enumerate(SETTINGS) if path.endswith("reads"))
-    path, value = rng.choice(rng.choice((SETTINGS[:graph], SETTINGS[graph:])))
+    path, value = rng.choice(rng.choice((SETTINGS, GRAPHS)))
     *parents, last = path.split(".")
     for key in parents:
         if not isinstance(data.get(key), dict):
