@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.support.row_readers import nominal_input
 from tests.support.specs import box, hybrid, spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -9,14 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
 from mimo_launch.kinds.layer import Flops, Workload
-from mimo_launch.layers.attention_contexts import image_context, two_list_context
+from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network
-from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, Patches
+from mimo_launch.models.encoder_inputs import EncoderInput, Patches
 from mimo_launch.models.language_model import LanguageInput
-from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
@@ -196,20 +196,7 @@ def test_modules_that_read_rows_cost_what_torch_counts(name: str, model: dict) -
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    extra = work.held - work.rows
-    lengths, beside = [own // 2] * 2, [extra // 2] * 2
-    device = torch.device("cpu")
-    mask = two_list_context(lengths, beside, (own, extra), range(1), device)
-    rows, places, first = {}, {}, own if extra else 0
-    for source, number in zip(module.reads, reads, strict=True):
-        rows[source] = torch.randn(number, made.row_width(source), requires_grad=True)
-        places[source] = RowPlaces((number,), torch.arange(first, first + number))
-        first += number
-    noised = None
-    if name == "drawer":
-        patches = Patches(torch.randn(own, 12), torch.zeros(own, 2, dtype=torch.long))
-        noised = NoisedPatches(patches, torch.rand(own), torch.randn(own, 12), torch.ones(own))
-    batch = EncoderInput(mask, (own,), None, None, extra, (), range(own), rows, places, noised)
+    batch = nominal_input(made, name)
     ahead, back = counted(lambda: network(None, batch))
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, module, stage, forward)

@@ -26,6 +26,8 @@ BLOCK = (
 # Besides, where passes are not compiled: norms keep what they normalise in fp32, while the stream
 # itself is not kept.
 BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
+# Besides, where tokens of an image stand in two lists: attention reads and writes them together.
+IN_ORDER = Saved(name="attention output, in the order of tokens", query=1)
 FORWARD = (
     Saved(name="streams", stream=4, shared=True),
     Saved(name="up and its GELU", inner=2),
@@ -103,7 +105,7 @@ class BlocksKind(ModelKind):
         return 2.0 * self.model.hidden * ends.numbers_in(work.reads)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return BLOCK
+        return (*BLOCK, IN_ORDER) if self.reads_beside else BLOCK
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         return BF16 if passes.are_bf16 else ()

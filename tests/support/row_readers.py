@@ -1,0 +1,48 @@
+"""Inputs of a connector or a generator as one stage on one rank, without runtime."""
+
+import torch
+
+from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.estimate.workload import workload
+from mimo_launch.layers.attention_contexts import image_context, two_list_context
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, Patches
+from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.spec.spec import Spec
+
+CPU = torch.device("cpu")
+
+
+def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> EncoderInput:
+    """Return the input of one forward on equal images, with rows that need a gradient."""
+    layout = build_layout(made)
+    module = layout[name]
+    work = workload(layout, module, nominal_step_data(made).samples[0])
+    own, extra, images = work.rows, work.extra_tokens, len(work.spans)
+    if extra:
+        each = [own // images] * images, [extra // images] * images
+        mask = two_list_context(*each, (own, extra), range(1), CPU)
+    else:
+        mask = image_context(list(work.spans), range(own), CPU, alone=True)
+    rows, places, first = {}, {}, own if extra else 0
+    for source, number in zip(module.reads, work.reads, strict=True):
+        width = made.row_width(source)
+        rows[source] = torch.randn(number, width, dtype=dtype, requires_grad=True)
+        places[source] = RowPlaces((number,), torch.arange(first, first + number))
+        first += number
+    noised = None
+    if module.computes_loss:
+        size = made.modules[name].model.patch_size
+        patches = Patches(torch.randn(own, size, dtype=dtype), torch.zeros(own, 2).long())
+        wide = torch.randn(own, size)
+        noised = NoisedPatches(patches, torch.rand(own), wide, torch.ones(own))
+    return EncoderInput(
+        mask=mask,
+        sizes=(own,),
+        patches=None,
+        extra_tokens=extra,
+        own=range(own),
+        rows=rows,
+        row_places=places,
+        noised=noised,
+    )
