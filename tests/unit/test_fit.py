@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.specs import box, spec
 
 from mimo_launch.checks.load_and_check import check_text, load_and_check
-from mimo_launch.checks.memory import TOLERANCE, memory_findings
+from mimo_launch.checks.memory import TOLERANCE, memory_findings, remedies
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
 
@@ -177,6 +179,25 @@ def test_smaller_groups_of_microbatches_are_legal(
     assert check_text(
         text.replace(size, f"microbatches: {microbatches}, encoder_microbatches: {offered}")
     ).spec
+
+
+def test_smaller_groups_of_a_generator_are_offered_where_they_save() -> None:
+    large = {"recompute": "full", "sharding": "full", "dp": 2}
+    drawer = {"kind": "flow", "hidden": 512, "heads": 8, "layers": 8}
+    made = spec(
+        {
+            "language": box(0, **large),
+            "drawer": box(0, model=drawer, reads=["language"], **large),
+        },
+        microbatches=4,
+        mbs=64,
+        data={"kind": "synthetic", "image": [16, 16], "text_only": 0.0},
+    )
+    schedule = made.schedule.model_copy(update={"generator_microbatches": 4})
+    estimator = Estimator.of(Plan.of(made.model_copy(update={"schedule": schedule})))
+    [alike] = estimator.classes
+    offers = remedies(estimator, alike, estimator.memory(alike))
+    assert "run fewer microbatches of `drawer` at once (`generator_microbatches: 2`)" in offers
 
 
 def test_sharding_that_the_schedule_forbids_is_not_offered(tmp_path: Path) -> None:

@@ -104,18 +104,23 @@ def _settings(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimato
 
 
 def _smaller_groups(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
-    """Yield a change to the largest legal group of microbatches that is smaller than now."""
+    """Yield changes to the largest legal groups of microbatches that are smaller than now."""
     spec, layout = estimator.spec, estimator.layout
-    sizes = {name: layout[name].group_size for name in _names(alike) if layout[name].in_phases}
-    for size in range(max(sizes.values(), default=1) - 1, 0, -1):
-        schedule = spec.schedule.model_copy(update={"encoder_microbatches": size})
-        changed = spec.model_copy(update={"schedule": schedule})
-        if layout.samples.microbatches % size or not _is_legal(changed):
-            continue
-        names = " and ".join(f"`{name}`" for name in sizes)
-        text = f"encode fewer microbatches of {names} at once (`encoder_microbatches: {size}`)"
-        yield Estimator.of(Plan.of(changed), estimator.constants), text
-        return
+    ways = (
+        ("encoder_microbatches", "encode fewer microbatches of", spec.encoders),
+        ("generator_microbatches", "run fewer microbatches of", spec.generators),
+    )
+    for key, does, modules in ways:
+        sizes = {name: layout[name].group_size for name in _names(alike) if name in modules}
+        for size in range(max(sizes.values(), default=1) - 1, 0, -1):
+            schedule = spec.schedule.model_copy(update={key: size})
+            changed = spec.model_copy(update={"schedule": schedule})
+            if layout.samples.microbatches % size or not _is_legal(changed):
+                continue
+            names = " and ".join(f"`{name}`" for name in sizes)
+            text = f"{does} {names} at once (`{key}: {size}`)"
+            yield Estimator.of(Plan.of(changed), estimator.constants), text
+            break
 
 
 def _is_legal(spec: Spec) -> bool:
