@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.support.graphs import connector, flow
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import box, spec
 
@@ -13,15 +14,6 @@ from mimo_launch.spec.spec import Spec
 SP: dict[str, Any] = {"sequence_parallel": True}
 FULL: dict[str, Any] = {"sharding": "full"}
 IMAGES: dict[str, Any] = {"max_images": 2, "text_only": 0.3, "max_patches": 8}
-
-
-def flow(**settings: Any) -> dict[str, Any]:
-    return {"model": {"kind": "flow"}, "reads": ["language"], **settings}
-
-
-def connector(*reads: str, queries: int | None = None, merge: str = "rows") -> dict[str, Any]:
-    model = {"kind": "connector", "merge": merge, **({"queries": queries} if queries else {})}
-    return {"model": model, "reads": reads}
 
 
 ENCODERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -87,6 +79,15 @@ ENCODERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "language": box(0, dp=4, **FULL),
         },
         IMAGES,
+    ),
+    "positions on three axes, of a tower that language does not read": (
+        {
+            "vision": box(0),
+            "depth": box(1),
+            "merger": box(0, **connector("vision")),
+            "language": box(1, model={"head_dim": 8, "mrope": [1, 2, 1]}),
+        },
+        {"max_patches": 8},
     ),
     "a frozen tower behind a connector that trains": (
         {

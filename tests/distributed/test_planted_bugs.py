@@ -16,6 +16,7 @@ from tests.support.planted import (
     wide_group,
 )
 from tests.support.planted_experts import mixture
+from tests.support.planted_graphs import drawn, frozen_between, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_training import TRAINING_BUGS, settings
 from tests.support.proof import failures, training_verdicts, verdicts
@@ -43,6 +44,11 @@ CLEAN = {
     "hybrid over tp": lambda: split_heads(tp=2),
     "hybrid over cp": lambda: split_heads(cp=2),
     "hybrid, one group": lambda: split_heads(1, tp=2),
+    "two readers": two_readers,
+    "two towers": two_towers,
+    "frozen between": frozen_between,
+    "drawn by two replicas": lambda: drawn(dp=2),
+    "drawn over cp": lambda: drawn(cp=2),
 }
 
 
@@ -95,7 +101,8 @@ SELDOM = {
     "convolution not passed between cp ranks", "Mamba heads swapped over cp",
     "convolution over documents", "loads of one tp rank", "balance of a cp rank's own tokens",
     "balance of a whole microbatch", "padding balanced", "replicas of experts not summed",
-    "tokens sent once per tp rank",
+    "tokens sent once per tp rank", "second reader counted twice",
+    "weight of a loss applied twice", "towers swapped", "time of the neighbour",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.support.planted_experts import EXPERT_BUGS
+from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
 from tests.support.specs import box, spec
 from torch.distributed.fsdp import FSDPModule
@@ -615,5 +616,8 @@ BUGS: dict[str, Bug] = {
     "images of a sample reversed": Bug(images_reversed, three_axes()),
     "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),
     "places of the first cp rank": Bug(places_of_the_first_cp_rank, turned_patches()),
-    **{name: Bug(plant, made) for name, (plant, made) in (HYBRID_BUGS | EXPERT_BUGS).items()},
+    **{
+        name: Bug(plant, made)
+        for name, (plant, made) in (HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS).items()
+    },
 }

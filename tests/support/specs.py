@@ -254,18 +254,19 @@ def _layout_specs(
     # Small jobs are few but never absent; most faults need several ranks to show.
     least = draw(st.sampled_from([-(-most // 2), 1, -(-most // 2)]))
     sizes = range(least, most + 1)
-    language = draw(_grid(grids_of(sizes, 0, supported_only=supported_only), (0, 1, 2, 3)))
+    language = draw(one_grid(grids_of(sizes, 0, supported_only=supported_only), (0, 1, 2, 3)))
     size = prod(language)
     first = draw(st.integers(0, room - size))
     intervals, grids = {"language": range(first, first + size)}, {"language": language}
     for name in ENCODERS[:num_encoders]:
         share = language[2] * mbs  # samples of one microbatch, over all language replicas
-        ranks, grid = draw(_placed(intervals["language"], room, share, k, supported_only))
+        ranks, grid = draw(placed(intervals["language"], room, share, k, supported_only))
         intervals[name], grids[name] = ranks, grid
     order = draw(st.permutations(list(intervals)))
-    intervals, idle = draw(_closed(intervals, room))
+    intervals, idle = draw(closed(intervals, room))
     modules = {
-        name: draw(_module(name, grids[name], intervals[name].start, languages)) for name in order
+        name: draw(one_module(name, grids[name], intervals[name].start, languages))
+        for name in order
     }
     if all(module.get("frozen") is True for module in modules.values()):
         del modules["language"]["frozen"]
@@ -274,7 +275,7 @@ def _layout_specs(
         for name, ranks in intervals.items()
         if name != "language"
     )
-    kind, virtual_stages = draw(_schedule(kinds, language[3])) if kinds else ("1f1b", 1)
+    kind, virtual_stages = draw(one_schedule(kinds, language[3])) if kinds else ("1f1b", 1)
     if kind == "interleaved":
         # What is in work together is a multiple of pp; so many layers that every stage has one.
         k *= language[3]
@@ -293,7 +294,7 @@ def _layout_specs(
         virtual_stages=virtual_stages,
         mbs=mbs,
         # So many that every encoder has an image of a whole row.
-        max_patches=draw(st.integers(1, 4)) * max(_shuffle(m) ** 2 for m in modules.values()),
+        max_patches=draw(st.integers(1, 4)) * max(shuffle_of(m) ** 2 for m in modules.values()),
         # So many that a stack of three tokens is a row.
         max_frames=draw(st.integers(3, 6)) * 2,
         max_images=draw(st.sampled_from([1, 1, 2, 3])),
@@ -315,7 +316,7 @@ def _layout_specs(
 
 
 @st.composite
-def _schedule(draw: st.DrawFn, kinds: tuple[str, ...], pp: int) -> tuple[str, int]:
+def one_schedule(draw: st.DrawFn, kinds: tuple[str, ...], pp: int) -> tuple[str, int]:
     """Draw a kind and the number of virtual stages; without a pipeline none can be interleaved."""
     kind = draw(st.sampled_from(kinds))
     if kind == "interleaved" and pp == 1:
@@ -325,7 +326,7 @@ def _schedule(draw: st.DrawFn, kinds: tuple[str, ...], pp: int) -> tuple[str, in
 
 
 @st.composite
-def _grid(
+def one_grid(
     draw: st.DrawFn, grids: tuple[tuple[int, ...], ...], axes: tuple[int, ...] = (2,)
 ) -> tuple[int, ...]:
     """Draw a grid; half of the time one of the larger ones that is cut along one of `axes`.
@@ -338,7 +339,7 @@ def _grid(
 
 
 @st.composite
-def _placed(
+def placed(
     draw: st.DrawFn, language: range, room: int, share: int, k: int, supported_only: bool
 ) -> tuple[range, tuple[int, ...]]:
     """Draw the ranks and the grid of one encoder; its dp divides the samples of one group."""
@@ -355,7 +356,7 @@ def _placed(
         size = len(language)
         sizes = range(size, size + 1) if kind == "colocated" else range(1, room + 1)
         samples = share * k
-    grid = draw(_grid(grids_of(sizes, samples, supported_only=supported_only)))
+    grid = draw(one_grid(grids_of(sizes, samples, supported_only=supported_only)))
     num = prod(grid)
     if kind == "colocated":
         first = language.start
@@ -368,7 +369,7 @@ def _placed(
 
 
 @st.composite
-def _closed(
+def closed(
     draw: st.DrawFn, intervals: dict[str, range], room: int
 ) -> tuple[dict[str, range], str | None]:
     """Renumber the ranks so that at most one gap stays, and name that one."""
@@ -392,32 +393,13 @@ def _closed(
 
 
 @st.composite
-def _module(
+def one_module(
     draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int, languages: tuple[str, ...]
 ) -> Box:
     tp, cp, dp, pp = grid
     seldom = st.sampled_from([False, False, False, True])
-    made = box(
-        first,
-        tp=tp,
-        cp=cp,
-        dp=dp,
-        pp=pp,
-        order=draw(st.sampled_from(ORDERS)) if draw(st.booleans()) else AXES,
-        sharding=draw(st.sampled_from(["optimizer", "full"])),
-    )
-    if tp > 1 and draw(st.booleans()):
-        made["sequence_parallel"] = True
-    if draw(seldom):
-        made["frozen"] = True
-    elif name != "language" and draw(seldom):
-        made["frozen"] = "except_projector"
-    if draw(seldom):
-        made["recompute"] = "full"
-    heads = tp * draw(st.integers(1, 2))
-    # One or two layers a stage, or a cut that is not even.
-    layers = draw(st.integers(pp, 2 * pp + (pp > 1)))
-    model = {"heads": heads, "layers": layers}
+    made, model = draw(common_parts(name, grid, first))
+    heads, layers = model["heads"], model["layers"]
     if name == "language":
         shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
         model |= {"kv_heads": draw(st.sampled_from(shares)), "tied": draw(seldom)}
@@ -456,6 +438,35 @@ def _module(
         made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
+
+
+@st.composite
+def common_parts(
+    draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int
+) -> tuple[Box, dict[str, Any]]:
+    """Draw what modules of every kind have, and the part of its model that is cut over a grid."""
+    tp, cp, dp, pp = grid
+    seldom = st.sampled_from([False, False, False, True])
+    made = box(
+        first,
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        pp=pp,
+        order=draw(st.sampled_from(ORDERS)) if draw(st.booleans()) else AXES,
+        sharding=draw(st.sampled_from(["optimizer", "full"])),
+    )
+    if tp > 1 and draw(st.booleans()):
+        made["sequence_parallel"] = True
+    if draw(seldom):
+        made["frozen"] = True
+    elif name != "language" and draw(seldom):
+        made["frozen"] = "except_projector"
+    if draw(seldom):
+        made["recompute"] = "full"
+    # One or two layers a stage, or a cut that is not even.
+    heads, layers = tp * draw(st.integers(1, 2)), draw(st.integers(pp, 2 * pp + (pp > 1)))
+    return made, {"heads": heads, "layers": layers}
 
 
 @st.composite
@@ -526,7 +537,7 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def _shuffle(module: Box) -> int:
+def shuffle_of(module: Box) -> int:
     """Side of the square of patches that becomes one row of an encoder."""
     side: int = module["model"].get("shuffle", 1)
     return side

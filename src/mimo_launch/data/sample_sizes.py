@@ -87,9 +87,20 @@ def _behind(spec: Spec, name: str) -> set[str]:
 
 
 def shown_together(spec: Spec) -> dict[str, str]:
-    """Return, for each module that language reads, the first one that sees the same images."""
+    """Return, for each module that language reads, the first one that sees the same images.
+
+    Two that see none in common do so, too, if a third one sees images of both.
+    """
     seen = {name: {name} | _behind(spec, name) for name in spec.sources_of(LANGUAGE)}
-    return {name: next(n for n in seen if seen[n] & seen[name]) for name in seen}
+    found: dict[str, str] = {}
+    for first in seen:
+        together: set[str] = set()
+        more = [] if first in found else [first]
+        while more:
+            found |= dict.fromkeys(more, first)
+            together.update(*(seen[name] for name in more))
+            more = [name for name in seen if name not in found and seen[name] & together]
+    return found
 
 
 def largest_image(spec: Spec, encoder: str) -> ImageSize:

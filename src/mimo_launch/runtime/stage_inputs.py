@@ -231,7 +231,9 @@ class StageInputs:
         """
         if kind_of(self.spec.language.model).mrope is None:
             return held
-        images = [name for name, each in self.spec.encoders.items() if kind_of(each.model).images]
+        # Images that language sees through a connector are rows like text.
+        reads = self.layout.language.reads
+        images = [name for name in reads if kind_of(self.spec.modules[name].model).images]
         return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]
 
 
