@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.distributed.test_graphs import FULL, IMAGES, SP, connector, flow, made_of
+from tests.distributed.test_graphs import FULL, IMAGES, SP, made_of
 from tests.gpu.test_layouts_on_gpus import prove, uncompiled
 from tests.support.gpu_ranks import NUM_DEVICES
+from tests.support.graphs import connector, flow
 from tests.support.specs import box
 
 from mimo_launch.launcher.run_on_ranks import Ranks

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.test_graphs import ENCODERS, GENERATORS, connector, flow, made_of
+from tests.distributed.test_graphs import ENCODERS, GENERATORS, made_of
+from tests.support.graphs import connector, flow
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
