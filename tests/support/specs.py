@@ -53,6 +53,7 @@ def spec(
     *,
     microbatches: int = 1,
     encoder_microbatches: int | None = None,
+    generator_microbatches: int | None = None,
     kind: str = "1f1b",
     virtual_stages: int = 1,
     mbs: int = 1,
@@ -95,6 +96,7 @@ def spec(
             "virtual_stages": virtual_stages,
             "microbatches": microbatches,
             "encoder_microbatches": encoder_microbatches,
+            "generator_microbatches": generator_microbatches,
         },
         "batch": {"global": grid["dp"] * microbatches * mbs, "seq": seq or 1},
         "data": {

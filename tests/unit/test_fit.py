@@ -190,11 +190,11 @@ def test_smaller_groups_of_a_generator_are_offered_where_they_save() -> None:
             "drawer": box(0, model=drawer, reads=["language"], **large),
         },
         microbatches=4,
+        generator_microbatches=4,
         mbs=64,
         data={"kind": "synthetic", "image": [16, 16], "text_only": 0.0},
     )
-    schedule = made.schedule.model_copy(update={"generator_microbatches": 4})
-    estimator = Estimator.of(Plan.of(made.model_copy(update={"schedule": schedule})))
+    estimator = Estimator.of(Plan.of(made))
     [alike] = estimator.classes
     offers = remedies(estimator, alike, estimator.memory(alike))
     assert "run fewer microbatches of `drawer` at once (`generator_microbatches: 2`)" in offers

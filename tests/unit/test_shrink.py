@@ -10,7 +10,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order, records_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData
-from mimo_launch.verify.coverage import not_proved
+from mimo_launch.verify.coverage import consequences, not_proved, relations
 from mimo_launch.verify.shrink import shrink
 
 
@@ -158,6 +158,30 @@ LARGE = {
         microbatches=6,
         encoder_microbatches=2,
     ),
+    "64 ranks, a graph that shares them, in groups": spec(
+        {
+            "vision": box(0, dp=32),
+            "merger": box(0, tp=2, dp=16, model={"kind": "connector"}, reads=["vision"]),
+            "language": box(0, tp=2, dp=32),
+            "drawer": box(0, dp=64, model={"kind": "flow"}, reads=["language"]),
+        },
+        microbatches=8,
+        encoder_microbatches=4,
+        generator_microbatches=4,
+        mbs=2,
+    ),
+    "48 ranks, interleaved in front of a generator that shares them": spec(
+        {
+            "vision": box(0, dp=8),
+            "language": box(8, tp=8, pp=5, model={"layers": 10}),
+            "drawer": box(8, dp=8, model={"kind": "flow"}, reads=["language"]),
+        },
+        microbatches=10,
+        kind="interleaved",
+        virtual_stages=2,
+        generator_microbatches=10,
+        mbs=8,
+    ),
     "96 ranks, odd sizes, partial overlap": spec(
         {"vision": box(0, tp=1, dp=9), "language": box(6, tp=5, dp=18)}, microbatches=2, mbs=1
     ),
@@ -194,6 +218,17 @@ def test_what_a_smaller_proof_leaves_out_is_said() -> None:
     assert said["fan of `vision`"] == ("fan-in, 32 to 1", "fan-in, 2 to 1")
     few = spec({"vision": box(0, dp=2), "language": box(2, tp=2)}, mbs=2)
     assert "layout" not in {remark.section for remark in not_proved(few, shrink(few))}
+
+
+def test_every_bridge_of_a_graph_has_a_fan_that_a_proof_may_lose() -> None:
+    made = LARGE["64 ranks, a graph that shares them, in groups"]
+    fans = {key: fan for key, fan in consequences(made).items() if key.startswith("fan of")}
+    assert fans == {
+        "fan of `vision>merger`": "fan-in, 2 to 1",
+        "fan of `merger`": "fan-out, 1 to 2",
+        "fan of `language>drawer`": "fan-out, 1 to 2",
+    }
+    assert relations(made)["schedule of `drawer`"] == "several groups of microbatches"
 
 
 def test_a_small_spec_of_another_placement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from math import gcd
 from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
@@ -35,7 +36,7 @@ SILENT = (
 
 
 def relations(spec: Spec) -> Facts:
-    """Return how the ranks of modules lie to each other, and when each encoder runs."""
+    """Return how the ranks of modules lie to each other, and when others than language run."""
     spans = {f"`{name}`": module.rank_range for name, module in spec.modules.items()}
     if spec.idle_ranks is not None:
         spans["idle ranks"] = rank_range(spec.idle_ranks)
@@ -58,6 +59,11 @@ def relations(spec: Spec) -> Facts:
             bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
             when = f"{'in the bubbles' if bubbles else 'between phases'}, {groups} of microbatches"
         facts[f"schedule of `{name}`"] = when
+    for name in spec.generators:
+        size = group_size(spec, name)
+        groups = "one group" if size == spec.schedule.microbatches else "several groups"
+        when = "one microbatch at a time" if size == 1 else f"{groups} of microbatches"
+        facts[f"schedule of `{name}`"] = when
     return facts
 
 
@@ -76,13 +82,15 @@ def consequences(spec: Spec) -> Facts:
         facts[f"stages of `{name}`"] = (
             f"{'one layer' if each == 1 else 'several layers'} each{even}"
         )
-        if name != LANGUAGE:
-            mine, theirs = module.grid.dp, spec.language.grid.dp
+        for reader in (each for each in spec.modules if name in spec.sources_of(each)):
+            mine, theirs = module.grid.dp, spec.modules[reader].grid.dp
             ratio = Fraction(mine, theirs)
-            facts[f"fan of `{name}`"] = (
+            facts[f"fan of `{Bridge(name, reader, 1, 1).name}`"] = (
                 f"{fan(mine, theirs)}, {ratio.numerator} to {ratio.denominator}"
             )
-            facts[f"islands of `{name}`"] = "one" if gcd(mine, theirs) == 1 else "several"
+        if name != LANGUAGE:
+            alone = gcd(module.grid.dp, spec.language.grid.dp) == 1
+            facts[f"islands of `{name}`"] = "one" if alone else "several"
     kind, grid = kind_of(spec.language.model), spec.language.grid
     if kind.num_kv_heads is not None:
         facts["key/value heads"] = kv_sharing(kind.num_kv_heads, grid.tp)

@@ -273,11 +273,11 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     schedule, pp = spec.schedule, modules[LANGUAGE].grid.pp
     if schedule.kind == "interleaved":
         # It needs a multiple of pp microbatches, in each group too.
-        old, group = spec.language.grid.pp, schedule.encoder_microbatches
-        update = {
-            "microbatches": pp * (schedule.microbatches // old),
-            "encoder_microbatches": None if group is None else pp * max(1, group // old),
-        }
+        old = spec.language.grid.pp
+        update = {"microbatches": pp * (schedule.microbatches // old)}
+        for key in ("encoder_microbatches", "generator_microbatches"):
+            if (group := getattr(schedule, key)) is not None:
+                update[key] = pp * max(1, group // old)
         schedule = schedule.model_copy(update=update)
     size = 2 * share * schedule.microbatches
     idle = placing.idle and _written(*(cuts[end] for end in placing.idle))
