@@ -94,3 +94,19 @@ def test_nominal_samples_fit_the_sequence(made: Spec) -> None:
         assert sum(span.rows for span in spans) + 2 <= sample.num_tokens
         assert all(span.position + span.rows < sample.num_tokens for span in spans)
     assert longest_sample(made) <= made.batch.seq
+
+
+def test_a_nominal_sample_draws_an_image_of_each_digit_as_real_ones_do() -> None:
+    made = spec(
+        {
+            "vision": box(0, model={"patch": 4}),
+            "language": box(0, model={"vocab": "digits"}),
+            "drawer": box(0, model={"kind": "flow", "patch": 2}, reads=["language"]),
+        },
+        data={"kind": "digits", "tasks": ["read", "draw"], "min_digits": 3, "max_digits": 3},
+        seq=32,
+    )
+    drawn = nominal_step_data(made).samples[0].spans["drawer"]
+    dataset = build_dataset(made)
+    real = (dataset.describe("train", index).spans.get("drawer", ()) for index in range(50))
+    assert drawn == next(spans for spans in real if spans)

@@ -225,8 +225,12 @@ def nominal_step_data(spec: Spec) -> StepData:
                 position += spans[encoder][-1].rows
     rows = position - 1
     for generator in spec.generators:
-        size = nominal_image(spec, generator)
-        spans[generator] = (ImageSpan(0, size.height, size.width, reads=1),)
+        size, places = nominal_image(spec, generator), range(1)
+        if isinstance(spec.data, DigitsData):
+            # An image of each digit, made of its word, which stands behind the request to draw.
+            places = range(2, 2 + nominal_digits(spec.data))
+        width = size.width // len(places)
+        spans[generator] = tuple(ImageSpan(at, size.height, width, reads=1) for at in places)
     if isinstance(spec.data, DigitsData):
         digits = nominal_digits(spec.data)
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
