@@ -95,6 +95,19 @@ def test_smoothing_keeps_the_raw_line_behind(runs: Callable[..., Path]) -> None:
     assert mean.get_ydata()[-1] == pytest.approx(sum(4.0 / n for n in range(31, 41)) / 10)
 
 
+def test_losses_of_several_modules_are_drawn_with_dashes(tmp_path: Path) -> None:
+    losses = ({"language": 1.0, "drawer": 3.0}, {"language": 0.5, "drawer": 2.0})
+    write(tmp_path, *(step(n, losses=each) for n, each in enumerate(losses, 1)))
+    loss = figure._figure([read_history(tmp_path)], 1).axes[0]
+    drawn = {
+        line.get_linestyle(): list(line.get_ydata()) for line in loss.lines if line.get_xdata().size
+    }
+    assert [3.0, 2.0] in drawn.values()
+    assert [1.0, 0.5] in drawn.values()
+    names = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert names == ["weighted sum", "language", "drawer"]
+
+
 def test_frozen_modules_have_no_norm_to_draw(runs: Callable[..., Path]) -> None:
     """`vision` of these records has norm 0; on a logarithmic axis it would be nowhere."""
     norms = figure._figure([read_history(runs("one"))], 1).axes[1]

@@ -144,6 +144,14 @@ class History:
         """Return the gradient norm of a module."""
         return _curve(self.steps, [_norms(record).get(module) for record in self.steps])
 
+    def losses(self) -> dict[str, Curve]:
+        """Return the loss of each module; none where language alone has one."""
+        names = dict.fromkeys(name for record in self.steps for name in _dict(record, "losses"))
+        return {
+            name: _curve(self.steps, [_dict(record, "losses").get(name) for record in self.steps])
+            for name in names
+        }
+
     def rates(self) -> dict[tuple[str, ...], Curve]:
         """Return learning rates; modules whose rates are always equal share an entry."""
         names = dict.fromkeys(name for record in self.steps for name in _dict(record, "lrs"))

@@ -87,6 +87,7 @@ def _figure(runs: Sequence[History], smooth: int) -> Any:
         _line(loss, run.curve("loss"), smooth, color=color)
         loss.plot(*run.eval_curve("eval_loss"), "o", color=color, markersize=4)
         _line(speed, run.curve("tokens_per_s"), smooth, color=color)
+    _losses_by_module(loss, [run.losses() for run in runs], smooth)
     norms_of_runs = [{module: run.norms_of(module) for module in run.modules()} for run in runs]
     # A frozen module has no norms, and a logarithmic axis has no place for zero.
     shown = [
@@ -132,6 +133,18 @@ def _lines_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -
         for module, curve in curves.items():
             _line(axes, curve, smooth, **{"color": color, **looks[module]})
     _legend(axes, shown)
+
+
+def _losses_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -> None:
+    """Draw the losses of modules, of which the line of a run is the sum, with a dash for each."""
+    modules = dict.fromkeys(module for curves in runs for module in curves)
+    dashes = dict(zip(modules, itertools.cycle(DASHES[1:])))
+    for curves, color in zip(runs, itertools.cycle(COLORS)):
+        for module, curve in curves.items():
+            _line(axes, curve, smooth, color=color, linestyle=dashes[module])
+    if modules:
+        looks = {"weighted sum": DASHES[0], **dashes}
+        _legend(axes, {m: {"linestyle": d, "color": "#888888"} for m, d in looks.items()})
 
 
 def _line(axes: Any, curve: Curve, smooth: int, **look: str) -> None:
