@@ -154,7 +154,13 @@ GENERATORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing trains in front of a generator": (
         {
             "vision": box(0, frozen=True),
-            "language": box(1, frozen=True),
+            "language": box(
+                1,
+                dp=2,
+                frozen=True,
+                experts={"tp": 2},
+                model={"moe": {"experts": 4, "top_k": 2, "width": 4}},
+            ),
             "drawer": box(0, dp=2, **flow()),
         },
         {},

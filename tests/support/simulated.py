@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.layout.step_data import StepData
@@ -20,6 +21,7 @@ from mimo_launch.schedule.generate import Programs, generate, generate_forward
 from mimo_launch.schedule.lower_bound import lower_bound
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulate import Costs, Simulation, simulate
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 F, B = Kind.FORWARD, Kind.BACKWARD
@@ -97,45 +99,58 @@ def _in_time(layout: Layout, simulation: Simulation) -> Iterator[str]:
 
 
 def _sources(layout: Layout, action: Action) -> Iterator[Action]:
+    """Yield what an action waits for: the same stage, the next one over, and modules beyond."""
     module, stage, index = layout[action.module], action.stage or 0, action.index
     last = len(module.stages) - 1
+    bridges = layout.bridges.values()
     if action.kind is B:
         yield Action(module.name, stage, F, index)
         if stage < last:
             yield Action(module.name, stage + 1, B, index)
-        elif not module.is_language:
-            for microbatch in range(index * module.group_size, (index + 1) * module.group_size):
-                yield Action(layout.language.name, 0, B, microbatch)
+            return
+        for reader in (layout[each.target] for each in bridges if each.source == module.name):
+            for other in _meeting(module, index, reader):
+                yield Action(reader.name, 0, B, other)
     elif stage:
         yield Action(module.name, stage - 1, F, index)
-    elif module.is_language:
-        for encoder in layout.encoders:
-            group = index // encoder.group_size
-            yield Action(encoder.name, len(encoder.stages) - 1, F, group)
+    else:
+        for source in (layout[name] for name in module.reads):
+            for other in _meeting(module, index, source):
+                yield Action(source.name, len(source.stages) - 1, F, other)
+
+
+def _meeting(module: ModuleLayout, index: int, other: ModuleLayout) -> Iterator[int]:
+    """Yield the forwards of another module that have a microbatch of this one's in them."""
+    first = index * module.group_size
+    microbatches = range(first, first + module.group_size)
+    yield from dict.fromkeys(each // other.group_size for each in microbatches)
 
 
 def _of_routes(views: StepViews) -> Iterator[str]:
     """Each row leaves one rank and arrives once, between ranks that the schedule lets meet."""
     layout, data = views.layout, views.data
-    for module in layout.encoders:
-        parts = components(layout, module.name)
+    for name, bridge in layout.bridges.items():
+        parts = components(layout, name)
         part_of = {rank: number for number, part in enumerate(parts) for rank in part}
-        meets = _meetings(layout, module)
-        for group in _groups(layout, module):
-            transfers = route(views, module.name, group)
-            samples = [
-                sample
+        meets = _meetings(layout, bridge)
+        # What reads language takes the rows of some tokens of each image that it makes.
+        made = bridge.target if bridge.source == LANGUAGE else bridge.source
+        size = bridge.group_size
+        for index in range(layout.samples.microbatches // size):
+            transfers = route(views, name, index)
+            due = sum(
+                span.num_positions if bridge.source == LANGUAGE else span.rows
                 for replica in range(layout.language.grid.size("dp"))
-                for microbatch in range(group * module.group_size, (group + 1) * module.group_size)
+                for microbatch in range(index * size, (index + 1) * size)
                 for sample in layout.samples.language(replica, microbatch)
-            ]
-            due = sum(data.samples[sample].rows(module.name) for sample in samples)
-            left = Counter((t.src, t.src_start + i) for t in transfers for i in range(t.num_rows))
-            came = Counter(
-                (t.dst, t.microbatch, t.dst_start + i) for t in transfers for i in range(t.num_rows)
+                for span in data.samples[sample].spans.get(made, ())
             )
+            left, came = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+            for t in transfers:
+                left.update((t.src, t.src_forward, t.src_start + i) for i in range(t.num_rows))
+                came.update((t.dst, t.dst_forward, t.dst_start + i) for i in range(t.num_rows))
             if not due == len(left) == len(came) == left.total() == came.total():
-                yield f"{module.name} group {group}: {due} rows, {left.total()} leave"
+                yield f"{name} transfer {index}: {due} rows, {left.total()} leave"
             for each in transfers:
                 if part_of[each.src] != part_of[each.dst]:
                     yield f"{each} leaves its component"
@@ -143,9 +158,9 @@ def _of_routes(views: StepViews) -> Iterator[str]:
                     yield f"{each} is between ranks that never meet"
 
 
-def _meetings(layout: Layout, module: ModuleLayout) -> set[tuple[int, int]]:
-    send = Action(module.name, None, Kind.SEND_F, 0)
-    ends = module.stage_ranks(len(module.stages) - 1)
+def _meetings(layout: Layout, bridge: Bridge) -> set[tuple[int, int]]:
+    send, source = Action(bridge.name, None, Kind.SEND_F, 0), layout[bridge.source]
+    ends = source.stage_ranks(len(source.stages) - 1)
     return {(rank, other) for rank in ends for other in partners(layout, rank, send)}
 
 

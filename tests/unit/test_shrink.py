@@ -2,12 +2,14 @@
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.support.graphs import connector
 from tests.support.reduced import silent_losses
 from tests.support.specs import box, brief, hybrid, layout_specs, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order, records_of
+from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData
 from mimo_launch.verify.coverage import consequences, not_proved, relations
@@ -68,6 +70,16 @@ def test_a_rank_keeps_several_heads_of_either_kind() -> None:
     assert (full.language.model.heads, full.language.model.num_kv_heads) == (4, 4)
     single = shrink(spec({"language": box(0, tp=2, model={**model, "kv_heads": 2})}))
     assert single.language.model.num_kv_heads == 2
+
+
+def test_a_connector_without_queries_has_two_rows_to_attend_to() -> None:
+    """Of one row, queries and keys have no gradient."""
+    stack = {"kind": "audio", "stack": 3}
+    modules = {"audio": box(0, model=stack), "vision": box(0, model={"shuffle": 2})}
+    for queries, least in ((None, 2), (1, 1)):
+        merger = box(0, **connector("audio", "vision", queries=queries))
+        small = shrink(spec({**modules, "merger": merger}, max_frames=6, max_patches=4))
+        assert {sizes_drawn(small, each)[0][0].rows for each in modules} == {least}
 
 
 def test_a_choice_of_many_experts_stays_one_of_three() -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mimo_launch.checkpoint.boxes import resharded_parameters
 from mimo_launch.comm.collectives import all_gather_uneven
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.spec.base import LANGUAGE
@@ -187,11 +188,13 @@ def pieces_of(
     `tensor_of` gives it, sharded like the parameter. Ranks: collective over dp x cp of each module,
     and over the replicas of its experts.
     """
-    return [
-        piece
-        for name in session.modules
-        for piece in module_pieces(session, name, session.declared(name), tensor_of)
-    ]
+    pieces: list[TensorPiece] = []
+    for name, module in session.modules.items():
+        # No backward frees the weights that the forward of a frozen module has gathered.
+        frozen = module.layout.frozen
+        declared = resharded_parameters(module) if frozen else session.declared(name)
+        pieces += module_pieces(session, name, declared, tensor_of)
+    return pieces
 
 
 def module_pieces(

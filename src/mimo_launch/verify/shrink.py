@@ -119,12 +119,16 @@ def _shrink_data(spec: Spec) -> Data:
     kinds = [kind_of(module.model) for module in spec.encoders.values()]
     shuffles = [kind.images.shuffle for kind in kinds if kind.images]
     frames = [kind.clips.frames_per_row for kind in kinds if kind.clips]
-    min_frames = 2 * FRAMES_PER_TOKEN
-    max_frames = MAX_CLIP_ROWS * max(frames, default=FRAMES_PER_TOKEN)
+    of_row, frames_of_row = max(shuffles, default=1) ** 2, max(frames, default=FRAMES_PER_TOKEN)
+    # An image of one patch has nothing to attend to: its queries and keys have no gradient. Nor has
+    # one of one row in a connector whose tokens are rows.
+    joined = any(kind.reads_rows and not kind.reads_beside for kind in kinds)
+    min_patches = 2 * (of_row if joined else 1)
+    min_frames = 2 * (frames_of_row if joined else FRAMES_PER_TOKEN)
+    max_frames = MAX_CLIP_ROWS * frames_of_row
     update: dict[str, object] = {
-        # An image of one patch has nothing to attend to: its queries and keys have no gradient.
-        "min_patches": 2,
-        "max_patches": max(2, min(6 * max(shuffles, default=1) ** 2, data.max_patches)),
+        "min_patches": min_patches,
+        "max_patches": max(min_patches, min(6 * of_row, data.max_patches)),
         # Neither has a clip of one token.
         "min_frames": min_frames,
         "max_frames": max(min_frames, min(max_frames, data.max_frames)),
