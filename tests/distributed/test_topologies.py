@@ -73,7 +73,7 @@ def test_a_topology_computes_the_one_rank_gradients(path: Path) -> None:
 )
 def test_the_layout_of_a_benchmark_computes_the_one_rank_gradients(path: Path) -> None:
     """The same proof on the grids, schedule and kinds of layers of topologies/bench, shrunk."""
-    assert failures(verdicts(load(path))) == []
+    assert failures(verdicts(load(path), timeout_s=300)) == []
 
 
 @pytest.mark.parametrize("microbatches", [1, 5, pytest.param(2, marks=pytest.mark.sweep)])

@@ -394,8 +394,10 @@ def shuffled(**settings: Any) -> Spec:
 
 def squares_row_major() -> None:
     """Patches stand in the order of the image, yet neighbours in the list become one row."""
-    correct = stage_inputs.reader
-    stage_inputs.reader = lambda model: correct(model.model_copy(update={"shuffle": 1}))
+    from mimo_launch.train import loader
+
+    correct = loader.reader
+    loader.reader = lambda model: correct(model.model_copy(update={"shuffle": 1}))
 
 
 def three_axes(**settings: Any) -> Spec:

@@ -2,7 +2,8 @@
 
 Decides: both, by (seed, step, sample, image), so that every layout draws the same.
 Relies on: `random_draws` for streams of random words.
-Leaves: mixing noise and image to `runtime.generator_inputs`.
+Leaves: making it ahead of the step to `train.loader`, mixing it with images to
+`runtime.generator_inputs`.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.random_draws import Purpose, generator, split_key
+from mimo_launch.layout.step_data import SampleData, StepData
 
 
 class Noise(NamedTuple):
@@ -18,6 +20,16 @@ class Noise(NamedTuple):
 
     values: npt.NDArray[np.float32]
     time: float
+
+
+def noises_of(
+    seed: int, data: StepData, record: SampleData, module: str, numbers: int
+) -> list[Noise]:
+    """Return the noise of each image that a generator makes of a record, by its patches."""
+    return [
+        noise_of(seed, data.step, record.id, place, (span.rows, numbers), heldout=data.heldout)
+        for place, span in enumerate(record.spans.get(module, ()))
+    ]
 
 
 def noise_of(

@@ -1,11 +1,11 @@
 """The inputs of flow generators: patches on their way from noise to an image.
 
 Decides: that all stages and all ranks of a replica see the same noise.
-Relies on: `data.noise`; the views of a step for the images of a replica.
-Leaves: reading images to `train`, the loss to `models.flow`.
+Relies on: `data.noise`.
+Leaves: reading images and drawing noise to `train`, the loss to `models.flow`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.data.noise import Noise, noise_of
+from mimo_launch.data.noise import Noise
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.models.encoder_inputs import NoisedPatches, Patches
 
 
@@ -46,13 +45,13 @@ class HeldNoise:
 
 
 def noise_held(
-    view: EncoderView, held: range, seed: int, numbers: int, context: ParallelContext
+    noises: Iterable[Noise], held: range, numbers: int, context: ParallelContext
 ) -> HeldNoise:
-    """Return the noise of the patches `held` by a cp rank, of so many `numbers` each."""
+    """Return the noise of the patches `held` by a cp rank, from that of all images of a replica."""
     noise = np.zeros((len(held), numbers), np.float32)
     times, is_patch = np.zeros((2, len(held)))
     first = 0
-    for each in _noises(view, seed, numbers):
+    for each in noises:
         last = first + len(each.values)
         start, stop = max(first, held.start), min(last, held.stop)
         if start < stop:
@@ -63,13 +62,3 @@ def noise_held(
     wide = torch.promote_types(context.compute_dtype, torch.float32)
     on_device = [to_device(each, context.device).to(wide) for each in (noise, times, is_patch)]
     return HeldNoise(on_device[0], on_device[1], on_device[2], context.compute_dtype)
-
-
-def _noises(view: EncoderView, seed: int, numbers: int) -> Iterator[Noise]:
-    """Yield the noise of every image of a view, in the order of its patches."""
-    name, data = view.module.name, view.data
-    for sample in view.samples:
-        for record in data.samples[sample].records:
-            for number, span in enumerate(record.spans.get(name, ())):
-                shape = span.rows * view.module.patches_per_row, numbers
-                yield noise_of(seed, data.step, record.id, number, shape, heldout=data.heldout)

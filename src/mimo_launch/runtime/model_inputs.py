@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
+from mimo_launch.data.noise import Noise
 from mimo_launch.layers.attention_contexts import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.bridge import Bridge
@@ -79,6 +80,9 @@ class StepInputs(Protocol):
 
     def images(self, sample: int, encoder: str) -> Sequence[Image]:
         """Return the images of a sample for one encoder."""
+
+    def noises(self, sample: int, generator: str, numbers: int) -> Sequence[Noise]:
+        """Return the noise of each image that a generator makes, of patches of `numbers`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from mimo_launch.runtime.model_inputs import (
     token_shares,
 )
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import Model, Spec
 
 
 @dataclass(slots=True)
@@ -173,12 +173,17 @@ class StageInputs:
 
     def noise(self, module: RankModule, group: int, step: StepState) -> HeldNoise:
         """Return the noise of the patches of a generator that this cp rank holds."""
-        view = self.encoder_view(module, group, step)
-        held, images = (
-            view.held(module.context.cp.index),
-            reader(self.spec.modules[module.name].model),
+        view, how = self.encoder_view(module, group, step), reader(self._model(module))
+        noises = (
+            noise
+            for sample in view.samples
+            for noise in step.inputs.noises(sample, module.name, how.width)
         )
-        return noise_held(view, held, self.spec.train.seed, images.width, module.context)
+        held = view.held(module.context.cp.index)
+        return noise_held(noises, held, how.width, module.context)
+
+    def _model(self, module: RankModule) -> Model:
+        return self.spec.modules[module.name].model
 
     def _language_view(self, microbatch: int, step: StepState) -> LanguageView:
         replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)

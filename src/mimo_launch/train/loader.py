@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Dataset
+from mimo_launch.data.noise import Noise, noises_of
 from mimo_launch.data.packing import joined_documents, joined_texts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, make_step_data
@@ -43,6 +44,7 @@ class UnreadStep:
     split: Split
     data: StepData
     views: StepViews | None = None
+    seed: int = 0
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
@@ -58,6 +60,12 @@ class UnreadStep:
         """Return the images of a sample for one encoder."""
         found = self._answers(lambda split, id_: self.dataset.images(split, id_, encoder), sample)
         return [image for _, images in found for image in images]
+
+    def noises(self, sample: int, generator: str, numbers: int) -> list[Noise]:
+        """Return the noise of each image that a generator makes for a sample."""
+        records = self.data.samples[sample].records
+        found = (noises_of(self.seed, self.data, each, generator, numbers) for each in records)
+        return [noise for noises in found for noise in noises]
 
     def answer(self, sample: int) -> tuple[int, ...]:
         """Return the tokens of the true answer, without the end token."""
@@ -90,6 +98,8 @@ class ReadStep:
     texts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     document_rows: dict[int, np.ndarray] = field(default_factory=dict)
     pixels: dict[tuple[int, str], list[Patches]] = field(default_factory=dict)
+    noise: dict[tuple[int, str], list[Noise]] = field(default_factory=dict)
+    seed: int = 0
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     left_out: frozenset[int] = frozenset()
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
@@ -108,6 +118,16 @@ class ReadStep:
     def images(self, sample: int, encoder: str) -> list[Patches]:
         """Return the images of a sample for one encoder, cut into patches."""
         return [image for n, _ in self._readable(sample) for image in self.pixels[n, encoder]]
+
+    def noises(self, sample: int, generator: str, numbers: int) -> list[Noise]:
+        """Return the noise of each image that a generator makes, drawn here if nobody has yet."""
+        found: list[Noise] = []
+        for number, record in self._readable(sample):
+            read = self.noise.get((number, generator))
+            if read is None:
+                read = noises_of(self.seed, self.data, record, generator, numbers)
+            found += read
+        return found
 
     def answer(self, sample: int) -> tuple[int, ...]:
         """Return the tokens of the true answer, without the end token."""
@@ -148,7 +168,8 @@ def read_step(
     With `threads`, records are read in parallel. Raises: errors of a data set other than damage.
     """
     ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
-    made = ReadStep(source.data, spec.batch.seq, tuple(map(range, ends, ends[1:])))
+    numbers = tuple(map(range, ends, ends[1:]))
+    made = ReadStep(source.data, spec.batch.seq, numbers, seed=spec.train.seed)
     reasons: dict[int, str] = {}
     records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
     if threads is not None:  # Start all of them before waiting for the first one.
@@ -196,6 +217,9 @@ def _records(
         for number, record in records(positions):
             read = partial(_read_images, source, record, encoder, how, cut)
             yield number, read, partial(setitem, into.pixels, (number, encoder))
+            if encoder in spec.generators:
+                draw = partial(noises_of, into.seed, into.data, record, encoder, how.width)
+                yield number, draw, partial(setitem, into.noise, (number, encoder))
 
 
 def _read_images(

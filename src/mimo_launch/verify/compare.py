@@ -8,10 +8,10 @@ Leaves: printing to `cli.verify`.
 Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module||): in float64 t is
 1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: relative
 errors below it would be noise. It is a failure if the floor judges more than 5 % of a module's
-tensors. Two kinds of tensor do not count. The exact gradient of an encoder's key bias is zero, as a
-softmax does not change when all scores shift (unless rotary embeddings come between, as in the
-decoder and some encoders). The gradient of an expert that no token chose must be exactly zero, and
-that of an output layer whose loss does not count.
+tensors over all steps. Two kinds of tensor do not count. The exact gradient of an encoder's key
+bias is zero, as a softmax does not change when all scores shift (unless rotary embeddings come
+between, as in the decoder and some encoders). The gradient of an expert that no token chose must be
+exactly zero, and that of an output layer whose loss does not count.
 """
 
 import math
@@ -71,6 +71,7 @@ class ModuleVerdict:
     tensors: int = 0
     worst: float = 0.0
     worst_name: str = ""
+    judged: int = 0
     by_floor: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -127,7 +128,6 @@ def _judge_module(
 ) -> ModuleVerdict:
     module_norm = float(sum(t.double().square().sum() for t in want.values())) ** 0.5
     verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
-    judged = 0
     for name, full in want.items():
         if name not in got:
             verdict.failures.append(f"{name}: only in the oracle")
@@ -147,13 +147,32 @@ def _judge_module(
             to = ", to the floor" if is_small else ""
             verdict.failures.append(f"{name}: relative error {error:.1e}{to}")
         if not is_zero and not is_unused:
-            judged += 1
+            verdict.judged += 1
             verdict.by_floor += is_small
-    if verdict.by_floor > MAX_FLOOR_SHARE * judged:
-        verdict.failures.append(
-            f"{verdict.by_floor} of {judged} tensors are too small to be judged"
-        )
     return verdict
+
+
+def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:
+    """Return one verdict per module and kind of tensor over all steps.
+
+    Here it is a failure if the floor judges too many tensors.
+    """
+    merged: dict[tuple[str, str], ModuleVerdict] = {}
+    for verdict in verdicts:
+        into = merged.setdefault(
+            (verdict.module, verdict.what), ModuleVerdict(verdict.module, verdict.what)
+        )
+        into.tensors += verdict.tensors
+        into.judged += verdict.judged
+        into.by_floor += verdict.by_floor
+        into.failures += verdict.failures
+        if not verdict.worst <= into.worst:
+            into.worst, into.worst_name = verdict.worst, verdict.worst_name
+    for verdict in merged.values():
+        if verdict.by_floor > MAX_FLOOR_SHARE * verdict.judged:
+            small = f"{verdict.by_floor} of {verdict.judged} tensors are too small to be judged"
+            verdict.failures.append(small)
+    return list(merged.values())
 
 
 def _difference(pieces: list[TensorPiece], full: Tensor) -> float:

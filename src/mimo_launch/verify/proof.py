@@ -34,6 +34,7 @@ from mimo_launch.verify.compare import (
     TensorPiece,
     compare_numbers,
     compare_tensors,
+    merge,
     pieces_of,
 )
 from mimo_launch.verify.oracle import Oracle
@@ -217,18 +218,3 @@ def _compare_step(
     return verdicts + compare_tensors(
         "weights after SGD", spec.modules, pieces, right.weights, bound
     )
-
-
-def merge(verdicts: list[ModuleVerdict]) -> list[ModuleVerdict]:
-    """Return one verdict per module and kind of tensor over all steps."""
-    merged: dict[tuple[str, str], ModuleVerdict] = {}
-    for verdict in verdicts:
-        into = merged.setdefault(
-            (verdict.module, verdict.what), ModuleVerdict(verdict.module, verdict.what)
-        )
-        into.tensors += verdict.tensors
-        into.by_floor += verdict.by_floor
-        into.failures += verdict.failures
-        if not verdict.worst <= into.worst:
-            into.worst, into.worst_name = verdict.worst, verdict.worst_name
-    return list(merged.values())
