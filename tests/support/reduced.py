@@ -45,6 +45,10 @@ def _relations(made: Spec) -> dict[str, object]:
         several = encoder.in_phases and groups > 1
         bubbles = fills_bubbles(layout, encoder)
         facts[f"schedule of `{encoder.name}`"] = encoder.in_phases, several, bubbles
+    for bridge in layout.bridges.values():
+        sizes = bridge.source_group, bridge.target_group
+        several = [1 < size < layout.samples.microbatches for size in sizes]
+        facts[f"transfers of `{bridge.name}`"] = several, sizes[0] > sizes[1], sizes[0] < sizes[1]
     return facts
 
 
@@ -54,9 +58,9 @@ def _sizes(made: Spec) -> dict[tuple[str, str], object]:
     for module in layout.modules:
         for axis in AXES:
             facts[f"modules.{module.name}.grid", axis] = module.grid.size(axis)
-    for encoder in layout.encoders:
-        fan = encoder.grid.size("dp") / layout.language.grid.size("dp")
-        facts["layout", f"fan of `{encoder.name}`"] = fan
+    for name, bridge in layout.bridges.items():
+        source, target = (layout[each].grid.size("dp") for each in (bridge.source, bridge.target))
+        facts["layout", f"fan of `{name}`"] = source / target
     experts = layout.language.experts
     if experts is not None:
         for axis in ("tp", "ep"):

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from tests.support.features import features
+from tests.support.graphs import graph_features, graph_specs
 from tests.support.planted_training import with_settings
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import SPARSE, brief, layout_specs
@@ -15,6 +16,7 @@ from mimo_launch.spec.spec import Spec
 
 NUM_SPECS = int(os.environ.get("SWEEP_SPECS", "300"))
 NUM_SPARSE = int(os.environ.get("SWEEP_SPARSE_SPECS", "100"))
+NUM_GRAPHS = int(os.environ.get("SWEEP_GRAPHS", "200"))
 # A proof of training takes some four times as long as one of gradients.
 TRAINED_EACH = 4
 SEEN: dict[str, Counter[str]] = {}
@@ -31,10 +33,10 @@ def coverage_table():
             print(f"  {feature:32} {count:5} {count / max(1, total):6.1%}")
 
 
-def prove(models: str, spec: Spec) -> None:
+def prove(models: str, spec: Spec, covered: set[str]) -> None:
     """Count what a spec covers, and compare it with the one-rank run; of some, training, too."""
     seen = SEEN.setdefault(models, Counter())
-    seen.update(["specs", *features(spec)])
+    seen.update(["specs", *covered])
     failed = failures(verdicts(spec))
     trains = any(module.frozen is not True for module in spec.modules.values())
     if seen["specs"] % TRAINED_EACH == 0 and trains:
@@ -51,7 +53,7 @@ def test_random_layouts_compute_the_one_rank_gradients(spec: Spec) -> None:
 
     A rank that hangs for 60 s is a failure.
     """
-    prove("any model", spec)
+    prove("any model", spec, features(spec))
 
 
 @pytest.mark.sweep
@@ -59,4 +61,12 @@ def test_random_layouts_compute_the_one_rank_gradients(spec: Spec) -> None:
 @given(spec=layout_specs(8, supported_only=False, languages=SPARSE))
 def test_random_hybrid_and_expert_models_compute_the_one_rank_gradients(spec: Spec) -> None:
     """The same of language models that are hybrid, have experts, or both."""
-    prove("hybrid and experts", spec)
+    prove("hybrid and experts", spec, features(spec))
+
+
+@pytest.mark.sweep
+@of_this_run(NUM_GRAPHS)
+@given(spec=graph_specs())
+def test_random_graphs_compute_the_one_rank_gradients(spec: Spec) -> None:
+    """The same of connectors, several readers and generators."""
+    prove("graphs", spec, graph_features(spec))

@@ -1,6 +1,7 @@
 """Broken programs: each must be reported, with the rank and the action."""
 
 import pytest
+from tests.support.graphs import flow
 from tests.support.programs import chain, layout_of, peaks, texts, with_program, with_words
 from tests.support.specs import box
 
@@ -54,6 +55,25 @@ def test_an_action_without_its_input_is_reported_with_what_it_misses(rank, word,
     programs[rank].remove(word)
     broken = with_program(generate(layout), rank, " ".join(programs[rank]))
     assert report in simulate(layout, broken).stuck
+
+
+@pytest.mark.parametrize(
+    ("rank", "word", "instead", "report"),
+    [
+        (1, "language>drawer>RECV_F0", "", "drawer.0F0 before language>drawer>RECV_F0"),
+        (
+            0,
+            "language>drawer>RECV_B1+language>painter>RECV_B1",
+            "language>drawer>RECV_B1",
+            "language.0B1 before language>painter>RECV_B1",
+        ),
+    ],
+    ids=["a generator before its rows", "language before the answers of all its readers"],
+)
+def test_a_module_that_does_not_wait_for_another_is_reported(rank, word, instead, report):
+    layout = layout_of(2, language=box(0), drawer=box(1, **flow()), painter=box(2, **flow()))
+    broken = with_words(generate(layout), rank, (word, instead))
+    assert f"rank {rank} comes to {report}" in simulate(layout, broken).stuck
 
 
 def test_an_exchange_before_its_rows_exist_is_reported():

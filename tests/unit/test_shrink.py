@@ -1,8 +1,8 @@
 """A proof runs on a small spec with the layout of the large one."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from tests.support.graphs import connector
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.support.graphs import connector, graph_specs
 from tests.support.reduced import silent_losses
 from tests.support.specs import box, brief, hybrid, layout_specs, spec
 
@@ -214,7 +214,21 @@ def test_large_grids_are_reduced_and_keep_their_relations(name: str) -> None:
         assert _sharing(small) == _sharing(made)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.reuse, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@FEW
+@given(made=graph_specs(64).filter(lambda made: world_size(made) > 32))
+def test_random_large_graphs_lose_nothing_without_saying_so(made: Spec) -> None:
+    assert not silent_losses(made, shrink(made)), brief(made)
+
+
+@FEW
 @given(made=layout_specs(64, supported_only=False).filter(lambda made: world_size(made) > 32))
 def test_random_large_specs_lose_nothing_without_saying_so(made: Spec) -> None:
     small = shrink(made)

@@ -271,13 +271,13 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     # A batch that every dp size and group size divides, with two samples per microbatch.
     share = lcm(*(module.grid.dp for module in modules.values()))
     schedule, pp = spec.schedule, modules[LANGUAGE].grid.pp
-    if schedule.kind == "interleaved":
-        # It needs a multiple of pp microbatches, in each group too.
-        old = spec.language.grid.pp
-        update = {"microbatches": pp * (schedule.microbatches // old)}
-        for key in ("encoder_microbatches", "generator_microbatches"):
-            if (group := getattr(schedule, key)) is not None:
-                update[key] = pp * max(1, group // old)
+    if schedule.kind == "interleaved" and spec.is_star:
+        # It needs a multiple of pp microbatches, in each group too. Other graphs take any number.
+        old, group = spec.language.grid.pp, schedule.encoder_microbatches
+        update = {
+            "microbatches": pp * (schedule.microbatches // old),
+            "encoder_microbatches": None if group is None else pp * max(1, group // old),
+        }
         schedule = schedule.model_copy(update=update)
     size = 2 * share * schedule.microbatches
     idle = placing.idle and _written(*(cuts[end] for end in placing.idle))
