@@ -1,0 +1,125 @@
+"""`mimo-launch sample`: pictures and answers of a checkpoint, on any layout."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.support.specs import box, spec
+
+from mimo_launch.cli.app import run
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.digits import PIXEL_DEVIATION, load_digits
+from mimo_launch.train.drawing import picture
+from mimo_launch.train.samples import sheet_of
+
+DRAW = """
+version: 1
+name: draw
+modules:
+  vision: {{model: {{kind: vit, layers: 1, hidden: 16, heads: 2, patch: 4}}, ranks: 0}}
+  language: {{model: {{kind: decoder, layers: 1, hidden: 16, heads: 2, vocab: digits}}, ranks: 0}}
+  drawer:
+    model: {{kind: flow, layers: 2, hidden: 16, heads: 2, patch: 2}}
+    ranks: {ranks}
+    grid: {grid}
+    sequence_parallel: {parallel}
+    reads: [language]
+batch: {{global: 4, seq: 24}}
+data: {{kind: digits, tasks: [read, draw], max_digits: 3}}
+train: {{steps: 2}}
+eval: {{samples: 4}}
+"""
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.*")) if file.is_file()}
+
+
+def test_pictures_and_answers_are_those_of_any_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("draw.yaml").write_text(DRAW.format(ranks=0, grid="{}", parallel="false"))
+    Path("other.yaml").write_text(DRAW.format(ranks="0-1", grid="{tp: 2}", parallel="true"))
+    assert run(["train", "draw.yaml"]) == 0
+    assert "drawn digits recognised" in capsys.readouterr().out
+    assert run(["sample", "runs/draw", "--to", "one", "--samples", "8"]) == 0
+    assert (
+        run(["sample", "runs/draw", "--to", "two", "--samples", "8", "--spec", "other.yaml"]) == 0
+    )
+    one, two = written(Path("one")), written(Path("two"))
+    assert one.keys() == two.keys()
+    assert {"drawer.png", "samples.jsonl"} < one.keys()
+    assert one["samples.jsonl"] == two["samples.jsonl"]
+    lines = [json.loads(line) for line in one["samples.jsonl"].decode().splitlines()]
+    pictures = [name for line in lines for name in line.get("pictures", {}).get("drawer", [])]
+    assert len(pictures) == len(one) - 2 > 0
+    assert any("answer" in line for line in lines)
+    for name in pictures:
+        ours, theirs = (np.asarray(Image.open(f"{to}/{name}")).astype(int) for to in ("one", "two"))
+        assert ours.shape == (8, 8)
+        # Rounded to whole numbers of grey from sums in another order.
+        assert abs(ours - theirs).max() <= 1
+
+
+def test_a_run_without_a_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sample", str(tmp_path), "--to", str(tmp_path / "to")]) == 2
+    assert "checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_sheet_holds_every_picture() -> None:
+    pictures = [np.full((1, 8, 8), value, np.uint8) for value in range(5)]
+    sheet = sheet_of(pictures)
+    assert sheet.shape == (1, 19, 28)
+    assert set(np.unique(sheet)) == {*range(5), 255}
+    assert (sheet[0, 10:18, 10:18] == 4).all()
+
+
+def test_patches_become_the_picture_they_were_cut_from() -> None:
+    import torch
+
+    from mimo_launch.models.encoder_inputs import cut_image
+
+    flow = {"kind": "flow", "patch": 2, "channels": 3}
+    made = spec({"language": box(0), "drawer": box(0, model=flow, reads=["language"])})
+    model = made.modules["drawer"].model
+    image = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
+    cut = cut_image(image, images=model, dtype=torch.float32, pinned=False)
+    assert (picture(cut.values, 3, 2, model) == image).all()
+
+
+def test_digits_to_draw_have_words_pictures_and_a_judge() -> None:
+    asked = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 3}
+    made = spec(
+        {
+            "vision": box(0, model={"patch": 4}),
+            "language": box(0, model={"vocab": "digits"}),
+            "drawer": box(0, model={"kind": "flow", "patch": 2}, reads=["language"]),
+        },
+        data=asked,
+        seq=24,
+    )
+    dataset = build_dataset(made)
+    drawn = [i for i in range(40) if dataset.strip("heldout", i).is_drawn]
+    assert 10 < len(drawn) < 30
+    for index in drawn:
+        data, images = (
+            dataset.describe("heldout", index),
+            dataset.images("heldout", index, "drawer"),
+        )
+        assert dataset.images("heldout", index, "vision") == []
+        assert data.num_labels == 0
+        assert [span.num_positions for span in data.spans["drawer"]] == [1] * len(images)
+        # The real held-out images are nearly all judged as what they are.
+        right, judged = dataset.recognised("heldout", index, images)
+        assert judged == len(images)
+        assert right >= judged - 1
+        shown = load_digits().images[list(dataset.strip("heldout", index).images)].astype(float)
+        pixels = np.stack([dataset.pixels(image)[0] for image in images])
+        assert abs(pixels - shown * 255 / 16).max() <= 0.501
+        assert abs(np.stack(images) * PIXEL_DEVIATION + 5 - shown[:, None]).max() < 1e-4
