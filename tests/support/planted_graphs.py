@@ -1,20 +1,21 @@
 """Known ways to get connectors and generators wrong; `planted` lists them with the others."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tests.support.graphs import connector, flow
 from tests.support.specs import box, spec
 
-from mimo_launch.data.noise import noise_of
+from mimo_launch.data.noise import Noise, noises_of
 from mimo_launch.layout.row_owners import Run
 from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.runtime import compute, generator_inputs
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
+from mimo_launch.runtime.stage_inputs import StageInputs
 from mimo_launch.spec.spec import Spec
 
 ROWS_OF_AN_IMAGE = 3
@@ -139,14 +140,19 @@ def towers_swapped() -> None:
 def noise_by_place() -> None:
     """Noise is drawn by the place of a sample in its replica's list, not by its number."""
 
-    def by_place(view: Any, seed: int, numbers: int) -> Iterator[Any]:
-        name, data = view.module.name, view.data
-        for place, sample in enumerate(view.samples):
-            for number, span in enumerate(data.samples[sample].spans.get(name, ())):
-                shape = span.rows * view.module.patches_per_row, numbers
-                yield noise_of(seed, data.step, place, number, shape, heldout=data.heldout)
+    correct = StageInputs.noise
 
-    generator_inputs._noises = by_place
+    def by_place(self: Any, module: Any, group: int, step: Any) -> Any:
+        samples = self.encoder_view(module, group, step).samples
+
+        def noises(sample: int, generator: str, numbers: int) -> list[Noise]:
+            record = replace(step.data.samples[sample], id=samples.index(sample))
+            return noises_of(self.spec.train.seed, step.data, record, generator, numbers)
+
+        inputs = SimpleNamespace(noises=noises)
+        return correct(self, module, group, SimpleNamespace(inputs=inputs, views=step.views))
+
+    StageInputs.noise = by_place
 
 
 def time_of_the_neighbour() -> None:
