@@ -302,3 +302,16 @@ def test_layers_by_kind_are_all_of_a_module_but_its_ends() -> None:
     kept = sum(row.layers * row.kept_bytes for row in report.layers)
     assert all(row.kept_bytes > 0 for row in report.layers)
     assert kept < sum(each.memory.activations for each in report.estimates.ranks)
+
+
+def test_a_batch_of_a_million_samples_is_planned_from_thousands() -> None:
+    """All its rows are counted, and pairs of ranks differ by no more than the cuts of some rows."""
+    modules = {"vision": box(0, dp=2, tp=2), "language": box(4, tp=2)}
+    few, many = (spec(modules, microbatches=4, mbs=size) for size in (2**10, 2**18))
+    [small], [large] = (build_report(Plan.of(made)).bridges for made in (few, many))
+    assert large.rows == 256 * small.rows
+    assert [(link.src, link.dst) for link in large.links] == [(x.src, x.dst) for x in small.links]
+    assert all(
+        abs(wide.rows - 256 * narrow.rows) <= 256 * 8
+        for wide, narrow in zip(large.links, small.links, strict=True)
+    )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
+from mimo_launch.checks.rule import divisors
 from mimo_launch.drawing.rows import BridgeRow, Link, PeerRow
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.layout.balance import replicas_that_share
@@ -22,6 +23,9 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
+
+# A pair of ranks exchanges the rows of at least so many samples, of which more are alike.
+MANY_SAMPLES = 2**13
 
 
 def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None) -> BridgeRow:
@@ -64,18 +68,22 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
     """Return source, target and rows of each pair of ranks that exchange any in a nominal step.
 
     All groups of a nominal step are equal. dp divides into parts at whose borders the
-    replicas of both modules end; every part repeats the first. So one group and one part suffice.
+    replicas of both modules end; every part repeats the first. So one group and one part suffice,
+    and of very many samples some, times a number.
     """
     samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
     groups = samples.microbatches // bridge.group_size
-    one = SampleMap(samples.global_batch // groups, samples.replicas, bridge.group_size)
-    layout = replace(whole, samples=one)
-    views = StepViews(layout, StepData(0, nominal.samples[: one.global_batch]))
     num_src, num_dst = source.grid.size("dp"), target.grid.size("dp")
+    times = _repeats(
+        samples.microbatch_size, samples.replicas * bridge.group_size, num_src, num_dst
+    )
+    number = samples.global_batch // groups // times
+    layout = replace(whole, samples=SampleMap(number, samples.replicas, bridge.group_size))
+    views = StepViews(layout, StepData(0, nominal.samples[:number]))
     parts = gcd(num_src, num_dst, samples.replicas)
     first: Counter[tuple[int, int]] = Counter()
     for transfer in route(views, bridge.name, 0, senders=range(num_src // parts)):
-        first[transfer.src, transfer.dst] += groups * transfer.num_rows
+        first[transfer.src, transfer.dst] += groups * times * transfer.num_rows
     src_apart = num_src // parts * source.grid.strides["dp"]
     dst_apart = num_dst // parts * target.grid.strides["dp"]
     return sorted(
@@ -85,6 +93,20 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
             for (src, dst), count in first.items()
         ]
     )
+
+
+def _repeats(size: int, microbatches: int, *dp_sizes: int) -> int:
+    """Return by how much a microbatch of `size` samples can be smaller: 1 unless it is large.
+
+    A group of all `microbatches` keeps some thousands, which both ends still share out evenly.
+    """
+    fitting = (
+        times
+        for times in divisors(size)
+        if size // times * microbatches >= MANY_SAMPLES
+        and not any(size // times * microbatches % dp for dp in dp_sizes)
+    )
+    return max(fitting, default=1)
 
 
 def fan(num_src: int, num_dst: int) -> str:
