@@ -293,7 +293,7 @@ def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[A
         def poisoned(program: Any, inputs: Any) -> Any:
             result = run_program(program, inputs)
             if inputs.data.step + 1 in bad:
-                result.loss.fill_(float("nan"))
+                result.losses["language"].fill_(float("nan"))
             return result
 
         session.executor.run = poisoned  # type: ignore[method-assign]

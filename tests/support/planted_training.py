@@ -88,7 +88,7 @@ def later_batches_weigh_as_the_first() -> None:
     def forward(self: Any, program: Any, inputs: Any) -> Any:
         result = correct(self, program, inputs)
         first.append(inputs.data.num_labels)
-        result.loss *= first[0] / inputs.data.num_labels
+        result.losses["language"] *= first[0] / inputs.data.num_labels
         return result
 
     Executor.run_forward = forward

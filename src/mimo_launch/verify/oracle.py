@@ -105,7 +105,7 @@ class Oracle:
                         )
 
     def loss_and_gradients(
-        self, samples: Sequence[Sample], step: int
+        self, samples: Sequence[Sample], step: int = 0
     ) -> tuple[float, dict[str, Tensor]]:
         """Return the weighted sum of mean losses over a step, and its gradient by every weight.
 
