@@ -105,7 +105,7 @@ def test_there_is_a_process_group_for_each_channel_and_no_other(file: Path) -> N
     assert used <= made_at_start
     # Those of backwards that nobody needs, and of rows that this layout copies inside of a rank.
     is_frozen = any(module.frozen for module in made.modules.values())
-    if not is_frozen and made.schedule.kind != "bubble_filling":
+    if not is_frozen and made.schedule.kind != "bubble_filling" and plan.layout.is_star:
         assert used == made_at_start
     assert len({str(group) for group in made_at_start}) == len(made_at_start)
 
