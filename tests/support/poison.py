@@ -46,7 +46,10 @@ def poison_backward(
             if module == "language" and last:
                 mail.outputs.put(here, mail.outputs.take(here) * NAN)
             else:
-                mail.gradients.peek(here).fill_(NAN)
+                # What a whole module makes leaves over its bridges.
+                leaving = [Address(b.name, None, 0) for b in stages.layout.bridges_from(module)]
+                for each in leaving if last else [here]:
+                    mail.gradients.peek(each).fill_(NAN)
         correct(action, step)
 
     stages.backward = poisoned  # type: ignore[method-assign]

@@ -162,8 +162,8 @@ def test_all_close_matches_are_offered() -> None:
         (
             "kind: digits}",
             "kind: digits, zzz: 1}",
-            "delete it; the keys here are `max_bad_samples`, `packing`, `kind`, `min_digits`, "
-            "`max_digits`, `text_only`, `samples`",
+            "delete it; the keys here are `max_bad_samples`, `packing`, `kind`, `tasks`, "
+            "`min_digits`, `max_digits`, `text_only`, `samples`",
         ),
     ],
 )
