@@ -28,6 +28,7 @@ WORDS = (
     "vit", "connector", "flow", "decoder", "hybrid", "audio", "digits", "synthetic", "webdataset",
     "a.b:C", "M*-E" * 3, "M" * 5000, "99999999TB", "80GB",
 )  # fmt: skip
+DEEP = 4000
 CHARACTERS = "\t\n\r :,-[]{}#&*!|>'\"%@`?\\<\x00\x07\x1b\x85\u2028\ufeff\U0001f600é0a"
 BLOCKS = (
     "a0: &a0 {x: 1}\n"
@@ -107,6 +108,8 @@ def _line(text: str, rng: Random) -> str:
 
 def _tokens(text: str) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
+    if text.count("[") + text.count("{") > DEEP:
+        return found  # The time of PyYAML's scanner is quadratic in the depth.
     with suppress(yaml.YAMLError):
         found.extend(
             (token.start_mark.index, token.end_mark.index)
