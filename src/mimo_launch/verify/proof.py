@@ -192,10 +192,11 @@ def _compare_step(
         for name, want in right.losses.items()
         for outcome in {outcome.losses[name]: outcome for outcome in ranks}.values()
     ]
-    verdicts += [
-        compare_numbers("sum of losses", "all modules", loss, right.loss, bound)
-        for loss in {outcome.loss for outcome in ranks}
-    ]
+    if len(right.losses) > 1:
+        verdicts += [
+            compare_numbers("sum of losses", "all modules", loss, right.loss, bound)
+            for loss in {outcome.loss for outcome in ranks}
+        ]
     has_experts = kind_of(spec.language.model).moe is not None
     # Where language is frozen, only the terms that reach an encoder are counted.
     if has_experts and spec.language.frozen is False:

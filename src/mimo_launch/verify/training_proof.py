@@ -200,9 +200,12 @@ def _told(run: RankRun) -> list[object]:
 def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[ModuleVerdict]:
     has_experts = kind_of(spec.language.model).moe is not None
     for step, want in zip(run.steps, right.steps, strict=False):
-        yield _number("sum of losses", ALL, step.loss, want.loss)
-        for name, loss in (step.losses or {}).items():
-            yield _number("loss", name, loss, want.losses[name])
+        if step.losses is None:
+            yield _number("loss", "language", step.loss, want.loss)
+        else:
+            yield _number("sum of losses", ALL, step.loss, want.loss)
+            for name, loss in step.losses.items():
+                yield _number("loss", name, loss, want.losses[name])
         if has_experts and spec.language.frozen is False:
             yield _number("aux loss", "language", step.aux_loss, want.aux_loss)
         yield _number("skipped", ALL, step.skipped, want.skipped)
