@@ -34,8 +34,8 @@ class ScaledVitKind(VisionKind):
     def stage(self):
         return "mimo_launch.models.scaled_vit:ScaledVisionStage"
 
-    def embedding_weights(self):
-        yield from VisionKind.embedding_weights(self)
+    def embedding_weights(self, ends):
+        yield from VisionKind.embedding_weights(self, ends)
         yield Weight((self.model.hidden,))
 """
 STAGE = """
