@@ -7,16 +7,13 @@ Leaves: the tables to `tables`.
 
 import json
 import shutil
-import sys
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from mimo_launch.cli.bench.tables import Earlier, Record, compared, constants_table, tables
-from mimo_launch.cli.shared.bars import Bars, rich_on
+from mimo_launch.cli.shared.bars import CountScreen
 from mimo_launch.cli.shared.console import Console, run_output
 from mimo_launch.cli.shared.lines import other_lines
 from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
@@ -25,7 +22,7 @@ from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, 
 WIDTH_WITHOUT_TERMINAL = 100
 
 
-class BenchScreen:
+class BenchScreen(CountScreen):
     """Listener that draws a bar of `steps` steps, then the result, compared with `old` if given.
 
     With `plain` it draws no bar.
@@ -34,33 +31,14 @@ class BenchScreen:
     def __init__(
         self, console: Console, plain: bool, *, steps: int, as_json: bool, old: Earlier | None
     ) -> None:
-        self._console, self._as_json, self._old = console, as_json, old
-        terminal = rich_on(sys.stderr, console)
-        self._draws = terminal.is_terminal and not plain
-        self._bar = Progress(
-            TextColumn("step"), BarColumn(), MofNCompleteColumn(), console=terminal
-        )
-        self._bars = Bars(self._bar, terminal, console, transient=True)
-        self._task = self._bar.add_task("steps", total=steps)
-
-    def __enter__(self) -> "BenchScreen":
-        if self._draws:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
+        super().__init__(console, plain, what="step", total=steps)
+        self._as_json, self._old = as_json, old
 
     def __call__(self, event: Event) -> None:
         """Draw an event."""
         match event:
             case StepFinished():
-                self._bar.update(self._task, completed=event.step)
+                self._count(event.step)
             case BenchFinished():
                 self._bars.stop()
                 self._answer(event.record)

@@ -6,11 +6,14 @@ Relies on: Rich.
 Leaves: the content to its users.
 """
 
-from typing import IO
+import sys
+from types import TracebackType
+from typing import IO, Self
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from mimo_launch.cli.shared.console import Console
@@ -49,3 +52,35 @@ class Bars(Live):
 
     def _above(self, line: str) -> None:
         self.console.print(Text(line))
+
+
+class CountScreen:
+    """A bar that counts to `total` on a terminal, above which a command says more; else nothing.
+
+    With `plain` it draws no bar.
+    """
+
+    def __init__(self, console: Console, plain: bool, *, what: str, total: int) -> None:
+        self._console = console
+        terminal = rich_on(sys.stderr, console)
+        self._draws = terminal.is_terminal and not plain
+        columns = TextColumn(what), BarColumn(), MofNCompleteColumn()
+        self._bar = Progress(*columns, console=terminal)
+        self._bars = Bars(self._bar, terminal, console, transient=True)
+        self._task = self._bar.add_task(what, total=total)
+
+    def __enter__(self) -> Self:
+        if self._draws:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def _count(self, done: int) -> None:
+        self._bar.update(self._task, completed=done)
