@@ -52,7 +52,7 @@ def local_rows(module: ModuleLayout, total: int) -> int:
     for FP8 the number of patches a multiple that its products take.
     """
     cp_size = module.grid.size("cp")
-    unit = cp_size * (module.grid.size("tp") if module.sequence_parallel else 1)
+    unit = cp_size * shards_of_cp_rank(module)
     if module.fp8:
         unit *= FP8_STEP // math.gcd(FP8_STEP, module.patches_per_row)
     return -(-total // unit) * unit // cp_size

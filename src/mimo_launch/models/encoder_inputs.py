@@ -14,7 +14,7 @@ Legend: P numbers of a patch, N patches, s side of the square of patches that be
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Images, Model
+
+Tokens = TypeVar("Tokens", Tensor, range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,11 @@ def own_share(given: Patches, context: ParallelContext) -> Patches:
     return Patches(own_tokens(given.values, context), own_tokens(given.positions, context))
 
 
-def own_tokens(x_N: Tensor, context: ParallelContext) -> Tensor:
-    """Return the part of the tokens of a cp rank that this tp rank has between regions."""
+def own_tokens(x_N: Tokens, context: ParallelContext) -> Tokens:
+    """Return the part of the tokens of a cp rank, or of their numbers, that this tp rank embeds."""
     if not context.sequence_parallel:
         return x_N
-    share = x_N.shape[0] // context.tp.size
+    share = len(x_N) // context.tp.size
     return x_N[context.tp.index * share : (context.tp.index + 1) * share]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.build import RankModule
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
@@ -89,7 +90,7 @@ class Stages:
         """Return the shape [tokens of this rank, width] of a transfer between two stages."""
         module = self.modules[action.module].layout
         width = self.spec.modules[action.module].model.hidden
-        shards = module.grid.size("tp") if module.sequence_parallel else 1
+        shards = shards_of_cp_rank(module)
         if module.is_language:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size("cp")
@@ -104,4 +105,5 @@ class Stages:
             if module.layout.computes_loss and not module.layout.is_language:
                 for group in range(self.layout.num_groups(module.layout)):
                     noise = self.inputs.noise(module, group, step)
+                    drawing.noise[module.name, group] = noise
                     drawing.patches[module.name, group] = noise.values

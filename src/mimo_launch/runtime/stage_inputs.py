@@ -19,8 +19,8 @@ from mimo_launch.layers.attention_contexts import (
     zigzag_positions,
 )
 from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.build import RankModule
@@ -28,6 +28,7 @@ from mimo_launch.models.encoder_inputs import (
     EncoderInput,
     NoisedPatches,
     Patches,
+    own_tokens,
     pack,
     reader,
 )
@@ -64,6 +65,7 @@ class Drawing:
     """
 
     time: float = 0.0
+    noise: dict[tuple[str, int], HeldNoise] = field(default_factory=dict)
     patches: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     velocities: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
@@ -134,7 +136,7 @@ class StageInputs:
             places=places,
             extra_tokens=view.extra_tokens,
             images=view.sizes,
-            own=_own_share(held, module.context),
+            own=own_tokens(held, module.context),
             noised=noise,
             rows={name: each.received(group) for name, each in bridges},
             row_places={name: each.places_in_target(group) for name, each in bridges},
@@ -193,22 +195,22 @@ class StageInputs:
         self, module: RankModule, group: int, patches: Patches | None, step: StepState
     ) -> NoisedPatches:
         """Return the patches of a generator between noise and image, learnt or being made."""
-        noise = self.noise(module, group, step)
         if step.drawing is None:
             if patches is None:
                 raise RuntimeError(f"{module.name}: nobody has read the images to learn")
-            return noise.towards(patches)
+            return self.noise(module, group, step).towards(patches)
         view = self.encoder_view(module, group, step)
         places = image_places(view, view.held(module.context.cp.index))
-        made = step.drawing.patches[module.name, group]
+        at = module.name, group
+        made = step.drawing.patches[at]
         on_device = to_device(places, module.context.device)
-        return noise.at_time(step.drawing.time, Patches(made, on_device))
+        return step.drawing.noise[at].at_time(step.drawing.time, Patches(made, on_device))
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device
         if not any(view.extras):
             return image_context(view.lengths, held, device, alone=cp.size == 1)
-        shards = module.context.tp.size if module.context.sequence_parallel else 1
+        shards = shards_of_cp_rank(module.layout)
         mine = range(cp.index * shards, (cp.index + 1) * shards)
         held_each = len(held) // shards, view.extra_tokens
         return two_list_context(view.lengths, view.extras, held_each, mine, device)
@@ -240,12 +242,3 @@ class StageInputs:
         reads = self.layout.language.reads
         images = [name for name in reads if kind_of(self.spec.modules[name].model).images]
         return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]
-
-
-def _own_share(held: range, context: ParallelContext) -> range:
-    """Return the patches of a cp rank that this tp rank has between regions."""
-    if not context.sequence_parallel:
-        return held
-    size = len(held) // context.tp.size
-    first = held.start + context.tp.index * size
-    return range(first, first + size)
