@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.faulty_train import gone
 
 from mimo_launch.launcher.run_on_ranks import RankError, Ranks, run_ranks
 
@@ -112,8 +112,8 @@ def test_ranks_leave_with_their_parent() -> None:
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    deadline = time.monotonic() + 30
+    while not all(gone(pid) for pid in pids):
         assert time.monotonic() < deadline, "ranks outlive their parent"
         time.sleep(0.05)
 
