@@ -19,6 +19,7 @@ from tests.support.planted_experts import mixture
 from tests.support.planted_graphs import drawn, frozen_between, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_training import TRAINING_BUGS, settings
+from tests.support.planted_windows import windowed
 from tests.support.proof import failures, training_verdicts, verdicts
 
 from mimo_launch.data.build import build_dataset
@@ -44,6 +45,7 @@ CLEAN = {
     "hybrid over tp": lambda: split_heads(tp=2),
     "hybrid over cp": lambda: split_heads(cp=2),
     "hybrid, one group": lambda: split_heads(1, tp=2),
+    "windows": lambda: windowed(cp=2),
     "two readers": two_readers,
     "two towers": two_towers,
     "frozen between": frozen_between,
@@ -102,7 +104,8 @@ SELDOM = {
     "convolution over documents", "loads of one tp rank", "balance of a cp rank's own tokens",
     "balance of a whole microbatch", "padding balanced", "replicas of experts not summed",
     "tokens sent once per tp rank", "second reader counted twice",
-    "weight of a loss applied twice", "towers swapped", "time of the neighbour",
+    "weight of a loss applied twice", "towers swapped", "time of the neighbour", "windows ignored",
+    "windows shared by images", "windows of one width", "outputs stay by window",
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""Vision transformers of SigLIP and CLIP shape: gradients are those of one rank on every layout."""
+"""Vision transformers of several shapes: gradients are those of one rank on every layout."""
 
 from typing import Any
 
 import pytest
+from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 
@@ -61,6 +62,32 @@ def test_gradients_are_those_of_one_rank(
         size *= each
     modules = {"vision": box(0, model=model, **vision), "language": box(size)}
     assert failures(verdicts(spec(modules, **(DATA | more)))) == []
+
+
+# Windows of 2 x 2 rows of 2 x 2 patches, of which most images have several.
+LARGE: dict[str, Any] = {"max_patches": 24, "max_images": 2, "text_only": 0.2, "mbs": 2}
+WINDOW_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one rank": ({}, box(0)),
+    "tp": ({"tp": 2, "dp": 2}, box(4)),
+    "sp": ({"tp": 2, "sequence_parallel": True, "sharding": "full"}, box(2)),
+    "cp 3": ({"cp": 3, "recompute": "full"}, box(3)),
+    "sp cp": ({"tp": 2, "cp": 2, "sequence_parallel": True}, box(0, tp=2, cp=2)),
+    "pp": ({"pp": 3}, box(3, pp=2)),
+    "pp cp": ({"pp": 2, "cp": 2}, box(4)),
+    "pp sp": ({"pp": 2, "tp": 2, "sequence_parallel": True}, box(4, tp=2)),
+    "colocated": ({"dp": 4}, box(0, tp=2, dp=2)),
+    "overlapping": ({"cp": 2, "dp": 2, "frozen": "except_projector"}, box(2, dp=2, pp=2)),
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(x, marks=pytest.mark.sweep) if x != "sp cp" else x for x in WINDOW_LAYOUTS],
+)
+def test_windows(layout: str) -> None:
+    vision, language = WINDOW_LAYOUTS[layout]
+    made = spec({"vision": box(0, model=MODEL, **vision), "language": language}, **LARGE)
+    assert failures(verdicts(made)) == []
 
 
 @pytest.mark.parametrize("model", [SIGLIP, CLIP], ids=["siglip", "clip"])

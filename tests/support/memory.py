@@ -35,15 +35,16 @@ def model(
     compiled: bool = True,
     precision: str = "bf16",
     vocab: int = 512,
-    positions: str = "sincos",
-    activation: str = "gelu",
+    vision: dict[str, object] | None = None,
     **language: object,
 ) -> Spec:
-    """A microbatch of two sequences, or two images, of 256 tokens each."""
-    vision = {**VIT, "positions": positions, "activation": activation}
+    """A microbatch of two sequences, or two images, of 256 tokens each.
+
+    `vision` are more keys of the vision transformer.
+    """
     return spec(
         {
-            "vision": box(0, model=vision, compile=compiled),
+            "vision": box(0, model=VIT | (vision or {}), compile=compiled),
             "language": box(1, model={**DECODER, "vocab": vocab}, compile=compiled, **language),
         },
         mbs=2,

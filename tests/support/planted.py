@@ -13,6 +13,7 @@ import torch
 from tests.support.planted_experts import EXPERT_BUGS
 from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
+from tests.support.planted_windows import WINDOW_BUGS
 from tests.support.specs import box, spec
 from torch.distributed.fsdp import FSDPModule
 
@@ -579,6 +580,7 @@ def images_reversed() -> None:
     ReadStep.images = lambda self, *args: correct(self, *args)[::-1]
 
 
+BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -618,8 +620,5 @@ BUGS: dict[str, Bug] = {
     "images of a sample reversed": Bug(images_reversed, three_axes()),
     "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),
     "places of the first cp rank": Bug(places_of_the_first_cp_rank, turned_patches()),
-    **{
-        name: Bug(plant, made)
-        for name, (plant, made) in (HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS).items()
-    },
+    **{name: Bug(plant, made) for name, (plant, made) in BUGS_OF_PARTS.items()},
 }

@@ -526,15 +526,21 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     """Draw what stands before, inside and behind the blocks of a vision transformer."""
     positions = draw(st.sampled_from(["sincos", "rope2d", "learned"]))
     seldom, activations = st.sampled_from([False, False, True]), ["gelu", "gelu_tanh", "quick_gelu"]
+    has_class_token = positions != "rope2d" and draw(st.booleans())
+    windows = None
+    if not has_class_token and draw(seldom):
+        windows = {"side": draw(st.integers(1, 2)), "full": draw(st.sampled_from([[], [0]]))}
     return {
         "positions": positions,
         "image": [2, draw(st.integers(1, 3))] if positions == "learned" else None,
-        "class_token": positions != "rope2d" and draw(st.booleans()),
+        "class_token": has_class_token,
+        "windows": windows,
+        "norm": draw(st.sampled_from(["layer", "rms", "layer"])),
         "patch_bias": draw(st.booleans()),
         "pre_norm": draw(seldom),
         "final_norm": not draw(seldom),
         "norm_eps": draw(st.sampled_from([1e-5, 1e-2])),
-        "activation": draw(st.sampled_from(activations)),
+        "activation": draw(st.sampled_from([*activations, "swiglu"])),
         "projector_activation": draw(st.sampled_from(activations)),
     }
 

@@ -26,6 +26,10 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ({"class_token": True}, []),
         ({"positions": "rope2d", "class_token": True}, ["class-token-without-place"]),
         ({"projector_activation": "quick_gelu"}, []),
+        ({"layers": 2, "windows": {"side": 4, "full": [1]}}, []),
+        ({"layers": 2, "windows": {"side": 4, "full": [0, 2]}}, ["full-layer-not-in-model"]),
+        ({"layers": 2, "windows": {"side": 4, "full": [0, 1]}}, ["setting-without-effect"]),
+        ({"windows": {"side": 4}, "class_token": True}, ["class-token-without-window"]),
         (
             {"projector": "linear", "projector_activation": "quick_gelu"},
             ["setting-without-effect"],
@@ -36,16 +40,18 @@ def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:
     assert codes(model) == found
 
 
-def test_transformer_engine_takes_no_class_tokens() -> None:
-    model = {"hidden": 16, "heads": 2}
-    for token, found in ((False, []), (True, ["backend-cannot"])):
-        made = spec(
-            {
-                "vision": box(
-                    0, model={**model, "class_token": token}, backend="transformer_engine"
-                ),
-                "language": box(0),
-            },
-            train={"steps": 1, "precision": "bf16"},
-        )
-        assert [item.code for item in check(made) if item.is_error] == found
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({}, []),
+        ({"class_token": True}, ["backend-cannot"]),
+        ({"windows": {"side": 2}, "activation": "swiglu"}, ["backend-cannot"] * 2),
+    ],
+)
+def test_transformer_engine_lacks_parts_of_towers(more: dict[str, Any], found: list[str]) -> None:
+    model = {"hidden": 16, "heads": 2, **more}
+    made = spec(
+        {"vision": box(0, model=model, backend="transformer_engine"), "language": box(0)},
+        train={"steps": 1, "precision": "bf16"},
+    )
+    assert [item.code for item in check(made) if item.is_error] == found

@@ -12,6 +12,7 @@ from mimo_launch.estimate.workload import backward_flops, forward_flops, workloa
 from mimo_launch.kinds.layer import Flops, Workload
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.window_contexts import window_context
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network
@@ -137,6 +138,40 @@ def test_vision_costs_what_torch_counts(projector: str, frames: int) -> None:
     assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
     assert ahead["bmm"] == forward.attention
     assert back["bmm"] == backward.attention
+
+
+def test_windows_cost_what_torch_counts() -> None:
+    """Two images of 5 x 3 rows of four patches; windows at their ends are smaller."""
+    model = {**VIT, "shuffle": 2, "projector": "merger", "positions": "rope2d", "norm": "rms",
+             "activation": "swiglu", "windows": {"side": 2, "full": [1]}}  # fmt: skip
+    data = {"kind": "synthetic", "image": [10, 6], "text_only": 0.0}
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
+    layout = build_layout(made)
+    module = layout["vision"]
+    (stage,) = module.stages
+    work = workload(layout, module, nominal(made))
+    assert (work.spans, work.windows) == ((60, 60), (16, 8, 16, 8, 8, 4) * 2)
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    held, device = range(120), torch.device("cpu")
+    windows = window_context([(5, 3)] * 2, 2, 4, held, device, alone=True)
+    batch = EncoderInput(
+        mask=image_context([60, 60], held, device, alone=True),
+        sizes=(30,),
+        patches=Patches(torch.randn(120, 12), torch.zeros(120, 2, dtype=torch.long)),
+        places=torch.zeros(120, 2, dtype=torch.long),
+        windows=windows,
+    )
+    ahead, back = counted(lambda: network(None, batch))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    matmuls = forward.linear + forward.patch + forward.projector
+    assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    # Without lists each window is padded to the largest.
+    padded = sum(max(work.windows) ** 2 - length**2 for length in work.windows)
+    assert ahead["bmm"] == forward.attention + 2 * 4 * padded * 48
 
 
 def test_audio_costs_what_torch_counts() -> None:

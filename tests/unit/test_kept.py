@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mimo_launch.kinds import decoder, transformer_encoder
+from mimo_launch.kinds import saved_activations, transformer_encoder
 from mimo_launch.layers.attention_contexts import (
     AttentionContext,
     image_context,
@@ -20,14 +20,24 @@ from mimo_launch.layers.attention_contexts import (
 )
 from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext, _compiled
+from mimo_launch.layers.window_contexts import window_context
 from mimo_launch.models.transformer_block import Block, BlockShape
 from mimo_launch.spec.encoders import Activation
 
 
 def block_of(
-    name: str, dtype: torch.dtype, *, compiled: bool, frozen: bool, activation: Activation = "gelu"
+    name: str,
+    dtype: torch.dtype,
+    *,
+    compiled: bool,
+    frozen: bool,
+    activation: Activation = "gelu",
+    gated: bool = False,
 ) -> Block:
-    """Return a block as runs have it: its products add up the gradients of their weights."""
+    """Return a block as runs have it: its products add up the gradients of their weights.
+
+    A `gated` block of vision has RMSNorm as well.
+    """
     is_vit = name == "vision"
     shape = BlockShape(
         width=WIDTH,
@@ -36,8 +46,8 @@ def block_of(
         head_size=32,
         mlp=INNER,
         layers=4,
-        norm="layer" if is_vit else "rms",
-        gated=not is_vit,
+        norm="layer" if is_vit and not gated else "rms",
+        gated=gated or not is_vit,
         bias=is_vit,
         activation=activation,
     )
@@ -122,7 +132,23 @@ def test_patches_turned_by_their_places_are_kept(compiled: bool) -> None:
     got = kept_by_autograd(
         "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, turned=True
     )
-    assert per_block(model(compiled=compiled, positions="rope2d"), "vision") == got
+    vision = {"positions": "rope2d"}
+    assert per_block(model(compiled=compiled, vision=vision), "vision") == got
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_block_with_windows_keeps_what_the_table_says(compiled: bool) -> None:
+    """Two images of 16 x 16 patches, in windows of 8 x 8: with RMSNorm and SwiGLU."""
+    dtype = torch.bfloat16
+    block = block_of("vision", dtype, compiled=compiled, frozen=False, gated=True)
+    sizes, held = [(8, 8)] * 2, range(TOKENS)
+    mask = window_context(sizes, 4, 4, held, torch.device("cpu"), alone=True)
+    got = kept_by_block(block, turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype), dtype)
+    vision = {"positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"}
+    assert per_block(model(compiled=compiled, vision=vision), "vision") == got
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
@@ -134,7 +160,8 @@ def test_other_activations_keep_what_the_table_says(activation: Activation, comp
     got = kept_by_autograd(
         "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, activation=activation
     )
-    assert per_block(model(compiled=compiled, activation=activation), "vision") == got
+    made = model(compiled=compiled, vision={"activation": activation})
+    assert per_block(made, "vision") == got
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -172,7 +199,7 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
     x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype)
     with torch.no_grad(), MemoryPeak(x_nD) as peak:
         block(x_nD, mask)
-    tables = {"language": decoder.FORWARD, "vision": transformer_encoder.FORWARD}
+    tables = {"language": saved_activations.GATED_FORWARD, "vision": transformer_encoder.FORWARD}
     widths = sum(each.stream * WIDTH + each.inner * INNER for each in tables[name])
     # Only where nothing is compiled the SiLU of gate is a tensor.
     widths += INNER if name == "language" else 0

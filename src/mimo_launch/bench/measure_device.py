@@ -219,7 +219,10 @@ def compute_rates(session: RankSession) -> dict[str, float]:
 
 
 def _vit_block(session: RankSession, module: RankModule) -> float | None:
-    """Return the rate on one cp rank's images or clips; None without any, or for custom models."""
+    """Return the rate on one cp rank's images or clips; None without any, or for custom models.
+
+    For those with windows, layers attend to whole images as well.
+    """
     spec, layout, context = session.spec, session.layout, alone(module)
     if kind_of(spec.modules[module.name].model).is_custom:
         return None
@@ -229,13 +232,13 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     if not spans:
         return None
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
-    work = Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
+    work = Workload(spans=spans, held=sum(spans), rows=0, forwards=1, windows=spans)
     network = randomised(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
     mask = image_context(list(spans), range(tokens), context.device, alone=True)
     places = torch.zeros((tokens, 2), device=context.device)
-    packed = EncoderInput(mask, (work.tokens,), None, places)
+    packed = EncoderInput(mask, (work.tokens,), None, places, windows=mask)
     width = spec.modules[module.name].model.hidden
     hidden = noise(context, tokens, width).requires_grad_()
     flops = forward_flops(spec, stage, work).total

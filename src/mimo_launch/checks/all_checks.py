@@ -92,6 +92,8 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.heads_hold_places, needs=_HEADS),
     ModelRule(VitModel, positions.learned_positions_have_grid),
     ModelRule(VitModel, positions.class_token_has_place),
+    ModelRule(VitModel, positions.windows_have_layers),
+    ModelRule(VitModel, positions.windows_hold_all_tokens),
     ModelRule(HybridModel, widths.mamba_has_sizes),
     ModelRule(HybridModel, widths.mamba_heads_over_groups),
     ModelRule(HybridModel, widths.mamba_over_grid, needs=("mamba-heads-over-groups",)),

@@ -84,6 +84,22 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
             "delete `class_token`",
             Related(path=(*path, "class_token"), label="a class token"),
         )
+    if kind.windows is not None:
+        yield _cannot(
+            name,
+            "attend in windows",
+            "its attention takes tokens in the order in which its projection makes them",
+            "keep the layers of torch for this module",
+            Related(path=(*path, "windows"), label="windows"),
+        )
+    if kind.has_biased_gate:
+        yield _cannot(
+            name,
+            "compute a gated MLP with biases",
+            "its SwiGLU is used without biases only",
+            "keep the layers of torch for this module",
+            Related(path=(*path, "activation"), label="a gate, with biases"),
+        )
     if kind.reads_beside and not kind.reads_tokens:
         yield _cannot(
             name,

@@ -1,12 +1,13 @@
-"""Checks of position embeddings: rotary, sines and cosines, tables.
+"""Checks of position embeddings (rotary, sines and cosines, tables) and of windows.
 
-Decides: which widths of models and heads fit the position embedding of a model.
+Decides: which widths of models and heads fit the position embedding of a model; which tokens and
+layers windows need.
 Relies on: `widths` for heads that divide the width.
 Leaves: how widths are cut over tp to `widths`.
 """
 
 from mimo_launch.checks.rule import Findings, next_multiple
-from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
@@ -126,6 +127,51 @@ def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
         why="2-D rotary positions rotate queries and keys by the row and column of a patch",
         help="delete `class_token`, or write `positions: learned`",
         related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
+    )
+
+
+def windows_have_layers(spec: Spec, name: str, model: VitModel) -> Findings:
+    """Layers that attend to whole images exist, and others attend in windows."""
+    if model.windows is None:
+        return
+    path = ("modules", name, "model", "windows")
+    beyond = [number for number in model.windows.full if number >= model.layers]
+    kept = sorted({number for number in model.windows.full if number < model.layers})
+    if beyond:
+        yield Diagnostic(
+            code="full-layer-not-in-model",
+            headline=f"`{name}`: layer {beyond[0]} is to attend to whole images, but the last "
+            f"layer is {model.layers - 1}",
+            path=(*path, "full", model.windows.full.index(beyond[0])),
+            why="layers are counted from 0",
+            help=f"write `full: {kept}`",
+            related=(
+                Related(path=("modules", name, "model", "layers"), label=f"{model.layers} layers"),
+            ),
+        )
+    elif len(kept) == model.layers:
+        yield Diagnostic(
+            code="setting-without-effect",
+            severity=Severity.WARNING,
+            headline=f"`windows` of `{name}` do nothing",
+            path=path,
+            at_key=True,
+            why="every layer is in `full`",
+            help="delete `windows`",
+        )
+
+
+def windows_hold_all_tokens(spec: Spec, name: str, model: VitModel) -> Findings:
+    """A class token is in no window."""
+    if model.windows is None or not model.class_token:
+        return
+    yield Diagnostic(
+        code="class-token-without-window",
+        headline=f"`{name}`: a class token belongs to no window",
+        path=("modules", name, "model", "class_token"),
+        why="`windows` cut the patches of an image into squares, which attend to themselves only",
+        help="delete `class_token` or `windows`",
+        related=(Related(path=("modules", name, "model", "windows"), label="windows"),),
     )
 
 

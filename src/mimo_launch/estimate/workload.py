@@ -41,6 +41,7 @@ def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
     extra_tokens = local_extra_tokens(module, sum(view.extras) * times) * shards_of_cp_rank(module)
     return Workload(
         spans=tuple(map(add, view.lengths, view.extras)) * times,
+        windows=tuple(view.window_lengths) * times,
         held=len(held_patches(module, rows, 0)) + extra_tokens,
         extra_tokens=extra_tokens,
         rows=rows,

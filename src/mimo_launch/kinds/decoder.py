@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Share, Weight, Widths
-from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
+from mimo_launch.kinds.saved_activations import (
+    ATTENTION_OUT,
+    GATED,
+    GATED_BACKWARD,
+    GATED_FORWARD,
+    RMS,
+    RMS_BF16,
+    ROTATED,
+    SILU,
+    Passes,
+    Saved,
+)
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 BLOCK = (
@@ -20,28 +31,7 @@ BLOCK = (
     Saved(name="queries, keys and values, fused", query=1, key=2),
     ROTATED,
     *ATTENTION_OUT,
-    Saved(name="gate and up, fused", inner=2),
-    Saved(name="their product", inner=1, for_weights=True),
-)
-# Besides, where passes are not compiled: the product of SwiGLU has two factors, and norms keep what
-# they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
-EAGER = (
-    Saved(name="SiLU of gate", inner=1),
-    Saved(name="results of norms", stream=2, shared=True),
-)
-EAGER_BF16 = (
-    Saved(name="SiLU of gate", inner=1),
-    Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True),
-)
-# Tensors that are alive at once in a forward that keeps nothing, in the MLP: the block's input,
-# what attention adds to it, their sum, and the norm of that; and those of the MLP.
-FORWARD = (
-    Saved(name="streams", stream=4, shared=True),
-    Saved(name="gate, up and product", inner=3),
-)
-BACKWARD = (
-    Saved(name="gradients of gate, up and product", inner=3),
-    Saved(name="gradients of the stream", stream=2),
+    *GATED,
 )
 
 
@@ -98,14 +88,14 @@ class DecoderKind(LanguageKind):
         return BLOCK
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        return EAGER_BF16 if passes.are_bf16 else EAGER
+        return SILU, RMS_BF16 if passes.are_bf16 else RMS
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
         """Tensors that are alive at once in the forward of a block that saves nothing."""
-        return FORWARD
+        return GATED_FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
         """Gradients that are alive at once in the backward of a block."""
-        return BACKWARD
+        return GATED_BACKWARD

@@ -28,6 +28,7 @@ from mimo_launch.spec.spec import (
     MambaSizes,
     Moe,
     RopeScaling,
+    Windows,
 )
 
 
@@ -142,6 +143,11 @@ class ModelKind(ABC):
         return True
 
     @property
+    def has_biased_gate(self) -> bool:
+        """Whether MLPs have a gate, and biases."""
+        return False
+
+    @property
     def mrope(self) -> tuple[int, int, int] | None:
         """Pairs of a head that rotate with time, height and width, if tokens have all three."""
         return None
@@ -155,6 +161,15 @@ class ModelKind(ABC):
     def turns_patches(self) -> bool:
         """Whether queries and keys rotate by the place of a patch."""
         return False
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windows in which tokens of some layers attend, if there are any."""
+        return None
+
+    def attends_in_windows(self, number: int) -> bool:
+        """Return whether the tokens of a layer attend in windows."""
+        return self.windows is not None and number not in self.windows.full
 
     @property
     def learned_grid(self) -> tuple[int, int] | None:
@@ -244,7 +259,8 @@ class ModelKind(ABC):
             saved += self._saved_besides(layer, passes)
         if layer.experts is not None:
             saved += ROUTED
-        if passes.cp > 1:
+        # Where tokens attend in windows, each rank keeps the keys of its own windows only.
+        if passes.cp > 1 and not layer.windowed:
             saved += (MAMBA_RETURNED,) if layer.mamba is not None else (GATHERED,) * passes.cp
         return tuple(each for each in saved if passes.weights_train or not each.for_weights)
 

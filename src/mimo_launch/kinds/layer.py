@@ -94,10 +94,10 @@ class LayerKind(StrEnum):
 class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
-    Tokens attend within `spans`, given by their lengths: sequences, or images in patches. `tokens`
-    is their sum, `held` the tokens of one cp rank with padding, of which `extra_tokens` stand
-    beside patches. `rows` are those that an encoder makes, `reads` those that it takes of each
-    module that it reads. A step has `forwards` of these.
+    Tokens attend within `spans`, given by their lengths: sequences, or images in patches; in layers
+    with windows within `windows`. `tokens` is the sum of `spans`, `held` the tokens of one cp rank
+    with padding, of which `extra_tokens` stand beside patches. `rows` are those that an encoder
+    makes, `reads` those that it takes of each module that it reads. A step has `forwards` of these.
     """
 
     spans: tuple[int, ...]
@@ -106,6 +106,7 @@ class Workload:
     forwards: int
     extra_tokens: int = 0
     reads: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -147,6 +148,7 @@ class Widths:
     the MLP, whose first product has `ups` times as many outputs. In a layer of `mamba`, `query` is
     the number of channels of its heads and `key` that of B or C. In a layer of `experts`, `inner`
     is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
+    `windowed`: tokens attend in windows of their image.
     """
 
     stream: int
@@ -159,6 +161,7 @@ class Widths:
     mamba: MambaSizes | None = None
     regions: int = 2
     experts: Moe | None = None
+    windowed: bool = False
 
     @property
     def head_size(self) -> int:
@@ -192,7 +195,8 @@ class Widths:
         states of all chunks, and C reads them (arXiv:2405.21060, section 6).
         """
         if self.mamba is None:
-            pairs = sum(span**2 for span in work.spans) / (2 if self.causal else 1)
+            spans = work.windows if self.windowed else work.spans
+            pairs = sum(span**2 for span in spans) / (2 if self.causal else 1)
             return 4 * pairs * self.query
         within = self.mamba.chunk * (self.key + self.query)
         return work.tokens * (within + 4.0 * self.query * self.mamba.state)

@@ -72,6 +72,26 @@ ATTENTION_OUT = (
     Saved(name="stream after attention", stream=1, shared=True),
     Saved(name="normed stream", stream=1, for_weights=True),
 )
+# Inside a SwiGLU MLP.
+GATED = (
+    Saved(name="gate and up, fused", inner=2),
+    Saved(name="their product", inner=1, for_weights=True),
+)
+# Tensors that are alive at once in a forward that keeps nothing, in the MLP: the block's input,
+# what attention adds to it, their sum, and the norm of that; and those of the MLP.
+GATED_FORWARD = (
+    Saved(name="streams", stream=4, shared=True),
+    Saved(name="gate, up and product", inner=3),
+)
+GATED_BACKWARD = (
+    Saved(name="gradients of gate, up and product", inner=3),
+    Saved(name="gradients of the stream", stream=2),
+)
+# Besides, where passes are not compiled: the product of SwiGLU has two factors, and norms keep what
+# they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
+SILU = Saved(name="SiLU of gate", inner=1)
+RMS = Saved(name="results of norms", stream=2, shared=True)
+RMS_BF16 = Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True)
 ROTATED = Saved(name="rotated queries and keys", query=1, key=1)
 
 # In addition, in a layer of experts; tensors inside the experts are `inner`.

@@ -8,6 +8,7 @@ Leaves: the embedding of images and clips to `vision` and `audio`.
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
@@ -15,14 +16,13 @@ from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passe
 from mimo_launch.spec.encoders import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
 
-BLOCK = (
+INPUT = (
     Saved(name="block input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
-    Saved(name="queries, keys and values, fused", query=1, key=2),
-    *ATTENTION_OUT,
-    Saved(name="up", inner=1),
-    Saved(name="its GELU", inner=1, for_weights=True),
 )
+QKV = Saved(name="queries, keys and values, fused", query=1, key=2)
+PLAIN = (Saved(name="up", inner=1), Saved(name="its GELU", inner=1, for_weights=True))
+BLOCK = (*INPUT, QKV, *ATTENTION_OUT, *PLAIN)
 # Besides, where passes are not compiled: norms keep what they normalise in fp32, while the stream
 # itself is not kept.
 BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
@@ -75,15 +75,29 @@ class BlocksKind(ModelKind):
         """Every layer is attention and an MLP."""
         return True
 
+    @property
+    def has_biased_gate(self) -> bool:
+        """Whether the MLPs are SwiGLU: all layers have biases."""
+        return False
+
+    @property
+    def norms(self) -> Literal["layer", "rms"]:
+        """The kind of every norm."""
+        return "layer"
+
+    def _norm(self) -> Iterator[Weight]:
+        yield from (Weight((self.model.hidden,)),) * (2 if self.norms == "layer" else 1)
+
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""
         width = self.model.hidden
         part, inner = share.of(width), share.of(self.model.mlp_width)
-        yield from (Weight((width,)),) * 4  # Two norms.
+        yield from (*self._norm(), *self._norm())
         yield Weight((3 * part, width), in_product=True)
         yield Weight(((2 + self.has_key_bias) * part,))
         yield from (Weight((width, part), in_product=True), Weight((width,)))
-        yield from (Weight((inner, width), in_product=True), Weight((inner,)))
+        ups = self.widths.ups * inner
+        yield from (Weight((ups, width), in_product=True), Weight((ups,)))
         yield from (Weight((width, inner), in_product=True), Weight((width,)))
 
     @property
@@ -96,7 +110,7 @@ class BlocksKind(ModelKind):
             key=width,
             heads=model.heads,
             inner=model.mlp_width,
-            ups=1,
+            ups=1 + self.has_biased_gate,
             causal=False,
         )
 
@@ -138,12 +152,11 @@ class TransformerEncoderKind(BlocksKind):
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
         """Yield the weights of embedding, final norm and projector."""
-        width = self.model.hidden
         if ends.is_first:
             yield from self.embedding_weights(ends)
         if ends.is_last:
             if self.has_final_norm:
-                yield from (Weight((width,)),) * 2
+                yield from self._norm()
             yield from self._projector(ends.row_width, share)
 
     def _projector(self, out: int, share: Share) -> Iterator[Weight]:

@@ -6,13 +6,39 @@ Leaves: cutting images to `models.encoder_inputs`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from mimo_launch.kinds.layer import Ends, Weight, Widths
-from mimo_launch.kinds.saved_activations import ROTATED, HeldAtEnds, Passes, Saved
-from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
-from mimo_launch.spec.spec import Images, VitModel
+from mimo_launch.kinds.saved_activations import (
+    ATTENTION_OUT,
+    GATED,
+    GATED_BACKWARD,
+    GATED_FORWARD,
+    RMS,
+    RMS_BF16,
+    ROTATED,
+    SILU,
+    HeldAtEnds,
+    Passes,
+    Saved,
+)
+from mimo_launch.kinds.transformer_encoder import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    PLAIN,
+    QKV,
+    PatchWork,
+    TransformerEncoderKind,
+)
+from mimo_launch.spec.spec import Images, VitModel, Windows
 
+# In place of queries, keys and values as they were made.
+IN_WINDOWS = (
+    Saved(name="queries, keys and values, by window", query=1, key=2),
+    Saved(name="attention output, in the order of tokens", query=1, for_weights=True),
+)
 # Besides, where passes are not compiled.
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
@@ -49,6 +75,29 @@ class VisionKind(TransformerEncoderKind):
         return self.model.image if self.model.positions == "learned" else None
 
     @property
+    def windows(self) -> Windows | None:
+        """The windows in which tokens of some layers attend, if there are any."""
+        return self.model.windows
+
+    def layer_name(self, number: int) -> str:
+        """Return the name of a layer in tables."""
+        return "block with windows" if self.attends_in_windows(number) else "block"
+
+    def layer_widths(self, number: int) -> Widths:
+        """Return the sizes of a block."""
+        return replace(self.widths, windowed=self.attends_in_windows(number))
+
+    @property
+    def has_biased_gate(self) -> bool:
+        """Whether the MLPs are SwiGLU: all layers have biases."""
+        return self.model.activation == "swiglu"
+
+    @property
+    def norms(self) -> Literal["layer", "rms"]:
+        """The kind of every norm."""
+        return self.model.norm
+
+    @property
     def has_final_norm(self) -> bool:
         """Whether a norm stands between the last block and the projector."""
         return self.model.final_norm
@@ -63,17 +112,34 @@ class VisionKind(TransformerEncoderKind):
         """Yield the weights of patches, class token, positions, and the norm after them."""
         model, width = self.model, self.model.hidden
         yield Weight((width, model.patch_numbers))
-        one_row = model.patch_bias + model.class_token + 2 * model.pre_norm
-        yield from (Weight((width,)),) * one_row
+        yield from (Weight((width,)),) * (model.patch_bias + model.class_token)
+        if model.pre_norm:
+            yield from self._norm()
         if (grid := self.learned_grid) is not None:
             yield Weight((model.class_token + grid[0] * grid[1], width))
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return (*BLOCK, ROTATED) if self.turns_patches else BLOCK
+        attention = (QKV, ROTATED) if self.turns_patches else (QKV,)
+        if layer.windowed:
+            attention = IN_WINDOWS
+        return (*INPUT, *attention, *ATTENTION_OUT, *(GATED if self.has_biased_gate else PLAIN))
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, layer, passes)
-        return (*besides, QUICK_GELU) if self.model.activation == "quick_gelu" else besides
+        if self.norms == "rms":
+            besides = (RMS_BF16 if passes.are_bf16 else RMS,)
+        inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
+        return (*besides, *inside.get(self.model.activation, ()))
+
+    @property
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        return GATED_FORWARD if self.has_biased_gate else FORWARD
+
+    @property
+    def backward_activations(self) -> tuple[Saved, ...]:
+        """Gradients that are alive at once in the backward of a block."""
+        return GATED_BACKWARD if self.has_biased_gate else BACKWARD
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
         return held.stream_tokens * self.model.hidden if self.model.pre_norm else 0

@@ -5,7 +5,8 @@ Relies on: `attention_contexts` for which tokens attend to which; SDPA, whose so
 least fp32; `varlen_attention`, which needs no masks.
 Leaves: the rest of a block to `models`.
 
-Legend: N tokens of this rank, D width, h heads and g key/value heads of this rank, K head size.
+Legend: N tokens of this rank, M those that they attend to, D width, h heads and g key/value heads
+of this rank, K head size.
 """
 
 import torch
@@ -136,28 +137,37 @@ class Attention(nn.Module):
         self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, images: ImageContext
     ) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
-        num_tokens, heads, head_size = q_NhK.shape
         if images.cos is not None and images.sin is not None:
             q_NhK, k_NgK = (
                 self.context.fused(rotated, x, images.cos, images.sin) for x in (q_NhK, k_NgK)
             )
+        k_MgK, v_MgK = self._gather_kv(k_NgK, v_NgK)
+        order = images.order
+        if order is None:
+            return self._listed(q_NhK, k_MgK, v_MgK, images)
+        q_NhK = q_NhK.index_select(0, order.own)
+        k_MgK, v_MgK = (x.index_select(0, order.keys) for x in (k_MgK, v_MgK))
+        return self._listed(q_NhK, k_MgK, v_MgK, images).index_select(0, order.back)
+
+    def _listed(self, q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
+        """Return the same from this rank's queries and the keys that they attend to."""
+        num_tokens, heads, head_size = q_NhK.shape
         if images.same is not None:
             q, k, v = (
-                x.view(*images.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_NgK, v_NgK)
+                x.view(*images.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_MgK, v_MgK)
             )
             out = F.scaled_dot_product_attention(q, k, v)
             return out.transpose(1, 2).reshape(num_tokens, -1)
-        k_all, v_all = self._gather_kv(k_NgK, v_NgK)
         if images.tokens.numel() == 0:
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
-            return q_NhK.flatten(1) * 0 + (k_all.sum() + v_all.sum()) * 0
+            return q_NhK.flatten(1) * 0 + (k_MgK.sum() + v_MgK.sum()) * 0
         if images.own_lengths and takes_lists(q_NhK):
-            out = inside_images(q_NhK, k_all, v_all, images).flatten(1)
+            out = inside_images(q_NhK, k_MgK, v_MgK, images).flatten(1)
             padding = num_tokens - len(out)
             return F.pad(out, (0, 0, 0, padding)) if padding else out
         q = _at(q_NhK, images.queries).transpose(1, 2)
-        k, v = (_at(x, images.keys).transpose(1, 2) for x in (k_all, v_all))
+        k, v = (_at(x, images.keys).transpose(1, 2) for x in (k_MgK, v_MgK))
         allowed = None if images.is_full else images.valid[:, None, None, :]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]

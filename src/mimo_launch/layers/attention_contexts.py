@@ -150,6 +150,19 @@ def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """Another order of tokens inside attention.
+
+    `own` are the places of this rank's tokens, in that order, in this rank's list; `keys` those of
+    all tokens that they attend to in the list of all cp ranks; `back` undoes `own`.
+    """
+
+    own: Tensor
+    keys: Tensor
+    back: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ImageContext:
     """Tokens are images one after another; a token attends to its own image.
 
@@ -159,7 +172,8 @@ class ImageContext:
     tokens in the list of all cp ranks, 0 where `valid` is false. `tokens` are the places of this
     rank's tokens in the flattened queries; padding tokens come after them. For kernels that take
     lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`. `cos`
-    and `sin` [N, K] rotate this rank's N tokens in models with 2-D RoPE.
+    and `sin` [N, K] rotate this rank's N tokens in models with 2-D RoPE. With an `order`, the lists
+    of all of these but the angles are in that order, and the images are windows.
     """
 
     same: tuple[int, int] | None
@@ -173,6 +187,7 @@ class ImageContext:
     first_key: int
     cos: Tensor | None = None
     sin: Tensor | None = None
+    order: Order | None = None
 
 
 # A layer that mixes tokens gets one of these with them.
@@ -195,21 +210,39 @@ def image_context(
     lengths_here = set((end - begin).tolist())
     same = None
     if alone and held == range(int(ends[-1])) and len(lengths_here) == 1:
-        same, begin, end = (len(begin), int(end[0])), begin[:0], end[:0]
+        same = len(begin), int(end[0])
+    own = np.maximum(begin, held.start) - held.start, np.minimum(end, held.stop) - held.start
+    return listed_context(own, (begin, end), device, same=same)
+
+
+def listed_context(
+    own: tuple[Index, Index],
+    keys: tuple[Index, Index],
+    device: torch.device,
+    *,
+    same: tuple[int, int] | None,
+) -> ImageContext:
+    """Return the context of images by the begins and ends of their tokens in two lists.
+
+    `own` are those of this rank's tokens, `keys` those of the tokens that they attend to. With
+    `same` nothing else is needed.
+    """
+    if same is not None:
+        own, keys = ((begin[:0], end[:0]) for begin, end in (own, keys))
     # On the host: index tensors whose size depends on values would make it wait for a device.
-    keys, valid = _padded(begin, end)
-    row_begin, row_end = np.maximum(begin, held.start), np.minimum(end, held.stop)
-    queries, own = _padded(row_begin, row_end)
+    queries, is_own = _padded(*own)
+    places, valid = _padded(*keys)
+    key_lengths = tuple((keys[1] - keys[0]).tolist())
     return ImageContext(
         same,
-        to_device(np.where(own, queries - held.start, 0), device),
-        to_device(keys, device),
+        to_device(queries, device),
+        to_device(places, device),
         to_device(valid, device),
-        to_device(own.flatten().nonzero()[0], device),
-        is_full=len(lengths_here) <= 1,
-        own_lengths=tuple((row_end - row_begin).tolist()),
-        key_lengths=tuple((end - begin).tolist()),
-        first_key=int(begin[0]) if len(begin) else 0,
+        to_device(is_own.flatten().nonzero()[0], device),
+        is_full=len(set(key_lengths)) <= 1,
+        own_lengths=tuple((own[1] - own[0]).tolist()),
+        key_lengths=key_lengths,
+        first_key=int(keys[0][0]) if key_lengths else 0,
     )
 
 

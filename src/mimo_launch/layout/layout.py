@@ -42,10 +42,11 @@ class ModuleLayout:
     the first stage with anything to train, beyond which no gradient flows back; with
     `full_sharding` gradients are summed at every backward, not only the last. In an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may also have a
-    `class_token`, and samples move among replicas as `balance` says (see `layout.balance`).
-    `experts` are the ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs
-    multiples of some number of tokens. `reads` names the modules whose rows this one takes:
-    beside its own tokens, or as these; those of several modules in turn, or added to each other.
+    `class_token`, tokens of some layers attend in windows of `window_side` x `window_side` rows,
+    and samples move among replicas as `balance` says (see `layout.balance`). `experts` are the
+    ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs multiples of some
+    number of tokens. `reads` names the modules whose rows this one takes: beside its own tokens, or
+    as these; those of several modules in turn, or added to each other.
     `reads_arrays`: it reads images or clips of the data set. If it computes a loss, that counts
     `loss_weight`.
     """
@@ -62,6 +63,7 @@ class ModuleLayout:
     first_trained: int = 0
     patches_per_row: int = 1
     class_token: bool = False
+    window_side: int | None = None
     balance: Balance = "linked"
     experts: ExpertView | None = None
     fp8: bool = False
@@ -308,6 +310,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=kind.patches_per_row,
         class_token=kind.has_class_token,
+        window_side=None if kind.windows is None else kind.windows.side,
         balance=module.balance,
         experts=experts,
         fp8=module.fp8 is not None,

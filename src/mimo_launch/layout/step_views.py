@@ -69,6 +69,19 @@ class EncoderView:
         """Height and width of each image, in rows."""
         return tuple((image.height, image.width) for image in self.images)
 
+    @property
+    def window_lengths(self) -> list[int]:
+        """Patches of each window of all images; none without windows."""
+        side = self.module.window_side
+        if side is None:
+            return []
+        return [
+            min(side, height - y) * min(side, width - x) * self.module.patches_per_row
+            for height, width in self.sizes
+            for y in range(0, height, side)
+            for x in range(0, width, side)
+        ]
+
     @cached_property
     def extras(self) -> list[int]:
         """Tokens of each image besides its patches: a class token, or the rows that it reads."""

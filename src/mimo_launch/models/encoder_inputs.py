@@ -179,7 +179,8 @@ class NoisedPatches:
 class EncoderInput:
     """The patches of one group that this rank holds.
 
-    `mask` says which attend to which, `sizes` how many rows each tp rank owns at the end, and
+    `mask` says which attend to which, `windows` the same in layers with windows, and both are given
+    on every stage; `sizes` says how many rows each tp rank owns at the end, and
     `patches` are given on the first stage. `places` are (y, x) of each patch in its image, [N, 2],
     on every stage of a model with 2-D RoPE. After its patches, which are those numbered `own` in
     the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
@@ -199,6 +200,7 @@ class EncoderInput:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     row_places: Mapping[str, RowPlaces] = field(default_factory=dict)
     noised: NoisedPatches | None = None
+    windows: ImageContext | None = None
 
 
 def pack(

@@ -27,7 +27,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
 from mimo_launch.models.projector import owned, projector
-from mimo_launch.models.transformer_block import encoder_shape
+from mimo_launch.models.transformer_block import BlockShape, encoder_shape
 from mimo_launch.spec.spec import Model, VitModel
 
 # The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
@@ -122,6 +122,13 @@ def turns_by_place(model: Model) -> bool:
     return kind_of(model).turns_patches
 
 
+def _shape(model: VitModel) -> BlockShape:
+    shape = replace(encoder_shape(model), eps=model.norm_eps, norm=model.norm)
+    if model.activation == "swiglu":
+        return replace(shape, gated=True)
+    return replace(shape, activation=model.activation)
+
+
 class VisionStage(nn.Module):
     """Consecutive layers of a ViT; the first stage embeds patches, the last one projects rows."""
 
@@ -147,8 +154,7 @@ class VisionStage(nn.Module):
                 )
             self.class_token = ClassToken(context, model.hidden) if model.class_token else None
             self.pre_norm = self._norm() if model.pre_norm else None
-        shape = replace(encoder_shape(model), eps=model.norm_eps, activation=model.activation)
-        self.layers = blocks(context, shape, stage, recompute=recompute)
+        self.layers = blocks(context, _shape(model), stage, recompute=recompute)
         if stage.is_last:
             self.norm = self._norm() if model.final_norm else None
             self.projector = projector(
@@ -165,9 +171,9 @@ class VisionStage(nn.Module):
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
         x_nD = self.embed(packed) if hidden is None else hidden
-        mask = self._turned(packed, x_nD.dtype)
-        for layer in self.layers.values():
-            x_nD = layer(x_nD, mask)
+        masks = self._masks(packed, x_nD.dtype)
+        for number, layer in self.layers.items():
+            x_nD = layer(x_nD, masks[kind_of(self.model).attends_in_windows(int(number))])
         if not self.stage.is_last:
             return x_nD
         x_nD = x_nD[: len(x_nD) - packed.extra_tokens]
@@ -178,16 +184,21 @@ class VisionStage(nn.Module):
         return owned(rows, packed.sizes, self.context)
 
     def _norm(self) -> Norm:
-        return Norm(self.context, self.model.hidden, "layer", eps=self.model.norm_eps)
+        return Norm(self.context, self.model.hidden, self.model.norm, eps=self.model.norm_eps)
 
-    def _turned(self, packed: EncoderInput, dtype: torch.dtype) -> ImageContext:
-        """Return the mask of the blocks, with the angles of 2-D RoPE if the model has it."""
-        if not turns_by_place(self.model):
-            return packed.mask
-        if packed.places is None:
-            raise ValueError("every stage of an encoder with 2-D RoPE needs the places of patches")
-        head_size = self.model.hidden // self.model.heads
-        return turned_by_place(packed.mask, packed.places, head_size, dtype)
+    def _masks(self, packed: EncoderInput, dtype: torch.dtype) -> dict[bool, ImageContext]:
+        """Return the mask of blocks by whether they attend in windows, with angles of 2-D RoPE."""
+        mask = packed.mask
+        if turns_by_place(self.model):
+            if packed.places is None:
+                raise ValueError("every stage with 2-D RoPE needs the places of patches")
+            head_size = self.model.hidden // self.model.heads
+            mask = turned_by_place(mask, packed.places, head_size, dtype)
+        if self.model.windows is None:
+            return {False: mask}
+        if packed.windows is None:
+            raise ValueError("every stage of an encoder with windows needs them")
+        return {False: mask, True: replace(packed.windows, cos=mask.cos, sin=mask.sin)}
 
     def embed(self, packed: EncoderInput) -> Tensor:
         """Return the tokens [n, D] in front of the first layer."""

@@ -19,6 +19,7 @@ from mimo_launch.layers.attention_contexts import (
     zigzag_positions,
 )
 from mimo_launch.layers.aux_loss import RoutingContext
+from mimo_launch.layers.window_contexts import window_context
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.step_data import StepData
@@ -131,6 +132,7 @@ class StageInputs:
             places = to_device(image_places(view, held), module.context.device)
         return EncoderInput(
             mask=self._image_context(module, view, held),
+            windows=self._windows(module, view, held),
             sizes=view.owned(module.context.cp.index),
             patches=patches,
             places=places,
@@ -214,6 +216,14 @@ class StageInputs:
         mine = range(cp.index * shards, (cp.index + 1) * shards)
         held_each = len(held) // shards, view.extra_tokens
         return two_list_context(view.lengths, view.extras, held_each, mine, device)
+
+    def _windows(self, module: RankModule, view: EncoderView, held: range) -> ImageContext | None:
+        """Return the mask of layers that attend in windows, if a module has any."""
+        side, per_row = module.layout.window_side, module.layout.patches_per_row
+        if side is None:
+            return None
+        cp, device = module.context.cp, module.context.device
+        return window_context(view.sizes, side, per_row, held, device, alone=cp.size == 1)
 
     def _wanted(
         self, module: RankModule, stage: int, microbatch: int, step: StepState

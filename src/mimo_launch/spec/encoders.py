@@ -121,6 +121,22 @@ class Images(Strict):
         return shape[1] // self.row_side, shape[2] // self.row_side
 
 
+class Windows(Strict):
+    """Attention inside square windows of an image, in all layers but some."""
+
+    side: Count = Field(
+        description="Side of a window, in rows (squares of `shuffle` x `shuffle` patches). Windows "
+        "count from the upper left corner; those at the other edges are cut off by them.",
+        examples=[4],
+    )
+    full: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="The layers, counted from 0, that attend to whole images all the same.",
+        examples=["[7, 15, 23, 31]"],
+        strict=False,
+    )
+
+
 class VitModel(Images, TransformerEncoder):
     """A vision transformer over images of any size, with a projector to the language width."""
 
@@ -148,19 +164,30 @@ class VitModel(Images, TransformerEncoder):
         "of it.",
     )
     patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
-    pre_norm: bool = Field(False, description="LayerNorm before the first layer, as in CLIP.")
+    windows: Windows | None = Field(
+        None,
+        description="Attention inside windows of an image, as in Qwen2.5-VL: cheaper on large "
+        "images.",
+        examples=["{side: 4, full: [7, 15, 23, 31]}"],
+    )
+    norm: Literal["layer", "rms"] = Field(
+        "layer", description="Every norm of the module: LayerNorm, or RMSNorm (Qwen2.5-VL)."
+    )
+    pre_norm: bool = Field(False, description="A norm before the first layer, as in CLIP.")
     final_norm: bool = Field(
-        True, description="LayerNorm after the last layer; LLaVA projects without one."
+        True, description="A norm after the last layer; LLaVA projects without one."
     )
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1e-5, description="Added to the variance in every LayerNorm of the module."
+        1e-5, description="Added to the variance in every norm of the module."
     )
-    activation: Activation = Field(
+    activation: Activation | Literal["swiglu"] = Field(
         "gelu",
-        description="Inside the MLPs: the exact GELU, its approximation by tanh (SigLIP), or "
-        "x * sigmoid(1.702 x) (CLIP).",
+        description="Inside the MLPs: the exact GELU, its approximation by tanh (SigLIP), "
+        "x * sigmoid(1.702 x) (CLIP), or a gate, silu(gate) * up (Qwen2.5-VL).",
     )
-    projector_activation: Activation = Field("gelu", description="The same, inside the projector.")
+    projector_activation: Activation = Field(
+        "gelu", description="The same, inside the projector, which has no gate."
+    )
     temporal_patch: Count = Field(
         1,
         description="Frames of a patch, for a convolution over time; a single image is repeated.",

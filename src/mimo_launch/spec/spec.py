@@ -40,6 +40,7 @@ from mimo_launch.spec.encoders import (
     Images,
     TransformerEncoder,
     VitModel,
+    Windows,
 )
 from mimo_launch.spec.language_models import (
     DecoderModel,
@@ -117,6 +118,7 @@ __all__ = [
     "VitModel",
     "WandbSpec",
     "WebdatasetData",
+    "Windows",
     "rank_range",
 ]
 

@@ -38,6 +38,7 @@ from mimo_launch.verify.oracle_layers import (
     image_angles,
     layer_norm,
     linear,
+    rms_norm,
     turned,
 )
 
@@ -85,11 +86,26 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
         if model.positions == "learned":
             token = token + weights[f"{encoder}.positions.weight"][0]
         x_ND = torch.cat([token.unsqueeze(0), x_ND])
+    norm = NORMS[model.norm]
     if model.pre_norm:
-        x_ND = layer_norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
-    x_ND = _blocks(weights, x_ND, encoder, model, model.activation, turn, eps=model.norm_eps)
+        x_ND = norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
+    for i in range(model.layers):
+        groups = None
+        if model.windows is not None and i not in model.windows.full:
+            groups = _windows(height, width, model.windows.side * model.shuffle)
+        x_ND = _block(
+            weights,
+            x_ND,
+            f"{encoder}.layers.{i}",
+            model,
+            model.activation,
+            turn,
+            eps=model.norm_eps,
+            norm=norm,
+            groups=groups,
+        )
     if model.final_norm:
-        x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
+        x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
     x_ND = x_ND[int(model.class_token) :]
     if model.shuffle > 1:
         x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
@@ -143,6 +159,7 @@ def _embedded_time(weights: Weights, name: str, model: FlowModel, time: float) -
     return linear(weights, x_D * torch.sigmoid(x_D), f"{name}.time.down")
 
 
+NORMS = {"layer": layer_norm, "rms": rms_norm}
 ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}
 
 
@@ -161,30 +178,64 @@ def _patches(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tup
     return torch.stack(patches), (height, width)
 
 
+def _windows(height: int, width: int, side: int) -> list[list[int]]:
+    """Return the patches of each window of `side` x `side` patches, cut off by the image's end."""
+    return [
+        [
+            y * width + x
+            for y in range(top, min(height, top + side))
+            for x in range(left, min(width, left + side))
+        ]
+        for top in range(0, height, side)
+        for left in range(0, width, side)
+    ]
+
+
 def _blocks(
+    weights: Weights, x_ND: Tensor, encoder: str, model: EncoderBlocks, *, eps: float
+) -> Tensor:
+    """Return the tokens behind the blocks."""
+    for i in range(model.layers):
+        x_ND = _block(weights, x_ND, f"{encoder}.layers.{i}", model, eps=eps)
+    return x_ND
+
+
+def _block(
     weights: Weights,
     x_ND: Tensor,
-    encoder: str,
+    layer: str,
     model: EncoderBlocks,
-    activation: Activation = "gelu",
+    activation: str = "gelu",
     turn: Tensor | None = None,
     *,
     eps: float,
+    norm: Callable[[Weights, Tensor, str, float], Tensor] = layer_norm,
+    groups: list[list[int]] | None = None,
 ) -> Tensor:
-    """Return the tokens behind the blocks; `turn` holds rotary angles."""
-    for i in range(model.layers):
-        layer = f"{encoder}.layers.{i}"
-        y = layer_norm(weights, x_ND, f"{layer}.attention_norm", eps)
-        q, k, v = (
-            linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1)
-            for p in "qkv"
+    """Return the tokens behind a block; `turn` holds rotary angles.
+
+    Tokens attend inside each of `groups`, or all to all.
+    """
+    y = norm(weights, x_ND, f"{layer}.attention_norm", eps)
+    q, k, v = (
+        linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1) for p in "qkv"
+    )
+    if turn is not None:
+        q, k = turned(q, turn), turned(k, turn)
+    attended = torch.zeros_like(y)
+    for group in groups or [list(range(len(y)))]:
+        attended = attended.index_add(
+            0, torch.tensor(group), attend(q[group], k[group], v[group], None)
         )
-        if turn is not None:
-            q, k = turned(q, turn), turned(k, turn)
-        x_ND = x_ND + linear(weights, attend(q, k, v, None), f"{layer}.attention.o")
-        y = linear(weights, layer_norm(weights, x_ND, f"{layer}.mlp_norm", eps), f"{layer}.mlp.up")
-        x_ND = x_ND + linear(weights, _activated(y, activation), f"{layer}.mlp.down")
-    return x_ND
+    x_ND = x_ND + linear(weights, attended, f"{layer}.attention.o")
+    y = norm(weights, x_ND, f"{layer}.mlp_norm", eps)
+    inner = linear(weights, y, f"{layer}.mlp.up")
+    if activation == "swiglu":
+        gate = linear(weights, y, f"{layer}.mlp.gate")
+        inner = gate / (1 + torch.exp(-gate)) * inner
+    else:
+        inner = _activated(inner, activation)
+    return x_ND + linear(weights, inner, f"{layer}.mlp.down")
 
 
 def _project(

@@ -32,6 +32,7 @@ from mimo_launch.spec.spec import (
     SyntheticData,
     VitModel,
     WebdatasetData,
+    Windows,
 )
 from mimo_launch.verify.coverage import differing, num_stages, relations
 from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
@@ -165,6 +166,8 @@ def _shrink_module(
         }
         if isinstance(model, VitModel) and model.image is not None:
             update["image"] = min(3, model.image[0]), min(4, model.image[1])
+        if isinstance(model, VitModel) and model.windows is not None:
+            update["windows"] = _shrink_windows(model.windows, model.layers, layers)
         if isinstance(model, AudioModel):
             update |= {
                 "mels": min(3, model.mels),
@@ -189,6 +192,13 @@ def _shrink_module(
             ),
         }
     )
+
+
+def _shrink_windows(windows: Windows, layers_before: int, layers: int) -> Windows:
+    """Return windows of which a small image has several, in some layers if not in all."""
+    full = len({number for number in windows.full if number < layers_before})
+    last = (layers - 1,) if 0 < full < layers_before else tuple(range(layers))[: full and layers]
+    return Windows(side=min(2, windows.side), full=last)
 
 
 def _global_batch(spec: Spec) -> int:
