@@ -120,6 +120,6 @@ def test_digits_to_draw_have_words_pictures_and_a_judge() -> None:
         assert judged == len(images)
         assert right >= judged - 1
         shown = load_digits().images[list(dataset.strip("heldout", index).images)].astype(float)
-        pixels = np.stack([dataset.pixels(image)[0] for image in images])
+        pixels = np.stack([dataset.pixels("drawer", image)[0] for image in images])
         assert abs(pixels - shown * 255 / 16).max() <= 0.501
         assert abs(np.stack(images) * PIXEL_DEVIATION + 5 - shown[:, None]).max() < 1e-4

@@ -19,7 +19,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
-from mimo_launch.data.webdataset.media_rows import media_inputs_of
+from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import EncodedSample, SampleEncoder
 from mimo_launch.spec.spec import Spec
@@ -62,7 +62,7 @@ def with_vocab(folder: Path, **data: Any) -> Spec:
 def write(folder: Path, record: dict[str, Any], images: int = 0, **data: Any) -> EncodedSample:
     """Write one sample."""
     found = with_vocab(folder, **data)
-    sample_encoder = SampleEncoder(found, found.data, media_inputs_of(found))
+    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     members = {"json": json.dumps(record).encode()}
     return sample_encoder.encode(read_record(found.data, members.get), {"image": images})
 
@@ -87,7 +87,7 @@ def test_ids_are_those_of_apply_chat_template(tmp_path: Path, name: str) -> None
     encoded = write(folder, {"messages": CHAT}, template="chat")
     want = reference(folder).apply_chat_template(list(CHAT))
     assert encoded.tokens.tolist() == want["input_ids"]
-    assert encoded.media == ()
+    assert encoded.markers == ()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     tokenizer = reference(folder)
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     found = with_vocab(folder, template="chat")
-    sample_encoder = SampleEncoder(found, found.data, media_inputs_of(found))
+    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     assert sample_encoder.markers == {"image": "<|image_pad|>"}
     raw = json.dumps({"messages": chat}).encode()
     encoded = sample_encoder.encode(
@@ -134,7 +134,7 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     want = tokenizer.apply_chat_template(chat)["input_ids"]
     assert encoded.tokens.tolist() == [token for token in want if token != pad]
     places = [i for i, token in enumerate(want) if token == pad]
-    assert encoded.media == ((places[0], "image"), (places[1] - 1, "image"))
+    assert encoded.markers == ((places[0], "image"), (places[1] - 1, "image"))
     assert text_in_loss(folder, encoded) == ["Two.<|im_end|>"]
 
 
@@ -147,7 +147,7 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     ]
     found = made(folder, template="chat")
     raw = json.dumps({"conversations": turns}).encode()
-    sample_encoder = SampleEncoder(found, found.data, media_inputs_of(found))
+    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     assert sample_encoder.markers == {"image": "<image>"}
     record = read_record(found.data, {"json": raw}.get)
     encoded = sample_encoder.encode(record, {"image": 1})
@@ -160,7 +160,7 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     image = tokenizer.convert_tokens_to_ids("<image>")
     want = tokenizer.apply_chat_template(chat)["input_ids"]
     assert encoded.tokens.tolist() == [token for token in want if token != image]
-    assert encoded.media == ((want.index(image), "image"),)
+    assert encoded.markers == ((want.index(image), "image"),)
     assert text_in_loss(folder, encoded) == ["A hill. "]
 
 
@@ -168,7 +168,7 @@ def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None
     folder = tokenizer_folder(tmp_path, PARTS)
     found = made(folder, template="chat")
     with pytest.raises(TemplateRefused, match=r"<\|vision_start\|> <\|image_pad\|>.*placeholder"):
-        SampleEncoder(found, found.data, media_inputs_of(found))
+        SampleEncoder(found, found.data, ShardInputs(found, found.data))
 
 
 def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
     text = "<|im_start|>user\n\nWhat is ?<|im_end|>\n<|im_start|>assistant\nA dog.<|im_end|>\n"
     assert reference(folder).decode(encoded.tokens.tolist()) == text
     # <|im_start|> and "user\n" before the first; "\nWhat is " as well before the second.
-    first, second = (before for before, _ in encoded.media)
+    first, second = (before for before, _ in encoded.markers)
     decode = reference(folder).decode
     assert decode(encoded.tokens[:first].tolist()) == "<|im_start|>user\n"
     assert decode(encoded.tokens[:second].tolist()) == "<|im_start|>user\n\nWhat is "
@@ -194,7 +194,7 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
     encoded = write(folder, {"caption": "two cats"}, 2, template=template)
     assert reference(folder).decode(encoded.tokens.tolist()) == "Shown: two cats</s>"
     assert text_in_loss(folder, encoded) == [" two cats</s>"]
-    assert encoded.media == ((0, "image"), (0, "image"))
+    assert encoded.markers == ((0, "image"), (0, "image"))
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,60 @@ def test_validate_stays_fast_and_light(text: str, tmp_path: Path) -> None:
     assert time.perf_counter() - begin < 30, "far above what it takes, for a busy machine"
 
 
+GRAPH = """
+  merger:
+    model: {kind: connector, layers: 1, hidden: 16, heads: 2, merge: width}
+    ranks: 0
+    reads: [vision, coarse]
+  coarse:
+    model: {kind: vit, layers: 1, hidden: 16, heads: 2, patch: 8, channels: 3}
+    ranks: 0
+  drawer:
+    model: {kind: flow, layers: 1, hidden: 16, heads: 2, patch: 4, channels: 3}
+    ranks: 0
+    reads: [language]
+batch:"""
+
+
+def test_a_graph_over_shards_is_checked_as_any_other(text: str, tmp_path: Path) -> None:
+    graph = text.replace("\nbatch:", GRAPH)
+    [without] = found(graph)
+    assert without.code == "encoder-without-members"
+    assert "`drawer` learns to make images" in without.headline
+    shown = {"png": image_bytes(8, 8), "json": {}}
+    write_shard(tmp_path / "000.tar", [("x", {**shown, "target.png": image_bytes(8, 8)})])
+    assert found(graph) == []
+    [unequal] = found(graph, "modules.coarse.model.patch=4")
+    assert unequal.code == "merged-rows-differ"
+    settings = ("data.target_reads=3", "data.target_marker=<made>")
+    assert found(graph, *settings) == []
+    assert [each.code for each in found(text, *settings)] == ["setting-without-effect"] * 2
+    [only] = found(graph, "data.processors={merger: x}")
+    assert (
+        only.help == "the image encoders and generators of this spec: `vision`, `coarse`, `drawer`"
+    )
+
+
+def test_plan_knows_the_rows_of_a_graph_over_shards(text: str, tmp_path: Path) -> None:
+    """A tower behind a resampler is not bound by the sequence, and a flow by nothing but itself."""
+    graph = text.replace("\nbatch:", GRAPH.replace("merge: width", "queries: 5"))
+    spec = check_text(graph, overrides=["data.target_reads=9"]).spec
+    assert spec is not None
+    [sample] = {id(each): each for each in nominal_step_data(spec).samples}.values()
+    rows = {name: sample.rows(name) for name in spec.encoders | spec.generators}
+    assert rows == {"vision": 121, "coarse": 121, "merger": 5, "drawer": 121}
+    (span,) = sample.spans["drawer"]
+    assert (span.reads, span.position) == (9, sample.num_tokens - 9)
+    assert longest_sample(spec) == 7
+    build_layout(spec)
+    plain = text.replace("\nbatch:", GRAPH.replace("merge: width", "merge: rows"))
+    spec = check_text(plain).spec
+    assert spec is not None
+    [sample] = {id(each): each for each in nominal_step_data(spec).samples}.values()
+    assert 2 < sample.rows("merger") <= spec.batch.seq - 2
+    assert sample.num_tokens <= spec.batch.seq
+
+
 def test_patterns_name_files_in_order_and_once(tmp_path: Path) -> None:
     for name in ("b.tar", "a.tar", "1.tar"):
         (tmp_path / name).touch()

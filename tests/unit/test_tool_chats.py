@@ -295,7 +295,7 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
 
 
 def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> None:
-    from mimo_launch.data.webdataset.media_rows import media_inputs_of
+    from mimo_launch.data.webdataset.media_rows import ShardInputs
     from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
 
     for source, said in ((LLAVA, 1), (QWEN2_VL, 0), (QWEN3, 0), (GENERATION_TOOLS, 0)):
@@ -303,6 +303,6 @@ def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> N
         spec = made(folder, template="chat")
         vision = spec.modules["vision"].model_copy(update={"placeholder": 381})
         spec = spec.model_copy(update={"modules": {**spec.modules, "vision": vision}})
-        notes = SampleEncoder(spec, spec.data, media_inputs_of(spec)).notes
+        notes = SampleEncoder(spec, spec.data, ShardInputs(spec, spec.data)).notes
         assert len(notes) == said
         assert all("{{ eos_token }}" in note and "chat_template.jinja" in note for note in notes)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.data.sample_sizes import size_made, sizes_drawn
+from mimo_launch.data.sample_sizes import size_made, sizes_drawn, usual_sizes
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
@@ -225,8 +225,6 @@ def rows_have_reader(spec: Spec, name: str) -> Findings:
 
 def widths_merge(spec: Spec) -> Findings:
     """Modules whose rows are added to each other make equally many of each image."""
-    if isinstance(spec.data, WebdatasetData):
-        return
     for name, module in spec.encoders.items():
         sources, path = spec.sources_of(name), ("modules", name, "model", "merge")
         if kind_of(module.model).reads_in_turn:
@@ -263,9 +261,14 @@ def widths_merge(spec: Spec) -> Findings:
 def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
     """Yield the rows that each of `sources` makes of the same image, for several images.
 
-    These are the widest and the narrowest of each height: rows are linear in the width between
-    them, so modules that agree on both always agree.
+    Of images that are drawn these are the widest and the narrowest of each height: rows are linear
+    in the width between them, so modules that agree on both always agree. Of shards they are some
+    usual sizes; the index sees all.
     """
+    if isinstance(spec.data, WebdatasetData):
+        for usual in usual_sizes(spec):
+            yield {name: size_made(spec, name, usual.__getitem__).rows for name in sources}
+        return
     drawn = {
         name: sizes_drawn(spec, name)
         for name, module in spec.encoders.items()
@@ -278,21 +281,30 @@ def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
 
 
 def shards_show_graph(spec: Spec) -> Findings:
-    """Shards have no images for connectors and generators yet."""
-    found = [*spec.generators]
-    found += [name for name, m in spec.encoders.items() if kind_of(m.model).reads_rows]
-    if not found or not isinstance(spec.data, WebdatasetData):
+    """A connector over shards sees images or clips, not both: no clip belongs to an image."""
+    if not isinstance(spec.data, WebdatasetData):
         return
-    kind = spec.modules[found[0]].model.kind
-    yield Diagnostic(
-        code="not-supported-yet",
-        headline=f"`{found[0]}` is a `{kind}`, which `kind: webdataset` cannot feed yet",
-        path=("data", "kind"),
-        why="connectors and generators work with `digits` and `synthetic` data",
-        help="write `data: synthetic` to plan and measure this graph, or delete "
-        + ", ".join(f"`{each}`" for each in found),
-        related=tuple(Related(path=("modules", each), label="reads rows") for each in found),
-    )
+    for name in spec.encoders:
+        sources = spec.sources_of(name)
+        of_clips = [each for each in sources if _sees_clips(spec, each)]
+        of_images = [each for each in sources if each not in of_clips]
+        if of_clips and of_images:
+            yield Diagnostic(
+                code="not-supported-yet",
+                headline=f"`{name}` reads `{of_images[0]}` and `{of_clips[0]}`, one of images and "
+                "one of clips, which `kind: webdataset` cannot join yet",
+                path=("modules", name, "reads"),
+                why="the samples of shards do not say which clip belongs to which image",
+                help=f"write `reads: {_names(of_images)}` in `{name}`, and a second connector with "
+                f"`reads: {_names(of_clips)}`",
+                related=(Related(path=("data", "kind"), label="these data"),),
+            )
+
+
+def _sees_clips(spec: Spec, name: str) -> bool:
+    """Return whether the rows of a module are made of clips, by the first one behind it."""
+    kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
+    return _sees_clips(spec, sources[0]) if kind.input is None and sources else bool(kind.clips)
 
 
 def _names(names: Iterable[str]) -> str:

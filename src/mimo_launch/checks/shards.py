@@ -13,8 +13,10 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
     IMAGE_FORMATS,
+    TARGET,
     PatternError,
     shard_files,
+    target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.hugging_face.image_processor import (
@@ -122,11 +124,11 @@ def _not_tar(path: Path) -> str:
 
 
 def processor_is_understood(spec: Spec, name: str) -> Findings:
-    """The processor of an encoder is supported, and its images fit the encoder's patches."""
+    """The processor of a module is supported, and its images fit the module's patches."""
     data = spec.data
-    if not isinstance(data, WebdatasetData) or name not in spec.encoders:
+    if not isinstance(data, WebdatasetData):
         return
-    images = kind_of(spec.encoders[name].model).images
+    images = kind_of(spec.modules[name].model).images
     if images is None:
         return
     folder, why = processor_folder(spec, name), ""
@@ -162,26 +164,29 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
 
 
 def processors_have_encoders(spec: Spec) -> Findings:
-    """Every module named in `processors` is an encoder of images."""
+    """Every module named in `processors` takes images."""
     data = spec.data
     if not isinstance(data, WebdatasetData):
         return
-    readers = [name for name, m in spec.encoders.items() if kind_of(m.model).images is not None]
+    readers = [name for name, m in spec.modules.items() if kind_of(m.model).images is not None]
     for name in data.processors:
         if name not in readers:
             known = ", ".join(f"`{each}`" for each in readers) or "none"
+            made = bool(spec.generators)
             yield Diagnostic(
                 code="processor-not-supported",
-                headline=f"`processors` names `{name}`, which is not an image encoder",
+                headline=f"`processors` names `{name}`, which is not an image encoder"
+                + " or generator" * made,
                 path=("data", "processors"),
-                why="a processor says how the images of one encoder are made",
-                help=f"the image encoders of this spec: {known}",
+                why="a processor says how the images of one encoder are made"
+                + ", or those that a generator learns to make" * made,
+                help=f"the image encoders{' and generators' * made} of this spec: {known}",
             )
 
 
 def members_for_encoders(spec: Spec) -> Findings:
-    """The first samples have inputs for each encoder (a warning)."""
-    if not isinstance(spec.data, WebdatasetData) or not spec.encoders:
+    """The first samples have inputs for each encoder, and targets (a warning)."""
+    if not isinstance(spec.data, WebdatasetData) or len(spec.modules) == 1:
         return
     shards = shard_files(spec.data.shards)
     try:
@@ -189,8 +194,25 @@ def members_for_encoders(spec: Spec) -> Findings:
             names = [member.name.lower() for member in islice(tar, _LOOKED_AT)]
     except (OSError, tarfile.TarError):
         return
-    found = {name.rpartition(".")[2] for name in names}
-    ends = ", ".join(sorted(found)) or "nothing"
+    suffixes = [name.rpartition("/")[2].partition(".")[2] for name in names]
+    targets = [each for each in suffixes if each.startswith(TARGET)]
+    found = {each.rpartition(".")[2] for each in suffixes if each not in targets}
+    ends = ", ".join(sorted({*found, *targets})) or "nothing"
+    related = (Related(path=("data", "shards"), label="these shards"),)
+    why = f"its first {len(names)} members end in {ends}"
+    for name in spec.generators:
+        made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
+        if kind_of(spec.modules[name].model).images is not None and not made & {*IMAGE_FORMATS}:
+            yield Diagnostic(
+                code="encoder-without-members",
+                severity=Severity.WARNING,
+                headline=f"`{name}` learns to make images, but {shards[0]} begins without any",
+                path=("modules", name),
+                at_key=True,
+                why=why,
+                help=f"delete `{name}`, or name shards with members such as `KEY.target.png`",
+                related=related,
+            )
     for name, module in spec.encoders.items():
         kind = kind_of(module.model)
         if kind.input is None:
@@ -204,7 +226,7 @@ def members_for_encoders(spec: Spec) -> Findings:
                 headline=f"`{name}` reads {what}, but {shards[0]} begins without any",
                 path=("modules", name),
                 at_key=True,
-                why=f"its first {len(names)} members end in {ends}",
+                why=why,
                 help=f"delete `{name}`, or name shards with {what}",
-                related=(Related(path=("data", "shards"), label="these shards"),),
+                related=related,
             )

@@ -216,6 +216,19 @@ def eval_shards_used(spec: Spec) -> Findings:
         )
 
 
+def target_settings_used(spec: Spec) -> Findings:
+    """Targets of shards are read for generators."""
+    if not isinstance(spec.data, WebdatasetData) or spec.generators:
+        return
+    for key in ("target_marker", "target_reads"):
+        if key in spec.data.model_fields_set:
+            yield _no_effect(
+                ("data", key),
+                f"`{key}` without a generator does nothing",
+                "only a generator, such as `kind: flow`, learns to make the targets of shards",
+            )
+
+
 def image_sizes_used(spec: Spec) -> Findings:
     """Limits of random sizes have no effect where all images have one size."""
     data = spec.data

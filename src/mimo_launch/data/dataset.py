@@ -87,7 +87,7 @@ class Dataset(Protocol):
         """
         ...
 
-    def pixels(self, image: Pixels) -> npt.NDArray[np.uint8]:
+    def pixels(self, generator: str, image: Pixels) -> npt.NDArray[np.uint8]:
         """Return an image in the form of `images` as pixels to look at, [channels, h, w]."""
         ...
 

@@ -242,7 +242,7 @@ class DigitStrips:
         self.describe(split, index)
         return np.zeros(self._seq, dtype=np.int64)
 
-    def pixels(self, image: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    def pixels(self, generator: str, image: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Return a drawn digit as pixels, black to white."""
         values = (image * PIXEL_DEVIATION + PIXEL_MEAN) / PIXEL_RANGE
         return np.round(255 * values.clip(0, 1)).astype(np.uint8)

@@ -11,13 +11,14 @@ samples are text (`text_only: 1`) none has an image. A pack holds as many such r
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 from math import ceil, isqrt
 from typing import overload
 
-from mimo_launch.hugging_face.image_processor import Smart, recipe_of
+from mimo_launch.hugging_face.image_processor import ImageTooThin, Smart, recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
@@ -31,6 +32,9 @@ from mimo_launch.spec.spec import (
 
 # Of images that synthetic data draw, in rows.
 MAX_HEIGHT = 3
+# Height and width of some images in pixels, and lengths of some clips in frames.
+_USUAL_IMAGES = ((224, 224), (480, 640), (1000, 600), (36, 72))
+_USUAL_FRAMES = (100, 250, 1000, 3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,16 @@ def spans_behind(
     Modules that language also reads itself have spans of their own, and those that an earlier
     module of language has behind it are yielded with that.
     """
-    own = spec.sources_of(LANGUAGE)
-    elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
-    for each in (name, *sorted(_behind(spec, name) - elsewhere)):
+    for each in made_together(spec, name):
         size = size_made(spec, each, size_of)
         yield each, ImageSpan(position, size.height, size.width)
+
+
+def made_together(spec: Spec, name: str) -> list[str]:
+    """Return a module that language reads and those behind it that no other one has behind it."""
+    own = spec.sources_of(LANGUAGE)
+    elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
+    return [name, *sorted(_behind(spec, name) - elsewhere)]
 
 
 def _behind(spec: Spec, name: str) -> set[str]:
@@ -153,40 +162,88 @@ def longest_sample(spec: Spec) -> int:
         return 1 + max(rows, words) + 1 + words + 1
     if isinstance(spec.data, WebdatasetData):
         # Longer samples than a sequence are left out; one image and two text tokens must fit.
-        return 2 + max((rows_of_all(spec, encoder) or 0 for encoder in spec.encoders), default=0)
+        read = (only_size(spec, name) for name in spec.sources_of(LANGUAGE))
+        return 2 + max((size.rows for size in read if size is not None), default=0)
     return rows * spec.data.max_images + spec.data.min_text
 
 
-def rows_of_all(spec: Spec, encoder: str) -> int | None:
-    """Return the rows of every image or clip of shards, None if they differ."""
-    model = spec.encoders[encoder].model
-    if clips := kind_of(model).clips:
-        return clips.max_rows if clips.fixed_length else None
-    images = kind_of(model).images
-    if images is None or (size := recipe_of(spec, encoder).only_size) is None:
+def only_size(spec: Spec, name: str) -> ImageSize | None:
+    """Return the rows that a module makes of every image or clip of shards, None if they differ."""
+    kind = kind_of(spec.modules[name].model)
+    if kind.rows_of_each is not None:
+        return ImageSize(1, kind.rows_of_each)
+    if kind.input is None and (sources := spec.sources_of(name)):
+        sizes = [size for each in sources if (size := only_size(spec, each)) is not None]
+        if len(sizes) < len(sources):
+            return None
+        return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+    if clips := kind.clips:
+        return ImageSize(1, clips.max_rows) if clips.fixed_length else None
+    if (images := kind.images) is None or (pixels := recipe_of(spec, name).only_size) is None:
         return None
-    return size[0] // images.row_side * (size[1] // images.row_side)
+    return ImageSize(pixels[0] // images.row_side, pixels[1] // images.row_side)
 
 
-def _largest_of_shards(spec: Spec, encoder: str) -> ImageSize:
+def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
+    """Yield the rows that each encoder makes of the same image or clip, for some usual ones."""
+    for (height, width), frames in zip(_USUAL_IMAGES, _USUAL_FRAMES, strict=True):
+        found: dict[str, ImageSize] = {}
+        for name, module in spec.encoders.items():
+            kind = kind_of(module.model)
+            if clips := kind.clips:
+                heard = clips.frames if clips.fixed_length else min(frames, clips.frames)
+                found[name] = ImageSize(1, max(1, heard // clips.frames_per_row))
+            elif images := kind.images:
+                with suppress(ImageTooThin):
+                    tall, wide = recipe_of(spec, name).size(height, width)
+                    found[name] = ImageSize(tall // images.row_side, wide // images.row_side)
+        yield found
+
+
+def _largest_of_shards(spec: Spec, name: str) -> ImageSize:
     """Return the largest image of shards that have not been read, as the spec limits it.
 
-    A sample with more rows than `batch.seq` is left out.
+    A sample with more rows in its text than `batch.seq` is left out.
     """
-    model = spec.encoders[encoder].model
-    if clips := kind_of(model).clips:
-        return ImageSize(1, min(clips.max_rows, spec.batch.seq))
-    if (images := kind_of(model).images) is None:
+    kind, seq = kind_of(spec.modules[name].model), spec.batch.seq
+    in_text = _ways_to_text(spec, name) > 0
+    if clips := kind.clips:
+        return ImageSize(1, min(clips.max_rows, seq) if in_text else clips.max_rows)
+    if (images := kind.images) is None:
         return ImageSize(1, 1)
-    recipe, side = recipe_of(spec, encoder), images.row_side
-    if recipe.only_size is not None:
-        height, width = recipe.only_size
-        return ImageSize(height // side, width // side)
-    rows = spec.batch.seq
-    if isinstance(recipe.resize, Smart):
-        rows = max(1, min(rows, recipe.resize.max_pixels // side**2))
+    if (size := only_size(spec, name)) is not None:
+        return size
+    rows, resize = seq, recipe_of(spec, name).resize
+    if isinstance(resize, Smart):
+        most = max(1, resize.max_pixels // images.row_side**2)
+        rows = min(seq, most) if in_text else most
     height = isqrt(rows)
     return ImageSize(height, rows // height)
+
+
+def _ways_to_text(spec: Spec, name: str) -> int:
+    """Return how often the rows of a module stand in the text, as they are or through others.
+
+    Not those of an image that a resampler reads: it makes equally many of any image.
+    """
+    readers = [each for each in spec.modules if name in spec.sources_of(each)]
+    through = [each for each in readers if each != LANGUAGE]
+    ways = sum(
+        _ways_to_text(spec, each)
+        for each in through
+        if kind_of(spec.modules[each].model).rows_of_each is None
+    )
+    return ways + len(readers) - len(through)
+
+
+def _room(spec: Spec, name: str) -> int | None:
+    """Return how many rows of its image fit into a text with one image of each encoder, if any."""
+    if not _ways_to_text(spec, name):
+        return None
+    read = [kind_of(spec.modules[each].model).rows_of_each for each in spec.sources_of(LANGUAGE)]
+    seeing = [n for n, m in spec.encoders.items() if kind_of(m.model).input is not None]
+    left = spec.batch.seq - 2 - sum(rows or 0 for rows in read)
+    return max(1, left // sum(_ways_to_text(spec, each) for each in seeing))
 
 
 @dataclass(frozen=True)
@@ -224,13 +281,6 @@ def nominal_step_data(spec: Spec) -> StepData:
                     spans[name] = (*spans.get(name, ()), span)
                 position += spans[encoder][-1].rows
     rows = position - 1
-    for generator in spec.generators:
-        size, places = nominal_image(spec, generator), range(1)
-        if isinstance(spec.data, DigitsData):
-            # An image of each digit, made of its word, which stands behind the request to draw.
-            places = range(2, 2 + nominal_digits(spec.data))
-        width = size.width // len(places)
-        spans[generator] = tuple(ImageSpan(at, size.height, width, reads=1) for at in places)
     if isinstance(spec.data, DigitsData):
         digits = nominal_digits(spec.data)
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
@@ -241,6 +291,16 @@ def nominal_step_data(spec: Spec) -> StepData:
         # Three in five of the text tokens that follow text; images separate the first two of them.
         pairs = num_text - 1 - (rows > 0)
         num_tokens, num_labels = rows + num_text, max(1, pairs * 3 // 5)
+    for generator in spec.generators:
+        size, places, reads = nominal_image(spec, generator), range(1), 1
+        if isinstance(spec.data, DigitsData):
+            # An image of each digit, made of its word, which stands behind the request to draw.
+            places = range(2, 2 + nominal_digits(spec.data))
+        elif isinstance(spec.data, WebdatasetData):
+            reads = min(spec.data.target_reads, num_tokens)
+            places = range(num_tokens - reads, num_tokens - reads + 1)
+        width = size.width // len(places)
+        spans[generator] = tuple(ImageSpan(at, size.height, width, reads=reads) for at in places)
     # A sequence is taken to hold as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
     sample = packed([SampleData(0, num_tokens, num_labels, spans)] * num_records)
@@ -263,8 +323,9 @@ def nominal_image(spec: Spec, encoder: str) -> ImageSize:
         per_digit = largest.width // spec.data.max_digits
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
     if isinstance(spec.data, WebdatasetData):
-        usual = rows_of_all(spec, encoder) or max(1, largest.rows // 2)
-        rows = min(usual, max(1, (spec.batch.seq - 2) // len(spec.encoders)))
+        only, room = only_size(spec, encoder), _room(spec, encoder)
+        usual = max(1, largest.rows // 2) if only is None else only.rows
+        rows = usual if room is None else min(usual, room)
         if rows == largest.rows:
             return largest
         height = min(largest.height, isqrt(rows))

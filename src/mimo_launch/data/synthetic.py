@@ -211,7 +211,7 @@ class SyntheticSamples:
         self.describe(split, index)
         return 0, 0
 
-    def pixels(self, image: Pixels) -> npt.NDArray[np.uint8]:
+    def pixels(self, generator: str, image: Pixels) -> npt.NDArray[np.uint8]:
         """Return values between -2 and 2 as black to white."""
         return np.round(255 * (image / 4 + 0.5).clip(0, 1)).astype(np.uint8)
 

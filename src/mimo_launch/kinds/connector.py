@@ -44,6 +44,11 @@ class ConnectorKind(TransformerEncoderKind):
         """Whether the rows of several encoders follow each other."""
         return self.model.merge == "rows"
 
+    @property
+    def rows_of_each(self) -> int | None:
+        """Its queries, if it has any."""
+        return self.model.queries
+
     def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return height and width of what it makes of one image of each encoder, in rows."""
         if self.model.queries is not None:

@@ -98,6 +98,11 @@ class ModelKind(ABC):
         raise TypeError(f"a model of kind {self.model.kind} reads no rows")
 
     @property
+    def rows_of_each(self) -> int | None:
+        """Number of rows that it makes of every image, None if that depends on what it reads."""
+        return None
+
+    @property
     def is_custom(self) -> bool:
         """Whether a user's class builds it."""
         return False

@@ -156,14 +156,25 @@ class WebdatasetData(_Samples):
     audio_marker: str = Field(
         "<audio>", description="What stands for a clip in the texts of the shards."
     )
+    target_marker: str = Field(
+        "<target>",
+        description="What stands for a target image in the texts of the shards, if a generator "
+        "learns to make them; it leaves no token.",
+    )
+    target_reads: Count = Field(
+        64,
+        description="Most tokens whose rows of `language` a generator reads for a target image: "
+        "the last ones before it, but none before the target in front of it.",
+    )
     processors: dict[str, LocalPath] = Field(
         {},
-        description="By encoder, the Hugging Face folder whose preprocessor_config.json says how "
-        "its images are made; default: that of its `init_from`, if it has one.",
+        description="By encoder or generator, the Hugging Face folder whose "
+        "preprocessor_config.json says how its images are made; default: that of its `init_from`, "
+        "if it has one.",
     )
     max_rows: Count = Field(
         256,
-        description="For encoders without a processor: most rows of an image. Images keep their "
+        description="For modules without a processor: most rows of an image. Images keep their "
         "aspect ratio, as nearly as whole rows allow.",
     )
     too_long: Literal["drop", "truncate", "error"] = Field(

@@ -89,7 +89,7 @@ def _written(
             for each in drawn.get(record.id, []):
                 files = []
                 for number, image in enumerate(each.images):
-                    picture = dataset.pixels(image)
+                    picture = dataset.pixels(each.generator, image)
                     sheets.setdefault(each.generator, []).append(picture)
                     files.append(f"{each.generator}-{record.id:08}-{number}.png")
                     _save(picture, folder / files[-1])

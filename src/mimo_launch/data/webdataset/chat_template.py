@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Medium
+from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.records import REASONING, Message, Record
 from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS
 from mimo_launch.spec.spec import ChatTemplate
@@ -174,7 +174,7 @@ class ChatFormat:
             )
         return text
 
-    def dicts(self, messages: Sequence[Message], markers: Mapping[Medium, str]) -> Said:
+    def dicts(self, messages: Sequence[Message], markers: Mapping[Marker, str]) -> Said:
         """Return messages in the form that the template takes.
 
         `markers` stand for images and clips where the template takes text only.
@@ -203,7 +203,7 @@ class ChatFormat:
             start += 1
         return with_one[start : start + len(with_one) - len(without)]
 
-    def _as_dict(self, message: Message, markers: Mapping[Medium, str]) -> dict[str, Any]:
+    def _as_dict(self, message: Message, markers: Mapping[Marker, str]) -> dict[str, Any]:
         said = {"role": message.role, **message.rest}
         # As in transformers, older templates find the reasoning under their own names, too.
         reasoning = next((said[key] for key in REASONING if key in said), None)

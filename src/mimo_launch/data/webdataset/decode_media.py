@@ -21,13 +21,15 @@ import numpy.typing as npt
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
+from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS, TARGET
 from mimo_launch.hugging_face.image_processor import ImageRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Medium = Literal["image", "audio"]
+# What stands at a place of a text: a medium that is shown, or a target to be made.
+Marker = Literal["image", "audio", "target"]
 
 # EXIF orientations from 5 on swap height and width (JEITA CP-3451, tag 0x0112).
 _ORIENTATION, _FIRST_SWAPPED = 0x0112, 5
@@ -46,6 +48,11 @@ def medium_of(suffix: str) -> Medium | None:
     if last in IMAGE_FORMATS:
         return "image"
     return "audio" if last in AUDIO_SUFFIXES else None
+
+
+def marker_of(suffix: str) -> Marker | None:
+    """Return what a member is to the text: a target is made, and never shown."""
+    return "target" if suffix.startswith(TARGET) else medium_of(suffix)
 
 
 def image_size(suffix: str, data: bytes) -> tuple[int, int]:

@@ -111,7 +111,7 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
             "template": data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker],
             "markers": dict(indexer.sample_encoder.markers),
-            "intakes": [each.sizing for each in indexer.media_inputs],
+            "inputs": indexer.inputs.sizing,
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,
         },

@@ -21,20 +21,21 @@ import numpy.typing as npt
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 3
+VERSION = 4
 
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
-# Per member of a sample that training reads, per run of rows of one image, per run of learned
-# tokens, and per byte of a key.
+# Per member of a sample that training reads, per run of rows of one image (or per target, with the
+# number of tokens that it is made of), per run of learned tokens, and per byte of a key.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
-        "span_encoder": "u2",
+        "span_module": "u2",
         "span_member": "u4",
         "span_position": "u4",
         "span_height": "u4",
         "span_width": "u4",
+        "span_reads": "u4",
     },
     "run": {"run_first": "u4", "run_last": "u4"},
     "key": {"key_byte": "u1"},

@@ -22,15 +22,18 @@ from pathlib import Path
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Medium, clip_length, image_size, medium_of
+from mimo_launch.data.webdataset.decode_media import (
+    Marker,
+    clip_length,
+    image_size,
+    marker_of,
+    medium_of,
+)
 from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Column
 from mimo_launch.data.webdataset.media_rows import (
-    MediaInput,
     MediumSize,
     PlacedMedium,
-    media_inputs_of,
-    place_rows,
-    rows_among,
+    ShardInputs,
 )
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
@@ -40,6 +43,7 @@ from mimo_launch.data.webdataset.tar_files import (
     MemberPlace,
     ShardReader,
     samples_of,
+    target_of,
 )
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -79,14 +83,14 @@ class ShardIndex:
 class IndexedSample:
     """What the index holds of one sample.
 
-    `runs` are start and end of each run of learned tokens, [runs, 2]. `media` are the suffixes of
-    its images and clips, in order.
+    `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
+    its images, clips and targets, in order.
     """
 
     num_tokens: int
     runs: np.ndarray
     placed: list[PlacedMedium]
-    media: dict[Medium, list[str]]
+    members: dict[Marker, list[str]]
 
 
 class SampleIndexer:
@@ -95,8 +99,8 @@ class SampleIndexer:
     def __init__(self, spec: Spec, data: WebdatasetData) -> None:
         """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
         self.spec, self.data = spec, data
-        self.media_inputs: tuple[MediaInput, ...] = media_inputs_of(spec)
-        self.sample_encoder = SampleEncoder(spec, data, self.media_inputs)
+        self.inputs = ShardInputs(spec, data)
+        self.sample_encoder = SampleEncoder(spec, data, self.inputs)
 
     def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> IndexedSample:
         """Return what the index holds of a sample.
@@ -108,30 +112,35 @@ class SampleIndexer:
         Raises:
             BadSample: It cannot be trained on.
         """
-        media: dict[Medium, list[str]] = {"image": [], "audio": []}
+        members: dict[Marker, list[str]] = {"image": [], "audio": [], "target": []}
         unread: list[str] = []
         for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES), key=place_of):
-            medium = medium_of(suffix)
-            (unread if medium is None else media[medium]).append(suffix)
+            marker = marker_of(suffix)
+            if marker is None or (marker == "target" and not self.inputs.is_made(suffix)):
+                unread.append(suffix)
+            else:
+                members[marker].append(suffix)
         record = read_record(
             self.data, lambda suffix: read(suffix, None) if suffix in suffixes else None
         )
-        members = {medium: len(found) for medium, found in media.items()}
-        encoded = self.sample_encoder.encode(record, members, unread)
+        counts = {marker: len(found) for marker, found in members.items()}
+        encoded = self.sample_encoder.encode(record, counts, unread)
+        num_text = len(encoded.tokens)
         sizes = {
-            medium: [self._size(medium, suffix, partial(read, suffix)) for suffix in found]
-            for medium, found in media.items()
+            suffix: self._size(suffix, partial(read, suffix))
+            for found in members.values()
+            for suffix in found
         }
-        placed = place_rows(self.media_inputs, encoded.media, sizes)
-        is_row = rows_among(len(encoded.tokens), [each.span for each in placed])
+        placed = self.inputs.place(encoded.markers, num_text, members, sizes)
+        is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
         loss_mask = loss_mask_among(encoded.loss_mask, is_row)
-        if not loss_mask.any():
+        if not loss_mask.any() and not members["target"]:
             raise BadSample("it has no token to learn from")
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
-        return IndexedSample(len(is_row), runs, placed, media)
+        return IndexedSample(len(is_row), runs, placed, members)
 
-    def _size(self, medium: Medium, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
-        if medium == "audio":
+    def _size(self, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
+        if medium_of(suffix) == "audio":
             return clip_length(suffix, read(None))
         size = header_size(suffix, read)
         pixels, most = size[0] * size[1], self.data.max_image_pixels
@@ -156,6 +165,8 @@ def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
 
 def place_of(suffix: str) -> tuple[int, str]:
     """Return a key that sorts images of a sample: `jpg` before `1.jpg` before `10.jpg`."""
+    if marker_of(suffix) == "target":
+        return target_of(suffix)[1], suffix
     first = suffix.partition(".")[0]
     return (int(first) if first.isdecimal() else 0, suffix)
 
@@ -205,7 +216,7 @@ def _add(
         rows[name].append(value)
     kept = [
         suffix
-        for suffix in (*TEXT_SUFFIXES, *(s for found in seen.media.values() for s in found))
+        for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
         if suffix in member.places
     ]
     for suffix in kept:
@@ -213,11 +224,12 @@ def _add(
         rows["member_size"].append(member.places[suffix].size)
         rows["member_suffix"].append(suffixes.setdefault(suffix, len(suffixes)))
     for each in seen.placed:
-        rows["span_encoder"].append(each.encoder)
+        rows["span_module"].append(each.module)
         rows["span_member"].append(each.member)
         rows["span_position"].append(each.span.position)
         rows["span_height"].append(each.span.height)
         rows["span_width"].append(each.span.width)
+        rows["span_reads"].append(each.span.reads or 0)
     for first, last in runs.tolist():
         rows["run_first"].append(first)
         rows["run_last"].append(last)

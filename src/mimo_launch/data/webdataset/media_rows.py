@@ -1,12 +1,15 @@
-"""Rows of images and clips: how many an encoder makes of each, and their places in a sample.
+"""Rows of images and clips: how many a module makes of each, and their places in a sample.
 
 Decides: that every image goes to every image encoder, and every clip to every audio encoder; that
-their rows replace the marker, encoder after encoder in written order.
+their rows, or those of connectors, replace the marker, module after module as language reads them;
+which targets a generator gets, and which tokens each of them is made of.
 Relies on: `hugging_face.image_processor` and `log_mel` for sizes; `decode_media` for contents.
 Leaves: which members of which files are read to `samples`.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,11 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Medium, decode_clip, decode_image, process
+from mimo_launch.data.sample_sizes import ImageSize, made_together, size_made
+from mimo_launch.data.webdataset.decode_media import (
+    Marker,
+    Medium,
+    decode_clip,
+    decode_image,
+    medium_of,
+    process,
+)
+from mimo_launch.data.webdataset.tar_files import target_of
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.spec import Clips, Images, Spec
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import Clips, Images, Spec, WebdatasetData
 
 # Height and width of an image in pixels, or length and rate of a clip in samples and Hz.
 MediumSize = tuple[int, int]
@@ -26,19 +39,51 @@ Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class ImageReader:
-    """The images of one encoder: the rows that it makes of each, and their pixels."""
+class MemberReader(ABC):
+    """What one module reads of a sample: images or clips that are shown, or targets to make."""
+
+    medium: ClassVar[Medium]
+    module: str
+    makes: bool
+
+    def members(self, found: Mapping[Marker, Sequence[str]]) -> Sequence[str]:
+        """Return the suffixes that it reads, of those in a sample, in order.
+
+        A generator gets the targets under its name or, if there are none, those without a name.
+        """
+        if not self.makes:
+            return found.get(self.medium, ())
+        targets = [each for each in found.get("target", ()) if medium_of(each) == self.medium]
+        own = [each for each in targets if target_of(each)[0] == self.module]
+        return own or [each for each in targets if not target_of(each)[0]]
+
+    @property
+    @abstractmethod
+    def sizing(self) -> list[object]:
+        """What the number of rows depends on: if it differs, an index is out of date."""
+
+    @abstractmethod
+    def rows(self, size: MediumSize) -> tuple[int, int]:
+        """Return the height and width in rows of a member. Raises: BadSample."""
+
+    @abstractmethod
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+        """Return the input of the module, or its target, of a member that becomes `span`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReader(MemberReader):
+    """The images of one encoder or generator: the rows of each, and their pixels."""
 
     medium: ClassVar[Medium] = "image"
-    encoder: str
     images: Images
     recipe: ImageRecipe
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on: if it differs, an index is out of date."""
+        """What the number of rows depends on."""
         side, recipe = self.images.row_side, self.recipe
-        return [self.encoder, side, repr(recipe.resize), recipe.pad_square, recipe.crop]
+        return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return the height and width in rows of an image. Raises: BadSample."""
@@ -58,20 +103,26 @@ class ImageReader:
         # Pixels at the right and below that make no whole row go; convolutions drop them, too.
         return process(image, self.recipe)[:, :height, :width]
 
+    def pixels(self, array: Array) -> npt.NDArray[np.uint8]:
+        """Return an array as pixels to look at, [channels, height, width]: black to white."""
+        mean, std = (np.array(each)[:, None, None] for each in (self.recipe.mean, self.recipe.std))
+        values = (array * std + mean) / self.recipe.scale
+        pixels: npt.NDArray[np.uint8] = np.round(values.clip(0, 255)).astype(np.uint8)
+        return pixels
+
 
 @dataclass(frozen=True, slots=True)
-class ClipReader:
+class ClipReader(MemberReader):
     """The clips of one encoder: the rows that it makes of each, and their spectrograms."""
 
     medium: ClassVar[Medium] = "audio"
-    encoder: str
     clips: Clips
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on: if it differs, an index is out of date."""
+        """What the number of rows depends on."""
         clips = self.clips
-        return [self.encoder, clips.frames, clips.fixed_length, clips.frames_per_row]
+        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return 1 and the number of rows of a clip. Raises: BadSample."""
@@ -83,7 +134,7 @@ class ClipReader:
         try:
             return 1, num_frames(self.clips, *size) // self.clips.frames_per_row
         except ClipTooLong as error:
-            raise BadSample(f"for `{self.encoder}`, {error}") from error
+            raise BadSample(f"for `{self.module}`, {error}") from error
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
@@ -95,62 +146,182 @@ class ClipReader:
         return log_mel(*clip, mels, frames=frames)
 
 
-MediaInput = ImageReader | ClipReader
-
-
-def media_inputs_of(spec: Spec) -> tuple[MediaInput, ...]:
-    """Return the inputs of the encoders of a spec, in written order. Raises: ProcessorError."""
-    found: list[MediaInput] = []
-    for name, module in spec.encoders.items():
-        kind = kind_of(module.model)
-        if (clips := kind.clips) is not None:
-            found.append(ClipReader(name, clips))
-        elif (images := kind.images) is not None:
-            found.append(ImageReader(name, images, recipe_of(spec, name)))
-    return tuple(found)
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedMedium:
-    """Rows of one encoder in a sample; `member` is the index of their image or clip."""
+    """Rows of one module in a sample; `member` is the index of their image or clip."""
 
-    encoder: int
+    module: int
     member: int
     span: ImageSpan
 
 
-def place_rows(
-    media_inputs: Sequence[MediaInput],
-    media: Sequence[tuple[int, Medium]],
-    sizes: dict[Medium, list[MediumSize]],
-) -> list[PlacedMedium]:
-    """Return the places of rows in a sample, in order.
+class ShardInputs:
+    """What the modules of a spec take from a sample of shards.
 
-    Args:
-        media_inputs: Those of the encoders, in written order.
-        media: The images and clips in order, each with the text token that it precedes.
-        sizes: Sizes of the images and of the clips, in order.
-
-    Raises:
-        BadSample: No row can be made of an image or a clip.
+    `names` are those of all modules but language, which an index numbers. `in_text` are those that
+    language reads, each with the medium that its rows are made of.
     """
-    placed: list[PlacedMedium] = []
-    taken: dict[Medium, int] = {"image": 0, "audio": 0}
-    rows_so_far = 0
-    for before, medium in media:
-        member = taken[medium]
-        taken[medium] += 1
-        for number, media_input in enumerate(media_inputs):
-            if media_input.medium == medium:
-                span = ImageSpan(before + rows_so_far, *media_input.rows(sizes[medium][member]))
-                placed.append(PlacedMedium(number, member, span))
-                rows_so_far += span.rows
-    return placed
+
+    def __init__(self, spec: Spec, data: WebdatasetData) -> None:
+        """Prepare the readers. Raises: ProcessorError."""
+        self._spec, self._most_reads = spec, data.target_reads
+        self.names = (*spec.encoders, *spec.generators)
+        self.readers = {each.module: each for each in _readers(spec)}
+        self.in_text = {name: self._medium(name) for name in spec.sources_of(LANGUAGE)}
+        self._together = {name: tuple(made_together(spec, name)) for name in self.in_text}
+        self._added = [
+            (name, spec.sources_of(name))
+            for name, module in spec.encoders.items()
+            if not kind_of(module.model).reads_in_turn
+        ]
+        self._generators = [each for each in self.readers.values() if each.makes]
+
+    @property
+    def makes(self) -> bool:
+        """Whether a generator learns to make targets."""
+        return bool(self._generators)
+
+    @property
+    def sizing(self) -> list[object]:
+        """What places and numbers of rows depend on: if it differs, an index is out of date."""
+        connectors = [
+            [name, kind.rows_of_each, kind.reads_in_turn, *self._spec.sources_of(name)]
+            for name in self.names
+            if name not in self.readers and (kind := kind_of(self._spec.modules[name].model))
+        ]
+        read = [each.sizing for each in self.readers.values()]
+        makes = [len(self._generators), self._most_reads] if self._generators else []
+        return [list(self.names), list(self.in_text), read, connectors, makes]
+
+    def is_made(self, target: str) -> bool:
+        """Return whether a generator may learn to make a target, by its suffix."""
+        return any(each.members({"target": [target]}) for each in self._generators)
+
+    def place(
+        self,
+        markers: Sequence[tuple[int, Marker]],
+        num_text: int,
+        members: Mapping[Marker, Sequence[str]],
+        sizes: Mapping[str, MediumSize],
+    ) -> list[PlacedMedium]:
+        """Return the places of rows in a sample, and the tokens of which targets are made.
+
+        A single target without a marker stands behind the text.
+
+        Args:
+            markers: Images, clips and targets in order, each with the text token that it precedes.
+            num_text: Number of text tokens.
+            members: Suffixes of images, clips and targets, in order.
+            sizes: Sizes of all of these.
+
+        Raises:
+            BadSample: No row can be made of an image or a clip, or a target has no place.
+        """
+        placed: list[PlacedMedium] = []
+        taken: Counter[Marker] = Counter()
+        rows_so_far = behind_target = 0
+        for before, marker in (*markers, *self._at_end(markers, num_text, members)):
+            number, at = taken[marker], before + rows_so_far
+            taken[marker] += 1
+            if marker == "target":
+                placed += self._targets(number, range(behind_target, at), members, sizes)
+                behind_target = at
+                continue
+            size = sizes[members[marker][number]]
+            for name, medium in self.in_text.items():
+                if medium == marker:
+                    here = self._made(name, size, at)
+                    placed += (PlacedMedium(self.names.index(n), number, s) for n, s in here)
+                    rows = here[0][1].rows
+                    at, rows_so_far = at + rows, rows_so_far + rows
+        return placed
+
+    def rows_among(
+        self, num_text: int, spans: Sequence[tuple[int, ImageSpan]]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which tokens of a sample with `num_text` text tokens are rows, bool [tokens].
+
+        `spans` are those of all modules, with their numbers.
+        """
+        in_text = [span for number, span in spans if self.names[number] in self.in_text]
+        found = np.zeros(num_text + sum(span.rows for span in in_text), dtype=np.bool_)
+        for span in in_text:
+            found[span.position : span.position + span.rows] = True
+        return found
+
+    def _medium(self, name: str) -> Medium:
+        reader = self.readers.get(name)
+        # `checks` refuses modules that see both images and clips.
+        return self._medium(self._spec.sources_of(name)[0]) if reader is None else reader.medium
+
+    def _made(self, name: str, size: MediumSize, at: int) -> list[tuple[str, ImageSpan]]:
+        """Return the rows of a module that language reads, and of those behind it, of one image."""
+
+        def size_of(name: str) -> ImageSize:
+            return ImageSize(*self.readers[name].rows(size))
+
+        for added, sources in self._added:
+            if added in self._together[name]:
+                numbers = {each: size_made(self._spec, each, size_of).rows for each in sources}
+                if len(set(numbers.values())) > 1:
+                    made = " and ".join(f"`{each}` makes {n}" for each, n in numbers.items())
+                    raise BadSample(f"`{added}` adds rows to each other, but of its image {made}")
+        found = []
+        for each in self._together[name]:
+            rows = size_of(each) if each in self.readers else size_made(self._spec, each, size_of)
+            found.append((each, ImageSpan(at, rows.height, rows.width)))
+        return found
+
+    def _at_end(
+        self,
+        markers: Sequence[tuple[int, Marker]],
+        num_text: int,
+        members: Mapping[Marker, Sequence[str]],
+    ) -> list[tuple[int, Marker]]:
+        """Return the place of a target without a marker.
+
+        Raises: BadSample if markers and targets differ in number.
+        """
+        asked = sum(marker == "target" for _, marker in markers)
+        most = 0
+        for reader in self._generators:
+            have = len(reader.members(members))
+            most = max(most, have)
+            if have and have != (asked or 1):
+                raise BadSample(f"it has {_targets(have)} for `{reader.module}` and {_for(asked)}")
+        if asked and not most:
+            raise BadSample(f"it has {_targets(0)} and {_for(asked)}")
+        return [(num_text, "target")] if most and not asked else []
+
+    def _targets(
+        self,
+        number: int,
+        before: range,
+        members: Mapping[Marker, Sequence[str]],
+        sizes: Mapping[str, MediumSize],
+    ) -> Iterator[PlacedMedium]:
+        """Yield for each generator its target with this number, made of the last tokens before."""
+        if not before:
+            raise BadSample("it has no text in front of one of its target images")
+        read = before[-self._most_reads :]
+        for reader in self._generators:
+            if mine := reader.members(members):
+                span = ImageSpan(read.start, *reader.rows(sizes[mine[number]]), reads=len(read))
+                yield PlacedMedium(self.names.index(reader.module), number, span)
 
 
-def rows_among(num_text: int, spans: Sequence[ImageSpan]) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a sample with `num_text` text tokens are rows, bool [tokens]."""
-    found = np.zeros(num_text + sum(span.rows for span in spans), dtype=np.bool_)
-    for span in spans:
-        found[span.position : span.position + span.rows] = True
-    return found
+def _readers(spec: Spec) -> Iterator[MemberReader]:
+    for name in (*spec.encoders, *spec.generators):
+        kind, makes = kind_of(spec.modules[name].model), name in spec.generators
+        if (clips := kind.clips) is not None:
+            yield ClipReader(name, makes, clips)
+        elif (images := kind.images) is not None:
+            yield ImageReader(name, makes, images, recipe_of(spec, name))
+
+
+def _targets(number: int) -> str:
+    return f"{number} target image{'s' * (number != 1)}"
+
+
+def _for(markers: int) -> str:
+    return f"{markers} marker{'s' * (markers != 1)} for them"

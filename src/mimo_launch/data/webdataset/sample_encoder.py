@@ -9,7 +9,7 @@ Leaves: rows of images to `media_rows`.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Tokenizer
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
-from mimo_launch.data.webdataset.decode_media import Medium
-from mimo_launch.data.webdataset.media_rows import MediaInput
+from mimo_launch.data.webdataset.decode_media import Marker, Medium
+from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.hugging_face.tokenizer import (
@@ -39,22 +39,20 @@ _USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """The text tokens of a sample [n], which of them are learned, and the media between them.
+    """The text tokens of a sample [n], which of them are learned, and what stands between them.
 
-    `media` are images and clips in order, each with the number of text tokens before it.
+    `markers` are images, clips and targets in order, each with the number of text tokens before it.
     """
 
     tokens: npt.NDArray[np.int64]
     loss_mask: npt.NDArray[np.bool_]
-    media: tuple[tuple[int, Medium], ...]
+    markers: tuple[tuple[int, Marker], ...]
 
 
 class SampleEncoder:
-    """Writes samples as tokens, for one tokenizer, template and set of encoders."""
+    """Writes samples as tokens, for one tokenizer, template and set of modules."""
 
-    def __init__(
-        self, spec: Spec, data: WebdatasetData, media_inputs: tuple[MediaInput, ...]
-    ) -> None:
+    def __init__(self, spec: Spec, data: WebdatasetData, inputs: ShardInputs) -> None:
         """Load the tokenizer.
 
         Raises:
@@ -85,11 +83,11 @@ class SampleEncoder:
             for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
             if is_special and token != self._end
         ][:1]
-        self._markers = self._find_markers(spec, data, media_inputs)
-        ids = {medium: self._tokenizer.token_to_id(text) for medium, text in self._markers.items()}
-        self._ids = {token: medium for medium, token in ids.items() if token is not None}
+        self._markers = self._find_markers(spec, data, inputs)
+        ids = {marker: self._tokenizer.token_to_id(text) for marker, text in self._markers.items()}
+        self._ids = {token: marker for marker, token in ids.items() if token is not None}
         if len(self._ids) < len(self._markers):
-            raise TemplateRefused("images and clips have the same marker")
+            raise TemplateRefused("two of images, clips and target images have the same marker")
         added = self._tokenizer.get_added_tokens_decoder()
         texts = [kind.content for token, kind in added.items() if kind.special]
         media = self._markers.values()
@@ -124,27 +122,26 @@ class SampleEncoder:
         return text
 
     @property
-    def markers(self) -> Mapping[Medium, str]:
-        """The token that the rows of an image or a clip replace."""
+    def markers(self) -> Mapping[Marker, str]:
+        """The token that the rows of an image or a clip replace, or where a target stands."""
         return self._markers
 
     def encode(
-        self, record: Record, members: Mapping[Medium, int], unread: Sequence[str] = ()
+        self, record: Record, members: Mapping[Marker, int], unread: Sequence[str] = ()
     ) -> EncodedSample:
         """Return a sample as tokens.
 
         Args:
             record: Its text.
-            members: Numbers of its images and clips.
+            members: Numbers of its images, clips and targets.
             unread: Suffixes of its other members. Where an image or a clip is missing, they may be
                 what the user meant.
 
         Raises:
             BadSample: Markers and members do not agree, or nothing in it can be learnt.
         """
-        for medium, count in members.items():
-            if count and medium not in self._markers:
-                word = _WORDS[medium]
+        for medium, word in _WORDS.items():
+            if (count := members.get(medium, 0)) and medium not in self._markers:
                 raise BadSample(f"it has {_count(count, word)}, but no encoder reads any")
         if isinstance(self._template, CaptionTemplate):
             if self._markers and unread and not any(members.values()):
@@ -152,29 +149,29 @@ class SampleEncoder:
             encoded = self._caption(self._template, record, members)
         else:
             encoded = self._conversation(record, members, unread)
-        if not encoded.loss_mask.any():
+        if not encoded.loss_mask.any() and not members.get("target"):
             raise BadSample("it has no token to learn from")
         return encoded
 
     def _caption(
-        self, template: CaptionTemplate, record: Record, members: Mapping[Medium, int]
+        self, template: CaptionTemplate, record: Record, members: Mapping[Marker, int]
     ) -> EncodedSample:
         text = template.prompt + record.caption
         tokens, loss_mask = self._encode(text, [(len(template.prompt), len(text))])
         end = [] if self._end is None else [self._end]
-        media = [
-            each for medium, n in sorted(members.items(), reverse=True) for each in [medium] * n
-        ]
-        if any(token in self._ids for token in tokens):
-            raise BadSample("its text has a token that stands for an image or a clip")
-        return EncodedSample(
-            np.array([*self._start, *tokens, *end], dtype=np.int64),
+        encoded = self._without_markers(
+            [*self._start, *tokens, *end],
             np.array([*[False] * len(self._start), *loss_mask, *[True] * len(end)], dtype=np.bool_),
-            tuple((len(self._start), medium) for medium in media),
         )
+        if any(marker != "target" for _, marker in encoded.markers):
+            raise BadSample("its text has a token that stands for an image or a clip")
+        media: list[Marker] = ["image"] * members.get("image", 0)
+        media += ["audio"] * members.get("audio", 0)
+        shown = ((len(self._start), medium) for medium in media)
+        return replace(encoded, markers=(*shown, *encoded.markers))
 
     def _conversation(
-        self, record: Record, members: Mapping[Medium, int], unread: Sequence[str]
+        self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
     ) -> EncodedSample:
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
@@ -185,19 +182,25 @@ class SampleEncoder:
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
         conversation = self._conversed(record)
-        tokens, loss_mask = self._encode(conversation.text, conversation.answers())
-        found = tuple(self._ids[token] for token in tokens if token in self._ids)
+        encoded = self._without_markers(*self._encode(conversation.text, conversation.answers()))
+        found = tuple(marker for _, marker in encoded.markers if marker != "target")
         if found != record.media():
             raise BadSample(
                 f"the chat template writes {_count(len(found), 'marker')} for "
                 f"{len(record.media())}: its text has a token that stands for an image or a clip"
             )
+        return encoded
+
+    def _without_markers(
+        self, tokens: Sequence[int], loss_mask: npt.NDArray[np.bool_]
+    ) -> EncodedSample:
+        """Return a text without the tokens that stand for something else."""
         places = [place for place, token in enumerate(tokens) if token in self._ids]
         is_text = np.ones(len(tokens), dtype=np.bool_)
         is_text[places] = False
-        media = tuple((place - i, found[i]) for i, place in enumerate(places))
+        markers = tuple((place - i, self._ids[tokens[place]]) for i, place in enumerate(places))
         ids = np.array(tokens, dtype=np.int64)
-        return EncodedSample(ids[is_text], loss_mask[is_text], media)
+        return EncodedSample(ids[is_text], loss_mask[is_text], markers)
 
     def _conversed(self, record: Record) -> Conversation:
         if self._chat is None:
@@ -236,25 +239,24 @@ class SampleEncoder:
         return ids, loss_mask
 
     def _find_markers(
-        self, spec: Spec, data: WebdatasetData, media_inputs: tuple[MediaInput, ...]
-    ) -> dict[Medium, str]:
-        """Return the token of each medium that an encoder reads; unknown ones become tokens."""
+        self, spec: Spec, data: WebdatasetData, inputs: ShardInputs
+    ) -> dict[Marker, str]:
+        """Return the token of each medium that is read, and of targets; unknown ones are added."""
         usual: dict[Medium, str] = {"image": data.image_marker, "audio": data.audio_marker}
-        found: dict[Medium, str] = {}
+        found: dict[Marker, str] = {"target": data.target_marker} if inputs.makes else {}
         added = self._tokenizer.get_added_tokens_decoder()
-        # Reversed, so that the first encoder of a medium decides.
-        for media_input in reversed(media_inputs):
-            own = added.get(placeholder_id(spec, media_input.encoder))
-            found[media_input.medium] = (
-                own.content if own else self._in_template(media_input) or usual[media_input.medium]
-            )
+        # Reversed, so that the first module of a medium decides.
+        for name, medium in reversed(inputs.in_text.items()):
+            own = added.get(placeholder_id(spec, name))
+            text = own.content if own else self._in_template(name, medium)
+            found[medium] = text or usual[medium]
         for text in found.values():
             self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
         return found
 
-    def _in_template(self, media_input: MediaInput) -> str | None:
+    def _in_template(self, module: str, medium: Medium) -> str | None:
         """Return the one token that the chat template writes for an image or a clip."""
-        text = None if self._chat is None else self._chat.usual.media_text(media_input.medium)
+        text = None if self._chat is None else self._chat.usual.media_text(medium)
         if text is None:
             return None
         added = self._tokenizer.get_added_tokens_decoder()
@@ -262,8 +264,8 @@ class SampleEncoder:
         named = [added[token].content for token in tokens if token in added]
         if len(named) > 1:
             raise TemplateRefused(
-                f"for {'an image' if media_input.medium == 'image' else 'a clip'} it writes "
-                f"{' '.join(named)}; say which of them the rows of {media_input.encoder} "
+                f"for {'an image' if medium == 'image' else 'a clip'} it writes "
+                f"{' '.join(named)}; say which of them the rows of {module} "
                 f"replace, with `placeholder: ID` in its module"
             )
         return named[0] if named else text.strip() or None

@@ -6,7 +6,7 @@ Relies on: `index_columns` and `tar_files`; `sample_encoder` and `decode_media` 
 Leaves: the order of samples to `data.sample_order`, threads to `loader`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import TypeVar
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Pixels
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.webdataset.decode_media import medium_of
+from mimo_launch.data.webdataset.decode_media import Marker, marker_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD
 from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.media_rows import Array, MediaInput, rows_among
+from mimo_launch.data.webdataset.media_rows import Array, ImageReader
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
@@ -51,6 +51,7 @@ class OpenSplit:
         self.split: Split = split
         self.index = open_index(indexer, split, say)
         self._data, self._seq = indexer.data, indexer.spec.batch.seq
+        self._inputs = indexer.inputs
         self._reader = ShardReader(split_files(self._data, split))
         too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
         self.num_too_long = len(too_long)
@@ -123,8 +124,9 @@ class OpenSplit:
         """Return how many tokens of a sample are used: all, or as many as cut no image."""
         if (length := int(self.index.columns["tokens"][row])) <= self._seq:
             return length
-        for _, _, span in self.spans(row):
-            if span.position < self._seq < span.position + span.rows:
+        for module, _, span in self.spans(row):
+            in_text = self._inputs.names[module] in self._inputs.in_text
+            if in_text and span.position < self._seq < span.position + span.rows:
                 return span.position
         return self._seq
 
@@ -138,11 +140,22 @@ class OpenSplit:
         return int((np.minimum(last, end) - np.minimum(first, end)).sum())
 
     def spans(self, row: int) -> tuple[tuple[int, int, ImageSpan], ...]:
-        """Return encoder, index of the image or clip, and rows, in the order of the sample."""
+        """Return module, index of the image or clip, and rows, in the order of the sample."""
         columns, here = self.index.columns, self.index.range("span", row)
-        names = ("encoder", "member", "position", "height", "width")
+        names = ("module", "member", "position", "height", "width", "reads")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
-        return tuple((encoder, member, ImageSpan(*size)) for encoder, member, *size in values)
+        return tuple(
+            (module, member, ImageSpan(position, height, width, reads or None))
+            for module, member, position, height, width, reads in values
+        )
+
+    def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
+        """Yield the name of the module, and the same, for what the end of the sample leaves."""
+        end = self.end(row)
+        for module, member, span in self.spans(row):
+            # An image that is shown is never cut; a target is left out with any of its tokens.
+            if span.position + (span.reads or 1) <= end:
+                yield self._inputs.names[module], member, span
 
     def members(self, row: int) -> dict[str, MemberPlace]:
         """Return the members of a sample by suffix, images and clips in order."""
@@ -187,11 +200,9 @@ class ShardSamples:
         """
         indexer = SampleIndexer(spec, data)
         self._data, self._seq = data, spec.batch.seq
-        self._sample_encoder, self._media_inputs = indexer.sample_encoder, indexer.media_inputs
+        self._sample_encoder, self._inputs = indexer.sample_encoder, indexer.inputs
         self.notes = indexer.sample_encoder.notes
-        self._placeholders = [
-            placeholder_id(spec, media_input.encoder) for media_input in self._media_inputs
-        ]
+        self._placeholders = {name: placeholder_id(spec, name) for name in self._inputs.in_text}
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
         self.splits = {split: OpenSplit(indexer, split, say) for split in wanted}
 
@@ -214,13 +225,10 @@ class ShardSamples:
         """Return the lengths and places of a sample, from the index alone."""
         found = self.splits[split]
         row = found.row(index)
-        end = found.end(row)
         spans: dict[str, tuple[ImageSpan, ...]] = {}
-        for number, _, span in found.spans(row):
-            if span.position < end:
-                name = self._media_inputs[number].encoder
-                spans[name] = (*spans.get(name, ()), span)
-        return SampleData(index, end, found.num_labels(row), spans)
+        for name, _, span in found.spans_used(row):
+            spans[name] = (*spans.get(name, ()), span)
+        return SampleData(index, found.end(row), found.num_labels(row), spans)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:
         """Return tokens and labels, int64 [seq]; rows are placeholders of their encoders."""
@@ -232,13 +240,10 @@ class ShardSamples:
         """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample."""
         found = self.splits[split]
         row = found.row(index)
-        end = found.end(row)
         return [
-            found.named(
-                row, partial(self._array, found, row, self._media_inputs[number], member, span)
-            )
-            for number, member, span in found.spans(row)
-            if self._media_inputs[number].encoder == encoder and span.position < end
+            found.named(row, partial(self._array, found, row, encoder, member, span))
+            for name, member, span in found.spans_used(row)
+            if name == encoder
         ]
 
     def documents(self, split: Split, index: int) -> Int64s:
@@ -251,9 +256,12 @@ class ShardSamples:
         self.describe(split, index)
         return 0, 0
 
-    def pixels(self, image: Pixels) -> npt.NDArray[np.uint8]:
-        """Return values between -2 and 2, where normalised pixels are, as black to white."""
-        return np.round(255 * (image / 4 + 0.5).clip(0, 1)).astype(np.uint8)
+    def pixels(self, generator: str, image: Pixels) -> npt.NDArray[np.uint8]:
+        """Return a target image as pixels: the reverse of its processor's last steps."""
+        reader = self._inputs.readers[generator]
+        if not isinstance(reader, ImageReader):
+            raise TypeError(f"{generator} makes no images")
+        return reader.pixels(image)
 
     def words(self, tokens: Sequence[int]) -> str:
         """Return tokens as text."""
@@ -270,18 +278,20 @@ class ShardSamples:
             self._data,
             lambda suffix: found.read(row, members[suffix]) if suffix in members else None,
         )
-        media = [medium_of(suffix) for suffix in members]
-        encoded = self._sample_encoder.encode(
-            record, {"image": media.count("image"), "audio": media.count("audio")}
-        )
+        counts = {marker: len(each) for marker, each in _by_marker(members).items()}
+        encoded = self._sample_encoder.encode(record, counts)
         spans = found.spans(row)
-        is_row = rows_among(len(encoded.tokens), [span for _, _, span in spans])
+        is_row = self._inputs.rows_among(
+            len(encoded.tokens), [(module, span) for module, _, span in spans]
+        )
         if len(is_row) != (expected := found.index.columns["tokens"][row]):
             raise BadSample(f"it has {len(is_row)} tokens, and {expected} in the index")
         all_tokens = np.empty(len(is_row), dtype=np.int64)
         all_tokens[~is_row] = encoded.tokens
-        for number, _, span in spans:
-            all_tokens[span.position : span.position + span.rows] = self._placeholders[number]
+        for module, _, span in spans:
+            placeholder = self._placeholders.get(self._inputs.names[module])
+            if placeholder is not None:
+                all_tokens[span.position : span.position + span.rows] = placeholder
         end = found.end(row)
         loss_mask = np.flatnonzero(loss_mask_among(encoded.loss_mask, is_row)[:end])
         tokens = np.full(self._seq, PAD, dtype=np.int64)
@@ -291,10 +301,18 @@ class ShardSamples:
         return tokens, labels
 
     def _array(
-        self, found: OpenSplit, row: int, media_input: MediaInput, member: int, span: ImageSpan
+        self, found: OpenSplit, row: int, module: str, member: int, span: ImageSpan
     ) -> Array:
-        """Return an image or clip of a sample, by its index, as its encoder takes it."""
-        members = found.members(row)
-        suffix = [each for each in members if medium_of(each) == media_input.medium][member]
-        data = found.read(row, members[suffix])
-        return media_input.array(suffix, data, span)
+        """Return an image or clip of a sample, by its index, as its module takes it."""
+        members, reader = found.members(row), self._inputs.readers[module]
+        suffix = reader.members(_by_marker(members))[member]
+        return reader.array(suffix, found.read(row, members[suffix]), span)
+
+
+def _by_marker(suffixes: Iterable[str]) -> dict[Marker, list[str]]:
+    """Return the members that are not the text by what they are, in order."""
+    found: dict[Marker, list[str]] = {"image": [], "audio": [], "target": []}
+    for suffix in suffixes:
+        if (marker := marker_of(suffix)) is not None:
+            found[marker].append(suffix)
+    return found

@@ -37,9 +37,18 @@ IMAGE_FORMATS = {
     "pgm": "PPM",
 }
 AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "au", "caf"})
+# The beginning of the suffixes of targets: what generators learn to make.
+TARGET = "target."
 MAX_FILES = 200_000
 _INNER_BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?")
+
+
+def target_of(suffix: str) -> tuple[str, int]:
+    """Return the name in the suffix of a target, if any, and its number: `target.drawer.1.png`."""
+    parts = suffix.split(".")[1:-1]
+    number = int(parts.pop()) if parts and parts[-1].isdecimal() else 0
+    return ".".join(parts), number
 
 
 class PatternError(ValueError):
