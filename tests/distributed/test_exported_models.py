@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support import llava, qwen2_vl, whisper
+from tests.support import llava, qwen_vl, whisper
 from tests.support.exports import (
     SAVES,
     bits,
@@ -121,16 +121,36 @@ def test_what_came_from_no_folder_has_the_type_of_training(tmp_path: Path) -> No
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
 
 
-def test_an_untouched_qwen2_vl_comes_out_bit_for_bit(tmp_path: Path) -> None:
-    save(qwen2_vl.tiny(torch.bfloat16), tmp_path / "model")
-    asked = qwen2_vl.made("tp2", tmp_path / "model")
+@pytest.mark.parametrize("kind", qwen_vl.KINDS)
+def test_an_untouched_qwen_vl_comes_out_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    """With its settings, those that we do not know among them."""
+    save(qwen_vl.tiny(torch.bfloat16, kind=kind), tmp_path / "model")
+    asked = qwen_vl.made("tp2", tmp_path / "model", kind=kind)
     found = exported(saved_untouched(asked, tmp_path), tmp_path / "out")
     assert_same(found, tensors(tmp_path / "model"))
+    config, source = (
+        json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "model")
+    )
+    for part in ("vision_config", "text_config"):
+        # A window of 9 pixels holds whole rows of 8, and is written so.
+        whole = {"window_size": 8} if "window_size" in source[part] else {}
+        kept = source[part].keys() - {"layer_types"}
+        assert {key: config[part].get(key) for key in kept} == {
+            key: (source[part] | whole)[key] for key in kept
+        }
+    assert config["video_token_id"] == source["video_token_id"]
 
 
-def test_the_vision_part_of_a_qwen2_vl_by_itself(tmp_path: Path) -> None:
-    save(qwen2_vl.tiny(), tmp_path / "model")
-    run = saved_untouched(qwen2_vl.made("one rank", tmp_path / "model"), tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [
+        ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"),
+        ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
+    ],
+)
+def test_the_vision_part_of_a_qwen_vl_by_itself(kind: str, cls: str, tmp_path: Path) -> None:
+    save(qwen_vl.tiny(kind=kind), tmp_path / "model")
+    run = saved_untouched(qwen_vl.made("one rank", tmp_path / "model", kind=kind), tmp_path)
     exported(run, tmp_path / "out", ("vision",))
     wanted = {
         name.removeprefix("visual."): tensor
@@ -138,15 +158,14 @@ def test_the_vision_part_of_a_qwen2_vl_by_itself(tmp_path: Path) -> None:
         if name.startswith("visual.")
     }
     assert_same(tensors(tmp_path / "out/vision"), wanted)
-    auto = "models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel"
-    load(auto, tmp_path / "out/vision")
+    load(f"models.{kind}.modeling_{kind}.{cls}", tmp_path / "out/vision")
     with pytest.raises(CannotExport, match="no qwen3 with"):
         exported(run, tmp_path / "no", ("language",))
 
 
 def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:
-    save(qwen2_vl.tiny(), tmp_path / "model")
-    asked = with_sections(qwen2_vl.made("pp2, apart", tmp_path / "model"), **LEARN | {
+    save(qwen_vl.tiny(), tmp_path / "model")
+    asked = with_sections(qwen_vl.made("pp2, apart", tmp_path / "model"), **LEARN | {
         "train": {"steps": 2, "precision": "fp32", "seed": 9}
     })  # fmt: skip
     run = trained(asked, tmp_path / "run")
@@ -154,7 +173,7 @@ def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:
     model = load("AutoModelForImageTextToText", tmp_path / "out")
     assert type(model).__name__ == "Qwen2VLForConditionalGeneration"
     parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
-    assert_close(joined(asked, parts, qwen2_vl.VOCAB), qwen2_vl.wanted_logits(model, asked))
+    assert_close(joined(asked, parts, qwen_vl.VOCAB), qwen_vl.wanted_logits(model, asked))
 
 
 @pytest.mark.parametrize("tower", llava.TOWERS)

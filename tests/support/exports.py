@@ -18,7 +18,7 @@ from mimo_launch.checkpoint.index import open_checkpoint
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.export.export import ExportProgress, write_export
-from mimo_launch.export.export_plan import Exporter
+from mimo_launch.export.export_plan import DType, Exporter
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
@@ -60,11 +60,16 @@ def save_on_rank(spec: Spec, run: Path) -> None:
 
 
 def exported(
-    run: Path, to: Path, modules: Sequence[str] = (), *, max_bytes: int = 10**9
+    run: Path,
+    to: Path,
+    modules: Sequence[str] = (),
+    *,
+    max_bytes: int = 10**9,
+    dtype: DType = "auto",
 ) -> dict[str, Tensor]:
     """Export modules, or everything; return the tensors of the files at the top."""
     checkpoint = open_checkpoint(run, None)
-    plans = Exporter(checkpoint).folders(modules)
+    plans = Exporter(checkpoint, dtype).folders(modules)
     silent = ExportProgress(lambda _: None, lambda _: None)
     write_export(checkpoint, plans, to, max_bytes=max_bytes, force=False, progress=silent)
     return tensors(to)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, moe_decoder, qwen2_vl, vit
+from mimo_launch.hugging_face import decoder, llava, moe_decoder, vit
 from mimo_launch.hugging_face.family import Family, Part
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.registry import FAMILIES, part_of
+from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel, Model, Moe, Strict, VitModel
 
@@ -48,8 +48,8 @@ def alone(modules: Modules, name: str) -> Architecture | None:
     for family in _kin(model):
         if not list(_obstacles(family, model)):
             config = family.config(model)
-            if family.model_type == qwen2_vl.VISION:
-                config["hidden_size"] = modules.widths[name]
+            if family.row_width is not None:
+                config[family.row_width] = modules.widths[name]
             return Architecture(family.architecture, config, {name: part_of(config, model.kind)})
     return None
 
@@ -90,8 +90,9 @@ def _kin(model: Model) -> Iterator[Family[Any]]:
     """
     has_experts = kind_of(model).moe is not None
     unlike = decoder.KINDS.keys() if has_experts else moe_decoder.KINDS.keys()
+    in_wholes = [whole.text.model_type for whole in QWEN_VL]
     for family in FAMILIES.values():
-        if family.kind == model.kind and family.model_type not in (qwen2_vl.TEXT, *unlike):
+        if family.kind == model.kind and family.model_type not in (*in_wholes, *unlike):
             yield family
 
 
@@ -128,10 +129,9 @@ def _assemblies(modules: Modules, encoder: str) -> Iterator[tuple[str, Config]]:
     if tower is not None and words is not None:
         config = llava.config_of(vision, tower.config(vision), text, words.config(text), token)
         yield "LlavaForConditionalGeneration", config
-    words, tower = qwen2_vl.FAMILIES
-    if _first((words,), text) is not None and _first((tower,), vision) is not None:
-        config = qwen2_vl.config_of(tower.config(vision), text, words.config(text), token)
-        yield "Qwen2VLForConditionalGeneration", config
+    for whole in QWEN_VL:
+        if _first((whole.text,), text) and _first((whole.vision,), vision):
+            yield whole.architecture, whole.config_of(vision, text, token)
 
 
 def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | None:

@@ -53,9 +53,10 @@ class Family(Generic[M]):
     `keys(config)`: a configuration as keys of `model`. Raises: ConfigError.
     `place(name, model)`: the place of a segment, named without the module. Raises: KeyError.
     `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
-    `fits(model)`: whether the architecture can express our model.
+    `fits(model)`: whether the architecture can express our model, beyond what `keys` say.
     `config(model)`: the configuration of our model; `vocab` must be a number.
     `architecture`: the class of transformers that loads it.
+    `row_width`: the key of its configuration for the width of the rows that it makes.
     `training(config)`: the training settings of a configuration, as keys of `moe`.
     """
 
@@ -65,9 +66,10 @@ class Family(Generic[M]):
     keys: Callable[[Config], dict[str, Any]]
     place: Callable[[str, M], Place]
     is_ignored: Callable[[str, M], bool]
-    fits: Callable[[M], bool]
     config: Callable[[M], Config]
+    fits: Callable[[M], bool] = lambda _: True
     architecture: str = ""
+    row_width: str | None = None
     training: Callable[[Config], dict[str, Any]] = lambda _: {}
 
 

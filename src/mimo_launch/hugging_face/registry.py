@@ -9,15 +9,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, moe_decoder, nemotron_h, qwen2_vl, vit, whisper
+from mimo_launch.hugging_face import (
+    decoder,
+    llava,
+    moe_decoder,
+    nemotron_h,
+    qwen2_5_vl,
+    qwen2_vl,
+    vit,
+    whisper,
+)
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
 from mimo_launch.hugging_face.folder import Config, short
 
+# Whole models of a vision transformer with a merger and a decoder with M-RoPE.
+QWEN_VL = (qwen2_vl.WHOLE, qwen2_5_vl.WHOLE)
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,
     *vit.FAMILIES,
-    *qwen2_vl.FAMILIES,
+    *(each for whole in QWEN_VL for each in whole.families),
     whisper.ENCODER,
     nemotron_h.HYBRID,
 )
@@ -29,7 +40,7 @@ PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     "siglip": partial(vit.tower_of_pair, vit.SIGLIP),
     "clip": partial(vit.tower_of_pair, vit.CLIP),
     llava.MODEL_TYPE: llava.part,
-    qwen2_vl.MODEL_TYPE: qwen2_vl.part,
+    **{whole.model_type: whole.part for whole in QWEN_VL},
     whisper.WHISPER: whisper.part,
     nemotron_h.NEMOTRON_H: nemotron_h.part,
 }
@@ -87,7 +98,7 @@ def family_of(config: Config) -> Family[Any] | None:
 
 def model_types(kind: str) -> list[str]:
     """Return the `model_type`s of folders that hold a module of a kind."""
-    both = (llava.MODEL_TYPE, qwen2_vl.MODEL_TYPE)
+    both = (llava.MODEL_TYPE, *(whole.model_type for whole in QWEN_VL))
     whole = {"vit": ("siglip", "clip", *both), "decoder": both}
     names = [name for name, family in FAMILIES.items() if family.kind == kind]
     return [*names, *whole.get(kind, ())]

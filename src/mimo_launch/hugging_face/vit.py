@@ -83,6 +83,8 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
         "channels": number(config, "num_channels", CHANNELS),
         "temporal_patch": 1,
         "positions": "learned",
+        "windows": None,
+        "norm": "layer",
         "image": (side, side),
         "class_token": kind.class_token,
         "patch_bias": not kind.class_token,
@@ -137,7 +139,8 @@ def config_of(model_type: str, model: VitModel) -> Config:
         "image_size": model.patch * (model.image or (0, 0))[0],
         "num_channels": model.channels,
         "layer_norm_eps": model.norm_eps,
-        "hidden_act": theirs[model.activation],
+        # One that it has, where ours is another.
+        "hidden_act": theirs.get(model.activation, "gelu"),
         # Otherwise SigLIP would expect the weights of its pooling.
         **({"vision_use_head": False} if model_type == SIGLIP else {}),
     }

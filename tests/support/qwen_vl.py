@@ -1,6 +1,8 @@
-"""A tiny Qwen2-VL of `transformers` with random weights, a spec that starts from it, its inputs."""
+"""Tiny Qwen-VL models of `transformers` with random weights, specs that start from them, inputs."""
 
 import warnings
+from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import MethodType
@@ -24,19 +26,48 @@ TEXT = {
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 2, 1]},
 }  # fmt: skip
-VISION = {
-    "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 3,
-    "patch_size": SIDE, "spatial_merge_size": MERGE, "temporal_patch_size": FRAMES,
-}  # fmt: skip
 LANGUAGE_KEYS = {
     "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": None, "mlp": 48,
     "vocab": VOCAB, "vocab_multiple": 16, "qkv_bias": True, "norm_eps": 1e-3, "rope_theta": 50.0,
     "mrope": [1, 2, 1],
 }  # fmt: skip
-VISION_KEYS = {
-    "layers": 2, "hidden": 32, "heads": 4, "mlp": 96, "patch": SIDE, "channels": 3,
-    "shuffle": MERGE, "temporal_patch": FRAMES, "positions": "rope2d", "patch_bias": False,
-    "norm_eps": 1e-6, "activation": "quick_gelu", "projector": "merger",
+_VISION = {
+    "num_heads": 4, "patch_size": SIDE, "spatial_merge_size": MERGE, "temporal_patch_size": FRAMES,
+}  # fmt: skip
+_VISION_KEYS = {
+    "hidden": 32, "heads": 4, "patch": SIDE, "channels": 3, "shuffle": MERGE,
+    "temporal_patch": FRAMES, "positions": "rope2d", "patch_bias": False, "norm_eps": 1e-6,
+    "projector": "merger",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family: its name in classes, its vision part, and what that is in a spec."""
+
+    name: str
+    vision: dict[str, Any]
+    keys: dict[str, Any]
+
+
+KINDS = {
+    "qwen2_vl": Kind(
+        "Qwen2VL",
+        {**_VISION, "depth": 2, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 3},
+        {**_VISION_KEYS, "layers": 2, "mlp": 96, "activation": "quick_gelu"},
+    ),
+    # Windows of 2 x 2 rows; the layer in the middle attends to whole images.
+    "qwen2_5_vl": Kind(
+        "Qwen2_5_VL",
+        {
+            **_VISION, "depth": 3, "hidden_size": 32, "out_hidden_size": 32, "window_size": 9,
+            "intermediate_size": 40, "fullatt_block_indexes": [1],
+        },
+        {
+            **_VISION_KEYS, "layers": 3, "mlp": 40, "activation": "swiglu", "norm": "rms",
+            "windows": {"side": 2, "full": [1]},
+        },
+    ),
 }  # fmt: skip
 # Boxes of vision and of language.
 LAYOUTS: dict[str, tuple[Box, Box]] = {
@@ -46,21 +77,24 @@ LAYOUTS: dict[str, tuple[Box, Box]] = {
     "pp2, apart": (box(0, pp=2), box(2, pp=2)),
     "cp2, apart": (box(0, cp=2), box(2, cp=2)),
     "dp4 on cp2 dp2": (box(0, dp=4), box(0, cp=2, dp=2)),
+    "unequal, apart": (box(0, tp=2, cp=2, sequence_parallel=True), box(4, pp=2)),
 }
 
 
-def tiny(dtype: torch.dtype = torch.float32, *, tied: bool = False) -> Any:
+def tiny(dtype: torch.dtype = torch.float32, *, kind: str = "qwen2_vl", tied: bool = False) -> Any:
     """Return a model in which no weight is a constant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-    config = Qwen2VLConfig(
+        import transformers
+    name = KINDS[kind].name
+    config = getattr(transformers, f"{name}Config")(
         text_config=TEXT,
-        vision_config=VISION,
+        vision_config=KINDS[kind].vision,
         tie_word_embeddings=tied,
         **{f"{name}_id": VOCAB - 1 - i for i, name in enumerate(_SPECIAL)},
     )
-    made = Qwen2VLForConditionalGeneration(config).to(dtype).eval()
+    cls = getattr(transformers, f"{name}ForConditionalGeneration")
+    made = cls(config).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in made.named_parameters():
@@ -72,12 +106,14 @@ def tiny(dtype: torch.dtype = torch.float32, *, tied: bool = False) -> Any:
 _SPECIAL = ("image_token", "video_token", "vision_start_token", "vision_end_token")
 
 
-def made(layout: str, folder: Path, precision: str = "fp32", **more: Any) -> Spec:
+def made(
+    layout: str, folder: Path, precision: str = "fp32", *, kind: str = "qwen2_vl", **more: Any
+) -> Spec:
     """Return a spec whose two modules start from a folder; images of many sizes, and none."""
     vision, language = LAYOUTS[layout]
     language_model = LANGUAGE_KEYS | more.pop("language", {})
     modules = {
-        "vision": {**vision, "model": VISION_KEYS, "init_from": str(folder)},
+        "vision": {**vision, "model": KINDS[kind].keys, "init_from": str(folder)},
         "language": {**language, "model": language_model, "init_from": str(folder)},
     }
     data = {"kind": "synthetic", "max_images": 3, "max_patches": 48, "text_only": 0.3}
@@ -90,6 +126,13 @@ def made(layout: str, folder: Path, precision: str = "fp32", **more: Any) -> Spe
 
 def wanted_logits(model: Any, made: Spec) -> Tensor:
     """Return what the model says of the texts and images of the first step, [samples, S, words]."""
+    with torch.no_grad():
+        logits: Tensor = model(**inputs_of(model, made)).logits
+    return logits.double()
+
+
+def inputs_of(model: Any, made: Spec) -> dict[str, Tensor]:
+    """Return the texts and images of the first step, as the model takes them."""
     dataset, ids, tokens = build_dataset(made), ids_of(made), tokens_of(made)
     images = [image for i in ids for image in dataset.images("train", i, "vision")]
     spans = [dataset.describe("train", i).spans.get("vision", ()) for i in ids]
@@ -97,15 +140,13 @@ def wanted_logits(model: Any, made: Spec) -> Tensor:
     assert all(a.position + a.rows < b.position for each in spans for a, b in pairwise(each))
     assert {len(each) for each in spans} >= {0, 2}
     assert len({image.shape for image in images}) > 2
-    dtype = model.lm_head.weight.dtype
-    with torch.no_grad():
-        logits: Tensor = model(
-            input_ids=tokens,
-            mm_token_type_ids=(tokens == placeholder_id(made, "vision")).int(),
-            pixel_values=torch.cat([_patches(image) for image in images]).to(dtype),
-            image_grid_thw=torch.tensor([[1, *_grid(image)] for image in images]),
-        ).logits
-    return logits.double()
+    pixels = torch.cat([_patches(image) for image in images])
+    return {
+        "input_ids": tokens,
+        "mm_token_type_ids": (tokens == placeholder_id(made, "vision")).int(),
+        "pixel_values": pixels.to(model.lm_head.weight.dtype),
+        "image_grid_thw": torch.tensor([[1, *_grid(image)] for image in images]),
+    }
 
 
 def _grid(image: np.ndarray) -> tuple[int, int]:
@@ -128,7 +169,7 @@ def _patches(image: np.ndarray) -> Tensor:
 
 def widen_all(model: Any) -> None:
     """Compute norms, angles and turns in float64: transformers does in float32."""
-    from transformers.models.qwen2_vl import modeling_qwen2_vl as theirs
+    theirs: Any = import_module(type(model).__module__)
 
     def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         rope = self.config.rope_parameters

@@ -1,0 +1,109 @@
+"""Qwen2.5-VL: a vision transformer with windows, RMSNorm and gated MLPs, and Qwen2-VL's decoder.
+
+Decides: what the vision part of its configuration means, and the names of its tensors.
+Relies on: `qwen_vl` for all else.
+Leaves: videos, whose positions in time only this family scales.
+
+Sources: arXiv:2502.13923; `transformers` 5.23, models/qwen2_5_vl.
+"""
+
+from functools import partial
+from typing import Any
+
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.qwen_vl import (
+    NORM_EPS,
+    THETA,
+    QwenVl,
+    text_family,
+    vision_is_ignored,
+    vision_not_computed,
+    vision_place,
+)
+from mimo_launch.spec.spec import VitModel
+
+MODEL_TYPE = "qwen2_5_vl"
+FULL = (7, 15, 23, 31)
+_ACTIVATIONS = {"silu": "swiglu"}
+_ENDS = {
+    "norm": "merger.ln_q",
+    "projector.up": "merger.mlp.0",
+    "projector.down": "merger.mlp.2",
+}
+_BLOCK = {
+    "attention_norm": "norm1",
+    "mlp_norm": "norm2",
+    "attention.o": "attn.proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    layers, patch = number(config, "depth", 32), number(config, "patch_size", 14)
+    shuffle = number(config, "spatial_merge_size", 2)
+    side = int(number(config, "window_size", 112) // shuffle // patch)
+    full = tuple(i for i in range(int(layers)) if i in config.get("fullatt_block_indexes", FULL))
+    return {
+        "layers": layers,
+        "hidden": number(config, "hidden_size", 3584),
+        "heads": number(config, "num_heads", 16),
+        "patch": patch,
+        "channels": number(config, "in_channels", 3),
+        "mlp": number(config, "intermediate_size", 3420),
+        "shuffle": shuffle,
+        "temporal_patch": number(config, "temporal_patch_size", 2),
+        "positions": "rope2d",
+        "windows": None if len(full) == layers else {"side": side, "full": full},
+        "class_token": False,
+        "patch_bias": False,
+        "norm": "rms",
+        "pre_norm": False,
+        "final_norm": True,
+        "norm_eps": NORM_EPS,
+        "activation": "swiglu",
+        "projector": "merger",
+        "projector_activation": "gelu",
+    }
+
+
+def _config(model: VitModel) -> Config:
+    """Return the vision part of a configuration, without `out_hidden_size`."""
+    windows = model.windows
+    side, full = (1, range(model.layers)) if windows is None else (windows.side, windows.full)
+    return {
+        "model_type": VISION.model_type,
+        "depth": model.layers,
+        "hidden_size": model.hidden,
+        "num_heads": model.heads,
+        "patch_size": model.patch,
+        "in_channels": model.channels,
+        "intermediate_size": model.mlp_width,
+        "spatial_merge_size": model.shuffle,
+        "temporal_patch_size": model.temporal_patch,
+        "window_size": side * model.shuffle * model.patch,
+        "fullatt_block_indexes": list(full),
+        "hidden_act": "silu",
+        "rope_parameters": {"rope_type": "axial", "rope_theta": THETA},
+    }
+
+
+VISION = Family(
+    model_type="qwen2_5_vl_vision",
+    kind="vit",
+    not_computed=partial(vision_not_computed, _ACTIVATIONS, "silu"),
+    keys=_keys,
+    place=vision_place(_ENDS, _BLOCK),
+    is_ignored=vision_is_ignored,
+    config=_config,
+    architecture="Qwen2_5_VisionTransformerPretrainedModel",
+    row_width="out_hidden_size",
+)
+WHOLE = QwenVl(
+    model_type=MODEL_TYPE,
+    architecture="Qwen2_5_VLForConditionalGeneration",
+    vision=VISION,
+    text=text_family("qwen2_5_vl_text", "Qwen2_5_VLTextModel"),
+)

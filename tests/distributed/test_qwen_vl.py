@@ -1,0 +1,211 @@
+"""A vision transformer and a decoder of ours are a Qwen-VL of `transformers`, number by number.
+
+Both start from one folder; samples have several images of different sizes, or none.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tests.support.exports import exported, tensors, trained, with_sections
+from tests.support.hugging_face import ids_of, joined, logits_on_rank, save
+from tests.support.qwen_vl import (
+    KINDS,
+    LAYOUTS,
+    VOCAB,
+    inputs_of,
+    made,
+    tiny,
+    wanted_logits,
+    widen_all,
+)
+from torch import Tensor
+
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.spec import Spec, Windows
+
+
+def logits(asked: Spec, run: Path) -> Tensor:
+    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    return joined(asked, parts, VOCAB)
+
+
+def deviation(found: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference by the largest logit."""
+    assert wanted.std() > 0.1
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+OFTEN = {
+    "qwen2_vl": LAYOUTS.keys() - {"tp4", "unequal, apart"},
+    "qwen2_5_vl": {"one rank", "cp2, apart"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, each, marks=() if each in OFTEN[kind] else pytest.mark.sweep)
+        for kind in KINDS
+        for each in LAYOUTS
+    ],
+)
+def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path) -> None:
+    model = tiny(kind=kind)
+    save(model, tmp_path / "model")
+    asked = made(layout, tmp_path / "model", kind=kind)
+    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+def keep_their_turns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo after the test what `widen_all` does to a module of transformers."""
+    theirs: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    monkeypatch.setattr(theirs, "apply_rotary_pos_emb_vision", theirs.apply_rotary_pos_emb_vision)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_transformers_in_float64(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_their_turns(kind, monkeypatch)
+    model = tiny(torch.float64, kind=kind)
+    save(model, tmp_path / "model")
+    asked = made("one rank", tmp_path / "model", "fp64", kind=kind)
+    found = logits(asked, tmp_path)
+    widen_all(model)
+    assert deviation(found, wanted_logits(model, asked)) < 1e-9
+
+
+OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
+    "sgd": ({"lr": 0.05, "weight_decay": 0.0}, partial(torch.optim.SGD, lr=0.05)),
+    "adamw": (
+        {"lr": 0.01, "weight_decay": 0.1, "decay": {"embeddings": True}},
+        partial(torch.optim.AdamW, lr=0.01, betas=(0.9, 0.95), eps=1e-8),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        pytest.param(kind, each, marks=() if each == "adamw" else pytest.mark.sweep)
+        for kind in KINDS
+        for each in OPTIMIZERS
+    ],
+)
+def test_a_step_is_that_of_plain_torch(
+    kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same texts and images, by the names of its tensors; norms and biases do not decay."""
+    keep_their_turns(kind, monkeypatch)
+    model = tiny(torch.float64, kind=kind)
+    save(model, tmp_path / "model")
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    ours, theirs = OPTIMIZERS[optimizer]
+    sections = {"optimizer": {**ours, "kind": optimizer, "clip": None}}
+    asked = with_sections(made("one rank", tmp_path / "model", "fp64", kind=kind), **sections)
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
+
+    widen_all(model)
+    dataset = build_dataset(asked)
+    labels = torch.from_numpy(
+        np.stack([dataset.text("train", sample)[1] for sample in ids_of(asked)])
+    )
+    logits = model(**inputs_of(model, asked)).logits
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    decay = ours["weight_decay"]
+    groups = [
+        {"params": [p for p in model.parameters() if (p.dim() > 1) == decays], "weight_decay": wd}
+        for decays, wd in ((True, decay), (False, 0.0))
+    ]
+    theirs(groups).step()
+    save(model, tmp_path / "wanted")
+    wanted = tensors(tmp_path / "wanted")
+    assert found.keys() == wanted.keys()
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    for name, tensor in wanted.items():
+        assert (found[name] - tensor).abs().max() < 1e-9, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changed"),
+    [
+        ("qwen2_vl", "language", {"mrope": (2, 1, 1)}),
+        ("qwen2_vl", "vision", {"positions": "sincos"}),
+        ("qwen2_vl", "vision", {"activation": "gelu"}),
+        ("qwen2_5_vl", "vision", {"windows": None}),
+        ("qwen2_5_vl", "vision", {"windows": Windows(side=2, full=(0,))}),
+        ("qwen2_5_vl", "vision", {"windows": Windows(side=1, full=(1,))}),
+    ],
+    ids=["mrope", "positions", "activation", "no windows", "other layers", "other windows"],
+)
+def test_the_bound_sees_a_wrong_setting(
+    kind: str, name: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tiny(kind=kind)
+    save(model, tmp_path / "model")
+    asked = made("one rank", tmp_path / "model", kind=kind)
+    module = asked.modules[name]
+    wrong = module.model_copy(update={"model": module.model.model_copy(update=changed)})
+    asked = asked.model_copy(update={"modules": {**asked.modules, name: wrong}})
+    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) > 1e-4
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as versions before 4.52 wrote it."""
+    vision, text = config.pop("vision_config"), config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    if config["model_type"] == "qwen2_vl":
+        vision["in_chans"] = vision.pop("in_channels")
+    for key in ("model_type", "rope_parameters"):
+        del vision[key]
+    theirs = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    return {
+        **text, **config, "vision_config": vision, "rope_theta": rope["rope_theta"],
+        "rope_scaling": theirs,
+    }  # fmt: skip
+
+
+def nested(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as versions from 4.52 to 5 wrote it."""
+    text, tied = config["text_config"], config.pop("tie_word_embeddings")
+    rope = text.pop("rope_parameters")
+    text |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": "default"}}
+    config["vision_config"]["model_type"] = config["model_type"]
+    del config["vision_config"]["rope_parameters"]
+    return {**config, "text_config": {**text, "tie_word_embeddings": tied}}
+
+
+def renamed(name: str) -> str:
+    """Return what versions from 4.52 to 5 called a tensor."""
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return name.replace("model.", "model.language_model.", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "configured", "named"),
+    [("qwen2_vl", flat, str), ("qwen2_vl", nested, renamed), ("qwen2_5_vl", flat, str)],
+)
+def test_folders_of_older_versions_are_read(
+    kind: str, configured: Any, named: Any, tmp_path: Path
+) -> None:
+    model = tiny(kind=kind, tied=True)
+    folder = tmp_path / "model"
+    save(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(configured(config)))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({named(name): each for name, each in tensors.items()}, folder / "model.safetensors")
+    asked = made("one rank", folder, kind=kind, language={"tied": True})
+    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
