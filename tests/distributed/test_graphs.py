@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.graphs import connector, flow
+from tests.support.graphs import connector, flow, talker
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import box, spec
 
@@ -201,6 +201,44 @@ GENERATORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "colocated, dp 2": (
+        {"language": box(0, dp=2), "speech": box(0, dp=2, **talker(reads_text=True))},
+        {},
+    ),
+    "disjoint, sequence parallel, cp": (
+        {
+            "language": box(0, tp=2, **SP),
+            "speech": box(2, tp=2, cp=2, **SP, **talker(reads_text=True)),
+        },
+        {},
+    ),
+    "pp on both ends, text from the last stage, packed": (
+        {
+            "language": box(0, pp=2, **FULL),
+            "speech": box(2, pp=2, **FULL, **talker(reads_text=True, loss_weight=0.5)),
+        },
+        {"packing": True},
+    ),
+    "tp without sequence parallelism, more ranks than key heads": (
+        {
+            "language": box(0, tp=2, pp=2, model={"tied": True}),
+            "speech": box(1, tp=2, **talker(model={"kv_heads": 1, "qk_norm": True})),
+        },
+        {},
+    ),
+    "beside a flow, overlapping, frozen language": (
+        {
+            "vision": box(0, dp=2),
+            "language": box(0, tp=2, frozen=True),
+            "speech": box(1, dp=2, **talker(reads_text=True)),
+            "drawer": box(0, **flow()),
+        },
+        {"schedule": {"generator_microbatches": 2}},
+    ),
+}
+
+
 def made_of(modules: dict[str, Any], settings: dict[str, Any], **common: Any) -> Spec:
     """Return a spec without errors, of two microbatches of two samples."""
     asked = {"microbatches": 2, "mbs": 2, **common, **settings}
@@ -223,12 +261,18 @@ def test_generators_behind_language(name: str) -> None:
     assert failures(verdicts(made_of(*GENERATORS[name], **IMAGES))) == []
 
 
+@pytest.mark.parametrize("name", TALKERS)
+def test_talkers_behind_language(name: str) -> None:
+    assert failures(verdicts(made_of(*TALKERS[name], **IMAGES))) == []
+
+
 def test_a_run_with_a_generator_is_skipped_evaluated_and_resumed_as_one_rank_would() -> None:
     modules = {
         "vision": box(0, dp=2),
         "merger": box(0, **connector("vision", queries=2)),
         "language": box(1, tp=2),
         "drawer": box(2, dp=2, **flow(loss_weight=0.7, optimizer={"lr": 0.01})),
+        "speech": box(0, tp=2, pp=2, **talker(reads_text=True)),
     }
     settings = {"eval": {"samples": 5}, "optimizer": {"kind": "adamw", "clip": 1.0}}
     assert failures(training_verdicts(made_of(modules, settings, **IMAGES))) == []

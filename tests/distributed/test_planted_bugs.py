@@ -16,7 +16,7 @@ from tests.support.planted import (
     wide_group,
 )
 from tests.support.planted_experts import mixture
-from tests.support.planted_graphs import drawn, frozen_between, two_readers, two_towers
+from tests.support.planted_graphs import drawn, frozen_between, spoken, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_training import TRAINING_BUGS, settings
 from tests.support.planted_windows import windowed
@@ -51,6 +51,8 @@ CLEAN = {
     "frozen between": frozen_between,
     "drawn by two replicas": lambda: drawn(dp=2),
     "drawn over cp": lambda: drawn(cp=2),
+    "spoken": spoken,
+    "spoken over cp": lambda: spoken(cp=2),
 }
 
 

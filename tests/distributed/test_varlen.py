@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.support import engine_blocks
 from tests.support.engine_blocks import GROUPED, RAGGED, VIT, Case
+from tests.support.graphs import flow, talker
 from tests.support.lists import (
     LISTS,
     MASKS,
@@ -24,7 +25,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_contexts import image_context, two_list_context
+from mimo_launch.layers.attention_contexts import two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.spec import Spec
 
@@ -101,28 +102,35 @@ def test_a_mask_that_is_aligned_at_the_wrong_corner_is_seen(
     assert errors["m.0.attention.q.weight"] > 1e-2
 
 
-def test_images_with_class_tokens_keep_their_masks() -> None:
-    """A class token stands behind the patches of all images, so an image is no part of a list."""
+@pytest.mark.parametrize("causal", [False, True])
+def test_images_in_two_lists_go_over_lists(causal: bool) -> None:
+    """Their tokens are put in order first; padding of both lists stays out."""
     torch.manual_seed(0)
     context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
     attention = Attention(
-        context, width=32, heads=4, kv_heads=4, head_size=8, bias=True, qkv_bias=True,
+        context, width=32, heads=4, kv_heads=2, head_size=8, bias=True, qkv_bias=True,
         qk_norm=False, eps=1e-5, out_scale=1.0,
     )  # fmt: skip
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
-    lengths = [3, 7, 1]
-    mask = two_list_context(
-        lengths, [1] * len(lengths), (sum(lengths), len(lengths)), range(1), CPU
-    )
-    x_ND = torch.randn(sum(lengths) + len(lengths), 32, dtype=torch.float64)
+    lengths, extras, held = [3, 7, 1], [2, 1, 4], (13, 8)
+    mask = two_list_context(lengths, extras, held, range(1), CPU, alone=True, causal=causal)
+    x_ND = torch.randn(sum(held), 32, dtype=torch.float64)
+    real = torch.cat([torch.arange(sum(lengths)), held[0] + torch.arange(sum(extras))])
     with calls_of_kernel(CPU) as calls:
-        found = attention(x_ND, mask)
-        assert calls == []
-        # The same images without class tokens do go over lists.
-        attention(x_ND, image_context(lengths, range(len(x_ND)), CPU, alone=True))
-        assert calls == [sum(lengths)]
-    assert found.equal(attention(x_ND, mask))
+        found = attention(x_ND, mask)[real]
+    assert calls == [sum(lengths) + sum(extras)]
+    torch.testing.assert_close(found, attention(x_ND, mask)[real], rtol=0, atol=1e-12)
+
+
+def beside_rows() -> Spec:
+    """A flow over cp and a talker over tp: rows of language stand beside their tokens."""
+    modules = {
+        "language": box(0),
+        "drawer": box(0, cp=2, **flow()),
+        "speech": box(0, tp=2, sequence_parallel=True, **talker(reads_text=True)),
+    }
+    return spec(modules, microbatches=2, mbs=2, max_images=2, max_patches=9)
 
 
 def packed_and_ragged() -> Spec:
@@ -136,8 +144,8 @@ def packed_and_ragged() -> Spec:
 
 @pytest.mark.parametrize(
     "made",
-    [packed_and_ragged(), piped(packing=True), split_heads(cp=2)],
-    ids=["packed and ragged over cp", "over pp and cp", "hybrid over cp"],
+    [packed_and_ragged(), piped(packing=True), split_heads(cp=2), beside_rows()],
+    ids=["packed and ragged over cp", "over pp and cp", "hybrid over cp", "rows beside tokens"],
 )
 def test_whole_runs_by_lists_are_proved(made: Spec) -> None:
     assert failures(verdicts(made, prepare=by_lists)) == []

@@ -51,6 +51,13 @@ def flow(**settings: Any) -> Box:
     return {"model": {"kind": "flow"}, "reads": ["language"], **settings}
 
 
+def talker(**settings: Any) -> Box:
+    """Return what `box` takes for a talker behind language; `reads_text` is one of its model."""
+    text = {"reads_text": True} if settings.pop("reads_text", False) else {}
+    model = {"kind": "talker", **text, **settings.pop("model", {})}
+    return {"model": model, "reads": ["language"], **settings}
+
+
 def connector(*reads: str, queries: int | None = None, merge: str = "rows") -> Box:
     """Return what `box` takes for a connector of these modules."""
     model = {"kind": "connector", "merge": merge, **({"queries": queries} if queries else {})}
@@ -126,7 +133,11 @@ def _reader(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int, _: An
         if made.get("frozen") == "except_projector":
             del made["frozen"]  # It has none.
         weight = draw(st.sampled_from([1.0, 0.3]))
-        model |= {"kind": "flow", "channels": draw(st.integers(1, 2))}
+        if draw(st.booleans()):
+            model |= {"kind": "flow", "channels": draw(st.integers(1, 2))}
+        else:
+            books, text = draw(st.integers(1, 3)), draw(st.booleans())
+            model |= {"kind": "talker", "codebooks": books, "reads_text": text}
         return {**made, "model": model, "reads": ["language"], "loss_weight": weight}
     made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     model |= {

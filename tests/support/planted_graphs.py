@@ -5,14 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.support.graphs import connector, flow
+from tests.support.graphs import connector, flow, talker
 from tests.support.specs import box, spec
 
 from mimo_launch.data.noise import Noise, noises_of
 from mimo_launch.layout.row_owners import Run
 from mimo_launch.layout.step_views import EncoderView
+from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.row_places import RowReader
-from mimo_launch.runtime import compute, generator_inputs
+from mimo_launch.runtime import compute, generator_inputs, stage_inputs
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.stage_inputs import StageInputs
@@ -195,6 +196,55 @@ def frozen_passes_nothing() -> None:
     RankBridge._outgoing = nothing
 
 
+def spoken(**grid: int) -> Spec:
+    """A talker that reads text of a language model in two stages."""
+    modules = {"language": box(0, pp=2), "speech": box(0, **grid, **talker(reads_text=True))}
+    return spec(modules, microbatches=2, mbs=2, max_patches=8, max_images=2)
+
+
+def frame_sees_itself() -> None:
+    """A talker sees the frame that it is to say."""
+    correct = stage_inputs.code_frames
+
+    def shifted(read: Any) -> Any:
+        frames = correct(read)
+        return replace(frames, tokens=frames.tokens.roll(-1, dims=0))
+
+    stage_inputs.code_frames = shifted
+
+
+def talker_sees_ahead() -> None:
+    """A frame attends to those behind it."""
+    correct = stage_inputs.two_list_context
+
+    def unmasked(*args: Any, **options: Any) -> Any:
+        made = correct(*args, **options)
+        return replace(made, valid=made.valid.any(dim=1, keepdim=True))
+
+    stage_inputs.two_list_context = unmasked
+
+
+def text_of_the_neighbour() -> None:
+    """Each row of language gets the embedding of the token before its own."""
+    correct = LanguageStage._sent
+
+    def shifted(self: Any, reader: str, normed_nD: Any, batch: Any) -> Any:
+        return correct(self, reader, normed_nD, replace(batch, tokens=batch.tokens.roll(1, dims=1)))
+
+    LanguageStage._sent = shifted
+
+
+def text_learns_nothing() -> None:
+    """The talker's gradient does not reach the embedding of the text that it reads."""
+    correct = LanguageStage._sent
+
+    def cut(self: Any, reader: str, normed_nD: Any, batch: Any) -> Any:
+        text = correct(self, reader, normed_nD, batch) - normed_nD
+        return normed_nD + text.detach() + 0 * text  # Its weight stays on the graph.
+
+    LanguageStage._sent = cut
+
+
 GRAPH_BUGS = {
     "second reader dropped": (second_reader_dropped, two_readers()),
     "second reader counted twice": (second_reader_counted_twice, two_readers()),
@@ -205,4 +255,8 @@ GRAPH_BUGS = {
     "time of the neighbour": (time_of_the_neighbour, drawn(cp=2)),
     "images of a sample reversed to a connector": (images_of_a_sample_reversed, two_readers()),
     "frozen passes nothing": (frozen_passes_nothing, frozen_between()),
+    "frame sees itself": (frame_sees_itself, spoken()),
+    "talker sees ahead": (talker_sees_ahead, spoken(cp=2)),
+    "text of the neighbour": (text_of_the_neighbour, spoken()),
+    "text learns nothing": (text_learns_nothing, spoken()),
 }

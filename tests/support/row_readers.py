@@ -4,9 +4,10 @@ import torch
 
 from mimo_launch.data.sample_sizes import nominal_step_data
 from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import image_context, two_list_context
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, Patches
+from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput, NoisedPatches, Patches
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.spec import Spec
 
@@ -21,7 +22,8 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
     own, extra, images = work.rows, work.extra_tokens, len(work.spans)
     if extra:
         each = [own // images] * images, [extra // images] * images
-        mask = two_list_context(*each, (own, extra), range(1), CPU)
+        causal = module.is_causal
+        mask = two_list_context(*each, (own, extra), range(1), CPU, alone=True, causal=causal)
     else:
         mask = image_context(list(work.spans), range(own), CPU, alone=True)
     rows, places, first = {}, {}, own if extra else 0
@@ -30,12 +32,15 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
         rows[source] = torch.randn(number, width, dtype=dtype, requires_grad=True)
         places[source] = RowPlaces((number,), torch.arange(first, first + number))
         first += number
-    noised = None
-    if module.computes_loss:
+    learnt: NoisedPatches | CodeFrames | None = None
+    if (codes := kind_of(made.modules[name].model).codes) is not None:
+        frames = torch.randint(0, codes.vocab, (2, own, codes.codebooks))
+        learnt = CodeFrames(*frames)
+    elif module.computes_loss:
         size = made.modules[name].model.patch_size
         patches = Patches(torch.randn(own, size, dtype=dtype), torch.zeros(own, 2).long())
         wide = torch.randn(own, size)
-        noised = NoisedPatches(patches, torch.rand(own), wide, torch.ones(own))
+        learnt = NoisedPatches(patches, torch.rand(own), wide, torch.ones(own))
     return EncoderInput(
         mask=mask,
         sizes=(own,),
@@ -44,5 +49,5 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
         own=range(own),
         rows=rows,
         row_places=places,
-        noised=noised,
+        made=learnt,
     )

@@ -195,7 +195,20 @@ def flow(grid: dict[str, int]) -> dict[str, Any]:
     return {**vit(grid), "kind": "flow"}
 
 
-ENCODER_MODELS = {"vit": vit, "audio": audio, "connector": connector, "flow": flow}
+def talker(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest talker that `grid` can split."""
+    heads = 2 * grid["tp"]
+    sizes = {"layers": grid["pp"], "hidden": 8 * heads, "heads": heads, "mlp": 16 * heads}
+    return {"kind": "talker", **sizes, "kv_heads": grid["tp"], "codebooks": 2, "vocab": 13}
+
+
+ENCODER_MODELS = {
+    "vit": vit,
+    "audio": audio,
+    "connector": connector,
+    "flow": flow,
+    "talker": talker,
+}
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.layers.attention_contexts import two_list_context
+from mimo_launch.layers.attention_contexts import ImageContext, two_list_context
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.row_owners import held_patches, local_extra_tokens
 
@@ -23,6 +23,19 @@ def owners(lengths: list[int], patches: int, class_tokens: int, shards: int) -> 
     return np.concatenate(parts, axis=1).flatten()
 
 
+def seen_by(mask: ImageContext, token: int) -> list[int]:
+    """Return the places of the keys that a token of this rank attends to."""
+    assert mask.order is not None
+    place = int(mask.order.back[token])
+    assert int(mask.order.own[place]) == token
+    if mask.same is not None:
+        first = place // mask.same[1] * mask.same[1]
+        return mask.order.keys[first : first + mask.same[1]].tolist()
+    row, query = divmod(int(mask.tokens[place]), mask.queries.shape[1])
+    assert int(mask.queries[row, query]) == place
+    return mask.order.keys[mask.keys[row][mask.valid[row].expand(query + 1, -1)[query]]].tolist()
+
+
 @pytest.mark.parametrize("lengths", [[4], [3, 7, 1, 5], [2] * 6, [1], [9, 1]])
 @pytest.mark.parametrize(("cp", "tp"), [(1, 1), (2, 1), (3, 2), (1, 4)])
 def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: int) -> None:
@@ -34,29 +47,22 @@ def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: in
     size, seen = (patches + class_tokens) * tp, 0
     for rank in range(cp):
         shards = range(rank * tp, (rank + 1) * tp)
-        mask = two_list_context(lengths, [1] * len(lengths), (patches, class_tokens), shards, CPU)
+        mask = two_list_context(
+            lengths, [1] * len(lengths), (patches, class_tokens), shards, CPU, alone=cp == 1
+        )
         mine = everyone[rank * size : (rank + 1) * size]
         if (mine < 0).all():
             assert mask.tokens.numel() == 0
             continue
-        assert len(mask.tokens) == size
-        flat, longest = mask.queries.flatten(), mask.queries.shape[1]
-        for token, image in enumerate(mine):
-            if image < 0:
-                continue
-            # What the kernel computes for the token is what was asked for it, in its image's row.
-            place = int(mask.tokens[token])
-            assert int(flat[place]) == token
-            row = place // longest
-            keys = mask.keys[row][mask.valid[row]].tolist()
-            assert sorted(keys) == np.flatnonzero(everyone == image).tolist()
+        for token in np.flatnonzero(mine >= 0):
+            keys = seen_by(mask, int(token))
+            assert sorted(keys) == np.flatnonzero(everyone == mine[token]).tolist()
             seen += 1
-        assert mask.is_full == bool(mask.valid.all())
     assert seen == sum(lengths) + len(lengths)
 
 
 def test_without_an_image_there_is_nothing_to_attend_to() -> None:
-    mask = two_list_context([], [], (0, 0), range(1), CPU)
+    mask = two_list_context([], [], (0, 0), range(1), CPU, alone=True)
     assert mask.tokens.numel() == mask.queries.numel() == mask.keys.numel() == 0
 
 

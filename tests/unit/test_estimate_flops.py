@@ -244,6 +244,34 @@ def test_modules_that_read_rows_cost_what_torch_counts(name: str, model: dict) -
     assert back["bmm"] == backward.attention
 
 
+def test_a_talker_costs_what_torch_counts() -> None:
+    """Two clips of 24 frames and an end, behind one row each; half of attention is not counted."""
+    data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
+    model = {**DECODER, "kind": "talker", "codebooks": 2, "vocab": 40}
+    modules = {
+        "language": box(0, model={"hidden": 40}),
+        "speech": box(1, model=model, reads=["language"]),
+    }
+    made = spec(modules, mbs=2, seq=128, data=data)
+    layout = build_layout(made)
+    module = layout["speech"]
+    (stage,) = module.stages
+    work = workload(layout, module, nominal(made))
+    assert (work.reads, work.rows, work.spans) == ((2,), 50, (26, 26))
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    batch = nominal_input(made, "speech")
+    ahead, back = counted(lambda: network(None, batch))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    matmuls = forward.linear + forward.patch + forward.head
+    assert ahead["addmm"] + ahead["mm"] == matmuls
+    assert back["mm"] == 2 * matmuls == backward.total - backward.attention
+    assert ahead["bmm"] == 2 * forward.attention
+    assert back["bmm"] == 2 * backward.attention
+
+
 def r1() -> tuple[Spec, Layout]:
     """ViT-H with 4,096 patches a sample in front of 16 layers of Llama-3-8B shape."""
     vision = {"layers": 32, "hidden": 1280, "heads": 16, "mlp": 5120, "patch": 16}

@@ -53,6 +53,16 @@ def joined(*towers: str, drawer: dict[str, Any] | None = None, **merger: Any) ->
     return spec(modules, microbatches=3, mbs=2)
 
 
+def speaking(**speech: Any) -> Spec:
+    """Return a spec with a talker that reads text of a language model in two stages."""
+    model = {"kind": "talker", "layers": 3, "hidden": 32, "heads": 4, "codebooks": 3, **speech}
+    modules = {
+        "language": box(0, tp=2, pp=2, model={"hidden": 40}),
+        "speech": box(4, tp=2, pp=3, model=model, reads=["language"], sequence_parallel=True),
+    }
+    return spec(modules, microbatches=3, mbs=2)
+
+
 def expert_groups(module: ModuleLayout) -> dict[str, Group]:
     """Groups of the last rank of the experts, which has the least if anyone has less."""
     if module.experts is None:
@@ -115,6 +125,8 @@ def specs() -> dict[str, Spec]:
         "frozen": one({}, {}, 1, frozen=True),
         "a connector, a generator": joined("vision", drawer={"hidden": 24, "heads": 2, "patch": 2}),
         "queries, two towers": joined("vision", "depth", queries=3, projector="linear"),
+        "a talker": speaking(kv_heads=1, head_dim=6, qkv_bias=True),
+        "a talker, text": speaking(reads_text=True, qk_norm=True),
         "full sharding": one({}, {}, 2, sharding="full"),
     }
 

@@ -23,9 +23,9 @@ def test_lists_hold_the_tokens_that_the_index_tensors_name(lengths: list[int], c
         assert mask.same is None
         own = [n for n in mask.own_lengths if n]
         assert sum(own) == mask.tokens.numel()
-        assert mask.valid.sum(dim=1).tolist() == list(mask.key_lengths)
+        assert mask.valid[:, 0].sum(dim=1).tolist() == list(mask.key_lengths)
         # Keys of the images here follow each other, from the first on.
-        keys = mask.keys[mask.valid].tolist()
+        keys = mask.keys[mask.valid[:, 0]].tolist()
         assert keys == list(range(mask.first_key, mask.first_key + sum(mask.key_lengths)))
         seen += sum(own)
     assert seen == sum(lengths)

@@ -8,6 +8,7 @@ Leaves: reading the file, and whether ranks fit into memory, to `load_and_check`
 from mimo_launch.checks import (
     backends,
     batch,
+    codes,
     custom,
     data,
     experts,
@@ -24,6 +25,7 @@ from mimo_launch.checks import (
 )
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     CustomModel,
@@ -55,6 +57,8 @@ _IMAGES = (
     "empty-image-range",
     "shuffle-over-image",
     "processor-not-supported",
+    "codes-outside-vocab",
+    "codes-unlike-data",
 )
 _CLIPS = ("sound-not-in-data", "frames-over-rows", "row-over-clips")
 
@@ -75,12 +79,12 @@ RULES: tuple[Rule, ...] = (
     SpecRule(ranks.no_holes, needs=_GRID),
     ModuleRule(ranks.groups_inside_nodes, needs=(*_GRID, *_ORDER)),
     ModuleRule(widths.hidden_over_heads),
-    ModelRule(LanguageModel, widths.heads_over_kv_heads),
+    ModelRule(CausalModel, widths.heads_over_kv_heads),
     ModuleRule(widths.heads_over_tp),
-    ModelRule(LanguageModel, widths.kv_heads_over_tp, needs=_HEADS),
-    ModelRule(LanguageModel, positions.head_size_even, needs=_HEADS),
+    ModelRule(CausalModel, widths.kv_heads_over_tp, needs=_HEADS),
+    ModelRule(CausalModel, positions.head_size_even, needs=_HEADS),
     ModelRule(DecoderModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
-    ModelRule(DecoderModel, positions.scaling_in_order),
+    ModelRule(DecoderBlocks, positions.scaling_in_order),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),
@@ -115,6 +119,8 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(data.channels_fit_digits),
     ModuleRule(data.digits_are_seen),
     ModuleRule(data.clips_hold_a_row, needs=("frames-over-rows",)),
+    ModuleRule(codes.ends_are_codes),
+    ModuleRule(codes.codes_fit_digits, needs=("codes-outside-vocab",)),
     SpecRule(vocabulary.vocab_holds_tokens),
     SpecRule(packages.shard_packages_installed),
     SpecRule(shards.shards_are_there, needs=_PACKAGES),

@@ -8,16 +8,16 @@ Leaves: how widths are cut over tp to `widths`.
 
 from mimo_launch.checks.rule import Findings, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
-    LanguageModel,
     Spec,
     VitModel,
 )
 
 
-def head_size_even(spec: Spec, name: str, model: LanguageModel) -> Findings:
+def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
     """Rotary positions turn pairs of numbers."""
     if not model.attends or model.head_size % 2 == 0 or model.rope_theta is None:
         return
@@ -52,7 +52,7 @@ def mrope_fills_head(spec: Spec, name: str, model: DecoderModel) -> Findings:
     )
 
 
-def scaling_in_order(spec: Spec, name: str, model: DecoderModel) -> Findings:
+def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
     """There are wavelengths between those that stay and those that turn slower."""
     if model.rope_scaling is None:
         return

@@ -12,8 +12,8 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import MAMBA, MambaSizes
-from mimo_launch.spec.spec import HybridModel, LanguageModel, Spec
+from mimo_launch.spec.language_models import MAMBA, CausalModel, MambaSizes
+from mimo_launch.spec.spec import HybridModel, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -26,7 +26,7 @@ def heads_over_tp(spec: Spec, name: str) -> Findings:
     )
 
 
-def kv_heads_over_tp(spec: Spec, name: str, model: LanguageModel) -> Findings:
+def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
     kv, tp = model.kv_heads, spec.modules[name].grid.tp
     if kv is None or not model.attends:
@@ -45,7 +45,7 @@ def kv_heads_over_tp(spec: Spec, name: str, model: LanguageModel) -> Findings:
     )
 
 
-def heads_over_kv_heads(spec: Spec, name: str, model: LanguageModel) -> Findings:
+def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel) -> Findings:
     """Each key/value head serves equally many query heads."""
     if not model.attends or model.heads % model.num_kv_heads == 0:
         return

@@ -17,6 +17,9 @@ from mimo_launch.layout.step_data import SampleData
 
 Tokens = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int64]
+# Images, log-mel clips, or clips of codec tokens.
+Media = Pixels | Codes
 
 
 class BadSample(Exception):
@@ -64,12 +67,13 @@ class Dataset(Protocol):
         """
         ...
 
-    def images(self, split: Split, index: int, encoder: str) -> list[Pixels]:
+    def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         """Return the images or clips of a sample for one encoder, in the order of its spans.
 
         Returns:
-            float32 arrays in the `input_shape` of the model, about zero mean: [channels, height_px,
-            width_px] or [mels, frames]; empty for a sample without an image.
+            Arrays in the `input_shape` of the model: float32, about zero mean, [channels,
+            height_px, width_px] or [mels, frames]; or int64 [codebooks, frames] of codes, without
+            those of start and end. Empty for a sample without an image.
         """
         ...
 
@@ -80,15 +84,15 @@ class Dataset(Protocol):
         """
         ...
 
-    def recognised(self, split: Split, index: int, images: Sequence[Pixels]) -> tuple[int, int]:
+    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
         """Return how many images made for a sample are what it asks for, and how many are judged.
 
         `images` are in the order of its spans, in the form of `images`.
         """
         ...
 
-    def pixels(self, generator: str, image: Pixels) -> npt.NDArray[np.uint8]:
-        """Return an image in the form of `images` as pixels to look at, [channels, h, w]."""
+    def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
+        """Return an array of `images` as pixels to look at, [channels, h, w]; None for a clip."""
         ...
 
     def words(self, tokens: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.dataset import Media
 from mimo_launch.data.random_draws import (
     Draws,
     Purpose,
@@ -30,7 +31,7 @@ from mimo_launch.data.random_draws import (
     split_key,
     threshold,
 )
-from mimo_launch.data.sample_sizes import ImageSize, longest_sample, spans_behind
+from mimo_launch.data.sample_sizes import ImageSize, longest_sample, size_of_digit, spans_behind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
@@ -46,7 +47,7 @@ from mimo_launch.kinds.vocabulary import (
 )
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import DigitsData, Images, Spec
+from mimo_launch.spec.spec import Codes, DigitsData, Images, Spec
 
 HELDOUT_SHARE = 0.2
 # Strips are made up as they are asked for, so this only has to exceed any sensible evaluation.
@@ -142,16 +143,20 @@ class DigitStrips:
                 f"a strip takes {longest_sample(spec)} tokens, seq is {spec.batch.seq}"
             )
         self._data, self._seq = data, spec.batch.seq
-        self._models: dict[str, Images] = {}
+        self._models: dict[str, Images | Codes] = {}
         for name, encoder in (spec.encoders | spec.generators).items():
             kind = kind_of(encoder.model)
             if kind.input is None and spec.sources_of(name):
                 continue
-            model = kind.images
+            model = kind.images or kind.codes
             if model is None:
                 raise ValueError(f"{name}: {encoder.model.kind} cannot read images")
-            if DIGIT_SIDE % model.row_side:
+            if isinstance(model, Images) and DIGIT_SIDE % model.row_side:
                 raise ValueError(f"{name}: {model.row_side} does not divide {DIGIT_SIDE} pixels")
+            if isinstance(model, Codes) and DIGIT_SIDE**2 % model.codebooks:
+                raise ValueError(
+                    f"{name}: {model.codebooks} does not divide {DIGIT_SIDE**2} pixels"
+                )
             self._models[name] = model
         self._spec, read = spec, spec.sources_of(LANGUAGE)
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
@@ -221,30 +226,32 @@ class DigitStrips:
         labels[shape.ask : shape.num_tokens - 1] = tokens[shape.ask + 1 : shape.num_tokens]
         return tokens, labels
 
-    def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
+    def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7.
 
         For a generator, an image of each digit [channels, 8, 8] where these are to be drawn, -0.8
-        to 1.8.
+        to 1.8; or its pixels, row after row, as codes from 0 to 16, [codebooks, frames].
         """
         strip, makes = self.strip(split, index), encoder in self._spec.generators
         if strip.text_only or strip.is_drawn != makes:
             return []
-        shown = load_digits().images[list(strip.images)]
+        shown, model = load_digits().images[list(strip.images)], self._models[encoder]
+        if isinstance(model, Codes):
+            return [image.reshape(-1, model.codebooks).T.astype(np.int64) for image in shown]
         if not makes:
             shown = shown.transpose(1, 0, 2).reshape(1, DIGIT_SIDE, -1)
         divisor = PIXEL_DEVIATION if makes else PIXEL_RANGE
         scaled = (shown.astype(np.float32) - np.float32(PIXEL_MEAN)) / np.float32(divisor)
-        return [np.repeat(grey[None], self._models[encoder].channels, axis=0) for grey in scaled]
+        return [np.repeat(grey[None], model.channels, axis=0) for grey in scaled]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
         """Return zeros [seq]: a strip is one document."""
         self.describe(split, index)
         return np.zeros(self._seq, dtype=np.int64)
 
-    def pixels(self, generator: str, image: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
         """Return a drawn digit as pixels, black to white."""
-        values = (image * PIXEL_DEVIATION + PIXEL_MEAN) / PIXEL_RANGE
+        values = (_drawn(image) * PIXEL_DEVIATION + PIXEL_MEAN) / PIXEL_RANGE
         return np.round(255 * values.clip(0, 1)).astype(np.uint8)
 
     def words(self, tokens: Sequence[int]) -> str:
@@ -283,8 +290,8 @@ class DigitStrips:
         else:
 
             def size_of(name: str) -> ImageSize:
-                side = DIGIT_SIDE // self._models[name].row_side
-                return ImageSize(side, side * num_digits)
+                digit = size_of_digit(self._models[name])
+                return ImageSize(digit.height, digit.width * num_digits)
 
             for name in self._placeholders:
                 behind = dict(spans_behind(self._spec, name, position, size_of))
@@ -296,18 +303,28 @@ class DigitStrips:
         """Return the shape of a sample to draw, which asks for it with its second token."""
         spans = {}
         for name in self._spec.generators:
-            side = DIGIT_SIDE // self._models[name].row_side
-            places = range(2, 2 + num_digits)
-            spans[name] = tuple(ImageSpan(place, side, side, reads=1) for place in places)
+            size, places = size_of_digit(self._models[name]), range(2, 2 + num_digits)
+            spans[name] = tuple(
+                ImageSpan(place, size.height, size.width, reads=1) for place in places
+            )
         return _Shape(num_digits, num_digits + 3, 0, 1, True, spans)
 
-    def recognised(
-        self, split: Split, index: int, images: Sequence[npt.NDArray[np.float32]]
-    ) -> tuple[int, int]:
+    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
         """Return how many of the images drawn for a sample are of the digit asked for, and all.
 
         An image is of the digit that the nearest of the real training images shows.
         """
         asked = self._digits(self.strip(split, index))
-        seen = nearest_digits(np.stack([image.mean(axis=0) for image in images]))
+        seen = nearest_digits(np.stack([_drawn(image).mean(axis=0) for image in images]))
         return int((seen == asked).sum()), len(asked)
+
+
+def _drawn(image: Media) -> npt.NDArray[np.float32]:
+    """Return a drawn digit [channels, 8, 8], also from its codes; pixels not said are black."""
+    if image.dtype != np.int64:
+        return image.astype(np.float32)
+    pixels = np.zeros(DIGIT_SIDE**2, np.float32)
+    said = image.T.flatten()[: len(pixels)]
+    pixels[: len(said)] = said
+    scaled = (pixels - np.float32(PIXEL_MEAN)) / np.float32(PIXEL_DEVIATION)
+    return scaled.reshape(1, DIGIT_SIDE, DIGIT_SIDE)

@@ -24,7 +24,10 @@ from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
+    Clips,
+    Codes,
     DigitsData,
+    Images,
     Spec,
     SyntheticData,
     WebdatasetData,
@@ -130,8 +133,10 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
     """
     kind, data = kind_of(spec.modules[encoder].model), spec.data
     if isinstance(data, DigitsData):
-        side = max(1, DIGIT_SIDE // images.row_side) if (images := kind.images) else 1
-        fewest, most = (ImageSize(side, side * n) for n in (data.min_digits, data.max_digits))
+        digit = ImageSize(1, 1) if kind.input is None else size_of_digit(kind.input)
+        fewest, most = (
+            ImageSize(digit.height, digit.width * n) for n in (data.min_digits, data.max_digits)
+        )
         return ((fewest, most),)
     if not isinstance(data, SyntheticData):
         raise TypeError(f"the sizes of images of {data.kind} are not drawn")
@@ -140,6 +145,12 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
         width = longest // clips.frames_per_row
         least = width if clips.fixed_length else ceil(data.min_frames / clips.frames_per_row)
         return ((ImageSize(1, min(least, width)), ImageSize(1, width)),)
+    if kind.codes is not None:
+        # A frame is a patch; one more row is for the end.
+        frames = data.min_patches, data.max_patches
+        if data.image is not None:
+            frames = (data.image[0] * data.image[1],) * 2
+        return ((ImageSize(1, frames[0] + 1), ImageSize(1, frames[1] + 1)),)
     shuffle = images.shuffle if (images := kind.images) else 1
     if data.image is not None:
         only = ImageSize(data.image[0] // shuffle, data.image[1] // shuffle)
@@ -151,6 +162,15 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
         narrowest = min(ceil(fewest_rows / height), widest)
         found.append((ImageSize(height, narrowest), ImageSize(height, widest)))
     return tuple(found)
+
+
+def size_of_digit(model: Images | Clips | Codes) -> ImageSize:
+    """Return the rows of one digit; its pixels, row after row, are the codes of its frames."""
+    if isinstance(model, Codes):
+        frames = max(1, DIGIT_SIDE**2 // model.codebooks)
+        return ImageSize(*model.size_in_rows((model.codebooks, frames)))
+    side = max(1, DIGIT_SIDE // model.row_side) if isinstance(model, Images) else 1
+    return ImageSize(side, side)
 
 
 def longest_sample(spec: Spec) -> int:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Pixels
+from mimo_launch.data.dataset import Media
 from mimo_launch.data.random_draws import (
     Draws,
     Purpose,
@@ -37,7 +37,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Clips, Images, Spec, SyntheticData
+from mimo_launch.spec.spec import Clips, Codes, Images, Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
 # A generator reads this many rows of language at most for an image; a text has two tokens.
@@ -62,7 +62,7 @@ class SyntheticSamples:
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
-        self._models: dict[str, Images | Clips] = {}
+        self._models: dict[str, Images | Clips | Codes] = {}
         self._sizes: dict[str, tuple[tuple[ImageSize, ImageSize], ...]] = {}
         for name, module in (spec.encoders | spec.generators).items():
             model = kind_of(module.model).input
@@ -181,11 +181,19 @@ class SyntheticSamples:
         labels[chosen] = tokens[chosen + 1]
         return tokens, labels
 
-    def images(self, split: Split, index: int, encoder: str) -> list[npt.NDArray[np.float32]]:
-        """Return standard normal numbers in the shape of each image or clip."""
+    def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
+        """Return standard normal numbers in the shape of each image or clip, or random codes."""
         model = self._models[encoder]
         stream = 1 + list(self._models).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))
+        if isinstance(model, Codes):
+            ends = {model.start_code, model.end_code}
+            said = np.array([code for code in range(model.vocab) if code not in ends], np.int64)
+            shapes = (
+                model.input_shape(span.height, span.width)
+                for span in self.describe(split, index).spans.get(encoder, ())
+            )
+            return [normal.choice(said, shape) for shape in shapes]
         return [
             normal.standard_normal(model.input_shape(span.height, span.width), dtype=np.float32)
             for span in self.describe(split, index).spans.get(encoder, ())
@@ -206,13 +214,15 @@ class SyntheticSamples:
         documents[cuts[order_of(words[1:])[:num_cuts]]] = 1
         return np.cumsum(documents)
 
-    def recognised(self, split: Split, index: int, images: Sequence[Pixels]) -> tuple[int, int]:
+    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
         """Judge nothing: random images show nothing."""
         self.describe(split, index)
         return 0, 0
 
-    def pixels(self, generator: str, image: Pixels) -> npt.NDArray[np.uint8]:
-        """Return values between -2 and 2 as black to white."""
+    def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
+        """Return values between -2 and 2 as black to white; codes are nothing to look at."""
+        if image.dtype == np.int64:
+            return None
         return np.round(255 * (image / 4 + 0.5).clip(0, 1)).astype(np.uint8)
 
     def words(self, tokens: Sequence[int]) -> str:

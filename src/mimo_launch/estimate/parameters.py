@@ -12,8 +12,9 @@ from itertools import chain
 
 from mimo_launch.kinds.layer import Ends, Share, Weight
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.kinds.vocabulary import padded_vocab_size, text_readers
 from mimo_launch.layout.stages import Stage, fsdp_units
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 
@@ -92,6 +93,7 @@ def ends_of(spec: Spec, stage: Stage) -> Ends:
         vocab=padded_vocab_size(spec),
         row_width=spec.row_width(stage.module),
         source_widths=tuple(spec.row_width(name) for name in spec.sources_of(stage.module)),
+        sends_text=stage.module == LANGUAGE and bool(text_readers(spec)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Decoders of Llama, Qwen2 and Qwen3 shape, some layers with experts.
+"""Blocks of Llama, Qwen2 and Qwen3 shape, and decoders made of them, some layers with experts.
 
 Decides: the weights of a block, and what it saves.
 Relies on: `language` for attention, experts and both ends.
@@ -8,7 +8,7 @@ Leaves: nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.language import LanguageKind
+from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
@@ -22,6 +22,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 BLOCK = (
@@ -36,20 +37,10 @@ BLOCK = (
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderKind(LanguageKind):
-    """Blocks of attention and SwiGLU, or of attention and experts."""
+class DecoderBlocksKind(CausalKind):
+    """Blocks of attention and SwiGLU."""
 
-    model: DecoderModel
-
-    @property
-    def stage(self) -> str:
-        """The class that builds a stage."""
-        return "mimo_launch.models.language_model:DecoderStage"
-
-    @property
-    def mrope(self) -> tuple[int, int, int] | None:
-        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
-        return self.model.mrope
+    model: DecoderBlocks
 
     @property
     def rope_scaling(self) -> RopeScaling | None:
@@ -61,9 +52,9 @@ class DecoderKind(LanguageKind):
         """Every layer is attention and an MLP or experts."""
         return True
 
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block."""
-        model, inner = self.model, self._dense_width(number)
+    def _block_weights(self, inner: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a block whose MLP, if it has one, is `inner` wide."""
+        model = self.model
         width, head = model.hidden, model.head_size
         yield from (Weight((width,)),) * 2
         yield from self._attention_weights(share)
@@ -78,11 +69,6 @@ class DecoderKind(LanguageKind):
         if inner:
             yield Weight((2 * share.of(inner), width), in_product=True)
             yield Weight((width, share.of(inner)), in_product=True)
-        yield from self._expert_weights(number, share)
-
-    def layer_widths(self, number: int) -> Widths:
-        """Return the sizes of a block."""
-        return self._with_experts(number, self.widths)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         return BLOCK
@@ -99,3 +85,29 @@ class DecoderKind(LanguageKind):
     def backward_activations(self) -> tuple[Saved, ...]:
         """Gradients that are alive at once in the backward of a block."""
         return GATED_BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderKind(DecoderBlocksKind, LanguageKind):
+    """A decoder: blocks of attention and SwiGLU, or of attention and experts."""
+
+    model: DecoderModel
+
+    @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.language_model:DecoderStage"
+
+    @property
+    def mrope(self) -> tuple[int, int, int] | None:
+        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
+        return self.model.mrope
+
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a block."""
+        yield from self._block_weights(self._dense_width(number), share)
+        yield from self._expert_weights(number, share)
+
+    def layer_widths(self, number: int) -> Widths:
+        """Return the sizes of a block."""
+        return self._with_experts(number, self.widths)

@@ -20,11 +20,12 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     Clips,
+    Codes,
     EncoderModel,
     Images,
-    LanguageModel,
     MambaSizes,
     Moe,
     RopeScaling,
@@ -36,7 +37,7 @@ from mimo_launch.spec.spec import (
 class ModelKind(ABC):
     """A model with the facts of its kind. Layers are counted from 0 over the whole module."""
 
-    model: EncoderModel | LanguageModel
+    model: EncoderModel | CausalModel
 
     # Facts.
 
@@ -46,8 +47,8 @@ class ModelKind(ABC):
         """The class that builds a stage, as `package.module:Class`."""
 
     @property
-    def input(self) -> Images | Clips | None:
-        """How what an encoder reads becomes its rows; None if it is no encoder."""
+    def input(self) -> Images | Clips | Codes | None:
+        """How what an encoder or generator reads of a sample becomes its rows; None if nothing."""
         return None
 
     @property
@@ -59,6 +60,11 @@ class ModelKind(ABC):
     def clips(self) -> Clips | None:
         """How clips become its rows, if it reads clips."""
         return found if isinstance(found := self.input, Clips) else None
+
+    @property
+    def codes(self) -> Codes | None:
+        """How codec tokens become its rows, if it says these."""
+        return found if isinstance(found := self.input, Codes) else None
 
     @property
     def patches_per_row(self) -> int:
@@ -101,6 +107,16 @@ class ModelKind(ABC):
     def rows_of_each(self) -> int | None:
         """Number of rows that it makes of every image, None if that depends on what it reads."""
         return None
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether each row of language that it reads has the embedding of its token added."""
+        return False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether its own tokens attend only to those before them, and to rows beside them."""
+        return False
 
     @property
     def is_custom(self) -> bool:

@@ -1,4 +1,4 @@
-"""What language models have in common: a vocabulary, attention, experts, and a head.
+"""What causal models have in common, attention; and language models: a vocabulary, experts, a head.
 
 Decides: the weights of attention, of experts and of both ends, and the work of the head.
 Relies on: how `models` compute, which tests compare.
@@ -12,11 +12,61 @@ from typing import Literal
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import LanguageModel, Moe
 
 
 @dataclass(frozen=True, slots=True)
-class LanguageKind(ModelKind):
+class CausalKind(ModelKind):
+    """A model whose tokens attend to those before them."""
+
+    model: CausalModel
+
+    @property
+    def num_heads(self) -> int | None:
+        """Query heads."""
+        return self.model.heads
+
+    @property
+    def num_kv_heads(self) -> int | None:
+        """Key/value heads."""
+        return self.model.num_kv_heads
+
+    @property
+    def has_heads_of_hidden(self) -> bool:
+        """Whether a head is hidden / heads wide."""
+        return self.model.head_dim is None
+
+    def _attention_weights(self, share: Share) -> Iterator[Weight]:
+        model = self.model
+        width, head = model.hidden, model.head_size
+        queries = share.of(model.heads * head)
+        if model.num_kv_heads < share.tp:
+            # Each rank holds the one key/value head that its query heads need.
+            yield Weight((queries, width), in_product=True)
+            yield Weight((2 * head, width))
+        else:
+            keys = share.of(model.num_kv_heads * head)
+            yield Weight((queries + 2 * keys, width), in_product=True)
+        yield Weight((width, queries), in_product=True)
+
+    @property
+    def widths(self) -> Widths:
+        """Sizes of attention and MLPs together."""
+        model = self.model
+        return Widths(
+            stream=model.hidden,
+            query=model.heads * model.head_size,
+            key=model.num_kv_heads * model.head_size,
+            heads=model.heads,
+            inner=model.mlp_width,
+            ups=1 + model.gated_mlp,
+            causal=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageKind(CausalKind):
     """A model that reads tokens and computes the loss."""
 
     model: LanguageModel
@@ -75,19 +125,6 @@ class LanguageKind(ModelKind):
         model = self.model
         return model.moe.shared if model.moe and self.has_experts(number) else model.mlp_width
 
-    def _attention_weights(self, share: Share) -> Iterator[Weight]:
-        model = self.model
-        width, head = model.hidden, model.head_size
-        queries = share.of(model.heads * head)
-        if model.num_kv_heads < share.tp:
-            # Each rank holds the one key/value head that its query heads need.
-            yield Weight((queries, width), in_product=True)
-            yield Weight((2 * head, width))
-        else:
-            keys = share.of(model.num_kv_heads * head)
-            yield Weight((queries + 2 * keys, width), in_product=True)
-        yield Weight((width, queries), in_product=True)
-
     def _expert_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the router of a layer and the experts of one rank; all ranks hold as many."""
         model = self.model
@@ -103,26 +140,12 @@ class LanguageKind(ModelKind):
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
         """Yield the weights of embedding, final norm and head."""
         model, words = self.model, share.of(ends.vocab)
-        if ends.is_first or (ends.is_last and model.tied):
+        if ends.is_first or (ends.is_last and (model.tied or ends.sends_text)):
             yield Weight((words, model.hidden))
         if ends.is_last:
             yield Weight((model.hidden,))
             if not model.tied:
                 yield Weight((words, model.hidden), in_product=True)
-
-    @property
-    def widths(self) -> Widths:
-        """Sizes of attention and MLPs together."""
-        model = self.model
-        return Widths(
-            stream=model.hidden,
-            query=model.heads * model.head_size,
-            key=model.num_kv_heads * model.head_size,
-            heads=model.heads,
-            inner=model.mlp_width,
-            ups=1 + model.gated_mlp,
-            causal=True,
-        )
 
     def _with_experts(self, number: int, layer: Widths) -> Widths:
         """Return the widths of a layer, with experts instead of the MLP if it has any."""

@@ -68,7 +68,8 @@ class Ends:
     """The ends of its module that a stage has, and the widths there.
 
     `vocab` is the padded vocabulary, `row_width` the width of the rows that leave, `source_widths`
-    those of the rows that it reads, by module.
+    those of the rows that it reads, by module. `sends_text`: generators read the embedding of each
+    token with its row.
     """
 
     is_first: bool
@@ -76,6 +77,7 @@ class Ends:
     vocab: int
     row_width: int
     source_widths: tuple[int, ...] = ()
+    sends_text: bool = False
 
     def numbers_in(self, rows: tuple[int, ...]) -> int:
         """Return the numbers in some rows of each module that is read."""

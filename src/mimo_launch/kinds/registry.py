@@ -14,10 +14,11 @@ from typing import get_type_hints
 
 from mimo_launch import kinds
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.spec.spec import EncoderModel, LanguageModel
+from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.spec import EncoderModel
 
 
-def kind_of(model: EncoderModel | LanguageModel) -> ModelKind:
+def kind_of(model: EncoderModel | CausalModel) -> ModelKind:
     """Return a model with the facts of its kind."""
     return _kinds()[type(model)](model)
 

@@ -93,6 +93,8 @@ SILU = Saved(name="SiLU of gate", inner=1)
 RMS = Saved(name="results of norms", stream=2, shared=True)
 RMS_BF16 = Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True)
 ROTATED = Saved(name="rotated queries and keys", query=1, key=1)
+# Besides, where tokens of an image stand in two lists: attention reads and writes them together.
+IN_ORDER = Saved(name="attention output, in the order of tokens", query=1)
 
 # In addition, in a layer of experts; tensors inside the experts are `inner`.
 ROUTED = (

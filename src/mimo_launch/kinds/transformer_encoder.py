@@ -12,7 +12,7 @@ from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
-from mimo_launch.kinds.saved_activations import ATTENTION_OUT, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.saved_activations import ATTENTION_OUT, IN_ORDER, HeldAtEnds, Passes, Saved
 from mimo_launch.spec.encoders import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
 
@@ -26,8 +26,6 @@ BLOCK = (*INPUT, QKV, *ATTENTION_OUT, *PLAIN)
 # Besides, where passes are not compiled: norms keep what they normalise in fp32, while the stream
 # itself is not kept.
 BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
-# Besides, where tokens of an image stand in two lists: attention reads and writes them together.
-IN_ORDER = Saved(name="attention output, in the order of tokens", query=1)
 FORWARD = (
     Saved(name="streams", stream=4, shared=True),
     Saved(name="up and its GELU", inner=2),

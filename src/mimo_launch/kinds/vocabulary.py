@@ -49,6 +49,11 @@ def placeholder_id(spec: Spec, encoder: str) -> int:
     return vocab_size(spec) - len(last) + last.index(encoder)
 
 
+def text_readers(spec: Spec) -> frozenset[str]:
+    """Return the modules that read the embedding of each token with its row of language."""
+    return frozenset(name for name, m in spec.generators.items() if kind_of(m.model).reads_text)
+
+
 def num_last_placeholders(spec: Spec) -> int:
     """Return the number of ids at the end of the vocabulary that stand for rows."""
     return len(_with_last_ids(spec))

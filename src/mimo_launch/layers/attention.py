@@ -122,14 +122,16 @@ class Attention(nn.Module):
             out = torch.cat(outs, dim=2)
         return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return causal attention, by position or by an explicit mask; [B, heads, S, K] each."""
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, *, causal: bool = True
+    ) -> Tensor:
+        """Return attention by an explicit mask, or causal by position; [B, heads, S, K] each."""
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=allowed,
-            is_causal=allowed is None,
+            is_causal=causal and allowed is None,
             enable_gqa=self.heads != self.kv_heads,
         )
 
@@ -156,20 +158,22 @@ class Attention(nn.Module):
             q, k, v = (
                 x.view(*images.same, *x.shape[1:]).transpose(1, 2) for x in (q_NhK, k_MgK, v_MgK)
             )
-            out = F.scaled_dot_product_attention(q, k, v)
+            out = self._attend(q, k, v, None, causal=images.is_causal)
             return out.transpose(1, 2).reshape(num_tokens, -1)
         if images.tokens.numel() == 0:
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
             return q_NhK.flatten(1) * 0 + (k_MgK.sum() + v_MgK.sum()) * 0
-        if images.own_lengths and takes_lists(q_NhK):
+        # A kernel takes the queries of an image that a rank holds for its last ones.
+        listed = images.own_lengths == images.key_lengths or not images.is_causal
+        if listed and takes_lists(q_NhK):
             out = inside_images(q_NhK, k_MgK, v_MgK, images).flatten(1)
             padding = num_tokens - len(out)
             return F.pad(out, (0, 0, 0, padding)) if padding else out
         q = _at(q_NhK, images.queries).transpose(1, 2)
         k, v = (_at(x, images.keys).transpose(1, 2) for x in (k_MgK, v_MgK))
-        allowed = None if images.is_full else images.valid[:, None, None, :]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        allowed = None if images.is_full else images.valid[:, None]
+        out = self._attend(q, k, v, allowed, causal=False)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
 

@@ -123,12 +123,7 @@ def sequence_context(
     """
     if theta is None:
         return SequenceContext(batch, positions.device, None, None, documents, routing)
-    wide = torch.promote_types(dtype, torch.float32)
-    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
-    frequency = theta**-exponent
-    if scaling is not None:
-        frequency = scaled(frequency, scaling)
-    angle = positions.to(wide).unsqueeze(-1) * frequency
+    angle = _angles(positions, head_size, theta, dtype, scaling)
     if positions.dim() > 1:
         if sections is None:
             raise ValueError("positions on several axes need the sections of a head that they turn")
@@ -136,6 +131,18 @@ def sequence_context(
         angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
     angle = torch.cat([angle, angle], dim=-1)
     return SequenceContext(batch, positions.device, angle.cos(), angle.sin(), documents, routing)
+
+
+def _angles(
+    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None
+) -> Tensor:
+    """Return the angle of each pair of a head at some positions, in at least fp32."""
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
+    frequency = theta**-exponent
+    if scaling is not None:
+        frequency = scaled(frequency, scaling)
+    return positions.to(wide).unsqueeze(-1) * frequency
 
 
 def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
@@ -164,16 +171,18 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ImageContext:
-    """Tokens are images one after another; a token attends to its own image.
+    """Tokens are images one after another; a token attends to its own image, or to a part of it.
 
     If the list is whole images of one length and nothing else, `same` is their number and length.
     Otherwise, for each image of which this rank holds a token: `queries` [images, most tokens held]
     are the places of those tokens in this rank's list, `keys` [images, longest] those of all its
-    tokens in the list of all cp ranks, 0 where `valid` is false. `tokens` are the places of this
-    rank's tokens in the flattened queries; padding tokens come after them. For kernels that take
+    tokens in the list of all cp ranks; `valid` [images, 1 or most tokens held, longest] says which
+    of them a query sees. `tokens` are the places of this rank's tokens in the flattened queries;
+    padding tokens come after them. For kernels that take
     lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`. `cos`
-    and `sin` [N, K] rotate this rank's N tokens in models with 2-D RoPE. With an `order`, the lists
-    of all of these but the angles are in that order, and the images are windows.
+    and `sin` [N, K] rotate this rank's N tokens in models with rotary positions. With an `order`
+    (of windows, or of images with tokens in two lists) the lists of all of these but the angles are
+    in that order. Where a token sees only those of its image before it, `numbers` [N] count them.
     """
 
     same: tuple[int, int] | None
@@ -188,6 +197,12 @@ class ImageContext:
     cos: Tensor | None = None
     sin: Tensor | None = None
     order: Order | None = None
+    numbers: Tensor | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only those of its image before it."""
+        return self.numbers is not None
 
 
 # A layer that mixes tokens gets one of these with them.
@@ -221,11 +236,13 @@ def listed_context(
     device: torch.device,
     *,
     same: tuple[int, int] | None,
+    numbers: Index | None = None,
 ) -> ImageContext:
     """Return the context of images by the begins and ends of their tokens in two lists.
 
     `own` are those of this rank's tokens, `keys` those of the tokens that they attend to. With
-    `same` nothing else is needed.
+    `same` nothing else is needed. `numbers` are those of this rank's tokens in their image, if they
+    see only those before them.
     """
     if same is not None:
         own, keys = ((begin[:0], end[:0]) for begin, end in (own, keys))
@@ -233,13 +250,17 @@ def listed_context(
     queries, is_own = _padded(*own)
     places, valid = _padded(*keys)
     key_lengths = tuple((keys[1] - keys[0]).tolist())
+    seen = valid[:, None]
+    if numbers is not None and same is None:
+        last = np.where(is_own, numbers[queries], valid.shape[1])  # Padding sees all keys.
+        seen = seen & (np.arange(valid.shape[1]) <= last[:, :, None])
     return ImageContext(
         same,
         to_device(queries, device),
         to_device(places, device),
-        to_device(valid, device),
+        to_device(seen, device),
         to_device(is_own.flatten().nonzero()[0], device),
-        is_full=len(set(key_lengths)) <= 1,
+        is_full=bool(seen.all()),
         own_lengths=tuple((own[1] - own[0]).tolist()),
         key_lengths=key_lengths,
         first_key=int(keys[0][0]) if key_lengths else 0,
@@ -275,39 +296,65 @@ def two_list_context(
     held_each: tuple[int, int],
     shards: range,
     device: torch.device,
+    *,
+    alone: bool,
+    causal: bool = False,
 ) -> ImageContext:
     """Return the context of images with the given numbers of patches and of extra tokens.
 
     Patches are one list and extra tokens (a class token, or rows of another module) a second one.
-    Every shard holds `held_each` of the two, padding included; this rank holds `shards`.
+    Every shard holds `held_each` of the two, padding included; this rank holds `shards`, all of
+    them if it is `alone`. `causal`: a token sees those of its image before it, extra tokens first.
     """
     size = sum(held_each)
-    held = range(shards.start * size, shards.stop * size)
+    first, held = shards.start * size, len(shards) * size
     patches, patch_valid = _places(lengths, held_each[0], size, 0)
     others, other_valid = _places(extras, held_each[1], size, held_each[0])
+    # An image a row, its extra tokens before its patches.
     places = np.concatenate([others, patches], axis=1)
     valid = np.concatenate([other_valid, patch_valid], axis=1)
-    own = valid & (places >= held.start) & (places < held.stop)
+    own = valid & (places >= first) & (places < first + held)
     here = own.any(axis=1)
     places, valid, own = places[here], valid[here], own[here]
-    # The tokens of each image that are here, at the front of its row.
-    order = np.argsort(~own, axis=1, kind="stable")[:, : own.sum(axis=1).max(initial=0)]
-    own = np.take_along_axis(own, order, axis=1)
-    queries = np.where(own, np.take_along_axis(places, order, axis=1) - held.start, 0)
-    # Padding, which may stand before other tokens, reads any place: its output is never read.
-    tokens = np.zeros(len(held) if here.any() else 0, dtype=np.int64)
-    tokens[queries[own]] = np.flatnonzero(own)
-    return ImageContext(
-        same=None,
-        queries=to_device(queries, device),
-        keys=to_device(np.where(valid, places, 0), device),
-        valid=to_device(valid, device),
-        tokens=to_device(tokens, device),
-        is_full=bool(valid.all()),
-        own_lengths=(),
-        key_lengths=(),
-        first_key=0,
+    own_lengths, key_lengths = own.sum(axis=1), valid.sum(axis=1)
+    mine = places[own] - first
+    # Image after image, and padding behind them.
+    order = np.concatenate([mine, np.setdiff1d(np.arange(held), mine)])
+    same = None
+    if alone and len(mine) == held and len(set(key_lengths.tolist())) == 1:
+        same = len(key_lengths), int(key_lengths[0])
+    number = (np.cumsum(valid, axis=1) - 1)[own] if causal else None
+    context = listed_context(
+        in_turn(own_lengths), in_turn(key_lengths), device, same=same, numbers=number
     )
+    turned = (order, places[valid], order.argsort(kind="stable"))
+    context = replace(context, order=Order(*(to_device(each, device) for each in turned)))
+    if number is None:
+        return context
+    of_tokens = np.zeros(held, dtype=np.int64)
+    of_tokens[mine] = number
+    return replace(context, numbers=to_device(of_tokens, device))
+
+
+def turned_in_order(
+    images: ImageContext,
+    head_size: int,
+    theta: float,
+    dtype: torch.dtype,
+    scaling: RopeScaling | None,
+) -> ImageContext:
+    """Return the context with the angles of each token's number in its image."""
+    if images.numbers is None:
+        raise ValueError("tokens that see each other have no numbers")
+    angle = _angles(images.numbers, head_size, theta, dtype, scaling)
+    angle = torch.cat([angle, angle], dim=-1)
+    return replace(images, cos=angle.cos(), sin=angle.sin())
+
+
+def in_turn(lengths: Index) -> tuple[Index, Index]:
+    """Return begins and ends of parts of these lengths, one after another."""
+    ends = lengths.cumsum()
+    return ends - lengths, ends
 
 
 def _places(

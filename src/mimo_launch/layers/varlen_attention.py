@@ -107,9 +107,11 @@ def inside_documents(
 def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
     """Return attention inside each image, [tokens but padding, h, K].
 
-    Queries are this rank's, keys those of all cp ranks.
+    Queries are this rank's, keys those of all cp ranks. If it is causal, this rank holds all tokens
+    of its images.
     """
-    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, images), WHOLE)
+    window = CAUSAL if images.is_causal else WHOLE
+    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, images), window)
 
 
 @dataclass(frozen=True, slots=True)

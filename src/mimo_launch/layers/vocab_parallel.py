@@ -27,7 +27,10 @@ from mimo_launch.layers.pointwise import widened
 
 
 class VocabEmbedding(SegmentedModule):
-    """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D]."""
+    """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D].
+
+    Of ids [N, K] the embeddings of a token's K ids are added up.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,8 @@ class VocabEmbedding(SegmentedModule):
         local = ids_N - self.part.start
         outside = (local < 0) | (local >= len(self.part))
         rows = F.embedding(local.masked_fill(outside, 0), self.weight)
-        return self.context.leave(rows.masked_fill(outside.unsqueeze(1), 0))
+        rows = rows.masked_fill(outside.unsqueeze(-1), 0)
+        return self.context.leave(rows if ids_N.dim() == 1 else rows.sum(dim=1))
 
 
 class VocabHead(SegmentedModule):

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.layers.attention_contexts import ImageContext, Index, Order, listed_context
+from mimo_launch.layers.attention_contexts import (
+    ImageContext,
+    Index,
+    Order,
+    in_turn,
+    listed_context,
+)
 
 
 def window_numbers(sizes: Sequence[tuple[int, int]], side: int, patches_per_row: int) -> Index:
@@ -58,12 +64,6 @@ def window_context(
     same = None
     if alone and len(mine_N) == len(held) and len(set(own_lengths.tolist())) == 1:
         same = len(here), int(own_lengths[0])
-    context = listed_context(_in_turn(own_lengths), _in_turn(key_lengths), device, same=same)
+    context = listed_context(in_turn(own_lengths), in_turn(key_lengths), device, same=same)
     places = (own, keys, own.argsort(kind="stable"))
     return replace(context, order=Order(*(to_device(each, device) for each in places)))
-
-
-def _in_turn(lengths: Index) -> tuple[Index, Index]:
-    """Return begins and ends of parts of these lengths, one after another."""
-    ends = lengths.cumsum()
-    return ends - lengths, ends

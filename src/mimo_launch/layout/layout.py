@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import text_readers
 from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
@@ -45,8 +46,10 @@ class ModuleLayout:
     `class_token`, tokens of some layers attend in windows of `window_side` x `window_side` rows,
     and samples move among replicas as `balance` says (see `layout.balance`). `experts` are the
     ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs multiples of some
-    number of tokens. `reads` names the modules whose rows this one takes: beside its own tokens, or
-    as these; those of several modules in turn, or added to each other.
+    number of tokens. `tied`: first and last stage hold the same embedding, for the output layer or
+    for generators that read text. `reads` names the modules whose rows this one takes: beside its
+    own tokens, or as these; those of several modules in turn, or added to each other. `is_causal`:
+    a token attends to those of its image before it, rows that it reads first.
     `reads_arrays`: it reads images or clips of the data set. If it computes a loss, that counts
     `loss_weight`.
     """
@@ -70,6 +73,7 @@ class ModuleLayout:
     reads: tuple[str, ...] = ()
     reads_beside: bool = False
     reads_in_turn: bool = True
+    is_causal: bool = False
     reads_arrays: bool = False
     computes_loss: bool = False
     loss_weight: float = 1.0
@@ -306,7 +310,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         in_phases=name in spec.encoders and runs_in_phases(spec, name),
         group_size=group_size(spec, name),
         full_sharding=module.sharding == "full",
-        tied=kind.is_tied,
+        tied=kind.is_tied or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=kind.patches_per_row,
         class_token=kind.has_class_token,
@@ -317,6 +321,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         reads=spec.sources_of(name),
         reads_beside=kind.reads_beside,
         reads_in_turn=kind.reads_in_turn,
+        is_causal=kind.is_causal,
         reads_arrays=kind.input is not None,
         computes_loss=kind.computes_loss,
         loss_weight=module.loss_weight,

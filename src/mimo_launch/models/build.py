@@ -16,7 +16,7 @@ from torch import nn
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import padded_vocab_size, vocab_size
+from mimo_launch.kinds.vocabulary import padded_vocab_size, text_readers, vocab_size
 from mimo_launch.layers.aux_loss import AuxLoss
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
@@ -160,6 +160,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
             "vocab": vocab_size(spec),
             "padded_vocab": padded_vocab_size(spec),
             "global_samples": spec.batch.global_,
+            "text_readers": text_readers(spec),
         }
     elif kind.reads_rows:
         options["sources"] = {n: spec.row_width(n) for n in spec.sources_of(stage.module)}

@@ -26,7 +26,7 @@ from mimo_launch.layers.attention_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import Clips, Images, Model
+from mimo_launch.spec.spec import Clips, Codes, Images, Model
 
 Tokens = TypeVar("Tokens", Tensor, range)
 
@@ -135,17 +135,32 @@ class Cut(Protocol):
         ...
 
 
+def cut_codes(array: np.ndarray, *, codes: Codes, dtype: torch.dtype, pinned: bool) -> Patches:
+    """Cut codes, `array` [codebooks, frames], into rows [frames + 1, 2 * codebooks] on the host.
+
+    Values are the codes that a row sees, those of the frame before, and the codes that it is to
+    say. They stay whole numbers, whatever `dtype` is.
+    """
+    start, end = (np.full((codes.codebooks, 1), c) for c in (codes.start_code, codes.end_code))
+    seen, said = np.concatenate([start, array], 1), np.concatenate([array, end], 1)
+    values = torch.from_numpy(np.concatenate([seen, said]).T.astype(np.int64))
+    positions = torch.ones((len(values), 1), dtype=torch.int64)
+    return Patches(*(x.pin_memory() if pinned else x for x in (values, positions)))
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """The input of one encoder: `width` values and `axes` coordinates for each patch.
 
-    `source` says which arrays these are, and how many rows come of them.
+    `source` says which arrays these are, and how many rows come of them. Values have `dtype`, or
+    the compute type.
     """
 
-    source: Images | Clips
+    source: Images | Clips | Codes
     width: int
     axes: int
     cut: Cut
+    dtype: torch.dtype | None = None
 
 
 def reader(model: Model) -> Reader:
@@ -158,6 +173,10 @@ def reader(model: Model) -> Reader:
         return Reader(images, images.patch_size, 4 if measured else 2, cut)
     if (clips := kind.clips) is not None:
         return Reader(clips, VALUES_PER_BAND * clips.mels, 1, cut_clip)
+    if (codes := kind.codes) is not None:
+        # Padding has the coordinate 0.
+        cut = partial(cut_codes, codes=codes)
+        return Reader(codes, 2 * codes.codebooks, 1, cut, torch.int64)
     raise TypeError(f"a model of kind {model.kind} reads no arrays")
 
 
@@ -176,6 +195,17 @@ class NoisedPatches:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeFrames:
+    """The frames of one cp rank: the codes that each one sees, and those to say, [N, K] each.
+
+    There are no `labels` where codes are being made; on padding there is none to say.
+    """
+
+    tokens: Tensor
+    labels: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderInput:
     """The patches of one group that this rank holds.
 
@@ -186,8 +216,8 @@ class EncoderInput:
     the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
     `images` are height and width, in rows, of each image of the group. On the first stage, `rows`
     [r, width] are those that this rank received, by the module that is read, and `row_places` their
-    places among its tokens. A flow generator gets the `noised` patches of its cp rank on the first
-    and on the last stage.
+    places among its tokens. A generator gets on the first and on the last stage what it
+    learns to make, or has `made` so far.
     """
 
     mask: ImageContext
@@ -199,19 +229,19 @@ class EncoderInput:
     own: range = range(0)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     row_places: Mapping[str, RowPlaces] = field(default_factory=dict)
-    noised: NoisedPatches | None = None
+    made: NoisedPatches | CodeFrames | None = None
     windows: ImageContext | None = None
 
 
 def pack(
     arrays: Sequence[Patches | np.ndarray], how: Reader, context: ParallelContext, held: range
 ) -> Patches:
-    """Bring the patches of arrays, one after another, to the device, in the compute type.
+    """Bring the patches of arrays, one after another, to the device, in the type of the reader.
 
     An array that is not cut yet is cut here. The list is padded at the end with zeros; this rank
     keeps the part `held` of it.
     """
-    device, dtype = context.device, context.compute_dtype
+    device, dtype = context.device, how.dtype or context.compute_dtype
     values = torch.zeros((len(held), how.width), dtype=dtype, device=device)
     positions = torch.zeros((len(held), how.axes), dtype=torch.int64, device=device)
     first = 0

@@ -24,7 +24,12 @@ from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import EncoderInput, own_share, own_tokens
+from mimo_launch.models.encoder_inputs import (
+    EncoderInput,
+    NoisedPatches,
+    own_share,
+    own_tokens,
+)
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.transformer_block import encoder_shape
 from mimo_launch.models.vision_encoder import sincos_positions
@@ -91,14 +96,12 @@ class FlowStage(nn.Module):
             x_nD = layer(x_nD, packed.mask)
         if not self.stage.is_last:
             return x_nD
-        if packed.noised is None:
-            raise ValueError("the last stage of a flow generator needs noised patches")
+        noised = _noised(packed)
         velocity_nP = widened(self.velocity(self.norm(x_nD[: len(packed.own)])))
-        if packed.noised.target is None:
+        if noised.target is None:
             return velocity_nP
         target_nP, is_patch_n = (
-            own_tokens(each, self.context)
-            for each in (packed.noised.target, packed.noised.is_patch)
+            own_tokens(each, self.context) for each in (noised.target, noised.is_patch)
         )
         of_patch_n = (velocity_nP - target_nP).square().mean(dim=1)
         loss = (of_patch_n * is_patch_n).sum()
@@ -106,13 +109,19 @@ class FlowStage(nn.Module):
 
     def _embed(self, packed: EncoderInput) -> Tensor:
         """Return the tokens [n, D] in front of the first layer."""
-        if packed.noised is None:
-            raise ValueError("the first stage of a flow generator needs noised patches")
-        mine = own_share(packed.noised.patches, self.context)
-        times = own_tokens(packed.noised.times, self.context)
+        noised = _noised(packed)
+        mine = own_share(noised.patches, self.context)
+        times = own_tokens(noised.times, self.context)
         x_nD: Tensor = self.patch(mine.values)
         x_nD = x_nD + sincos_positions(mine.positions, self.model.hidden, x_nD.dtype)
         x_nD = x_nD + self.time(times, x_nD.dtype)
         x_nD = F.pad(x_nD, (0, 0, 0, packed.extra_tokens))
         placed: Tensor = self.reads(x_nD, packed.rows, packed.row_places)
         return placed
+
+
+def _noised(packed: EncoderInput) -> NoisedPatches:
+    """Return what the first and the last stage of a flow generator get."""
+    if not isinstance(packed.made, NoisedPatches):
+        raise TypeError("the first and the last stage of a flow generator need noised patches")
+    return packed.made

@@ -29,7 +29,7 @@ from mimo_launch.layers.vocab_parallel import (
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
-from mimo_launch.models.transformer_block import BlockShape, MoeShape
+from mimo_launch.models.transformer_block import MoeShape, decoder_shape
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
 
 
@@ -37,12 +37,12 @@ from mimo_launch.spec.spec import DecoderModel, LanguageModel
 class LanguageInput:
     """One microbatch of `num_sequences` B on this rank.
 
-    tokens, on the first stage, and labels, on the last, [B, S]: the S tokens that this cp rank
-    holds of each sequence; without labels the last stage returns greedy answers. positions [S], or
-    [3, B, S] with three axes. documents: those that samples pack, None if every sample is one.
-    rows[encoder] [r, D] are the rows that this rank received, on the first stage only. wanted: the
-    places of the rows that generators read, on the last stage only. routing: for the balance of
-    experts, if there are any.
+    tokens, on the first stage and where text is sent, and labels, on the last, [B, S]: the S tokens
+    that this cp rank holds of each sequence; without labels the last stage returns greedy answers.
+    positions [S], or [3, B, S] with three axes. documents: those that samples pack, None if every
+    sample is one. rows[encoder] [r, D] are the rows that this rank received, on the first stage
+    only. wanted: the places of the rows that generators read, on the last stage only. routing: for
+    the balance of experts, if there are any.
     """
 
     num_sequences: int
@@ -71,12 +71,15 @@ class LanguageStage(nn.Module):
         vocab: int,
         padded_vocab: int,
         global_samples: int,
+        text_readers: frozenset[str],
         recompute: bool,
     ) -> None:
+        """Build a stage; `text_readers` read the embedding of each token with its row."""
         super().__init__()
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
-        # The first and the last stage both hold a tied embedding, under the same name.
-        if stage.is_first or (stage.is_last and model.tied):
+        self.text_readers = text_readers
+        # Where the last stage needs the embedding, it and the first one hold it, by the same name.
+        if stage.is_first or (stage.is_last and (model.tied or text_readers)):
             # Small if it is also the output layer, or the first loss would be far above ln V.
             std = model.hidden**-0.5 if model.tied else 0.5
             self.embedding = VocabEmbedding(
@@ -126,8 +129,19 @@ class LanguageStage(nn.Module):
         found = self._found(normed_nD, batch)
         if not batch.wanted:
             return found
-        rows = {n: rows_at(normed_nD, where, self.context) for n, where in batch.wanted.items()}
-        return found, rows
+        return found, {
+            reader: rows_at(self._sent(reader, normed_nD, batch), where, self.context)
+            for reader, where in batch.wanted.items()
+        }
+
+    def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
+        """Return what a generator reads at each token, [n, D]: the stream, perhaps with text."""
+        if reader not in self.text_readers:
+            return normed_nD
+        if batch.tokens is None:
+            raise ValueError("the last stage of language needs tokens for generators of speech")
+        text: Tensor = self.embedding(batch.tokens.flatten())
+        return normed_nD + text.to(normed_nD.dtype)
 
     def _found(self, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return the loss of the labels or, without any, the greedy next tokens."""
@@ -164,20 +178,5 @@ class DecoderStage(LanguageStage):
 
     def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
         """Return blocks of the library that the context names. Raises: BackendError."""
-        model = self.model
-        shape = BlockShape(
-            width=model.hidden,
-            heads=model.heads,
-            kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
-            mlp=model.mlp_width,
-            layers=model.layers,
-            norm="rms",
-            gated=True,
-            bias=False,
-            qkv_bias=model.qkv_bias,
-            qk_norm=model.qk_norm,
-            eps=model.norm_eps,
-            moe=experts,
-        )
+        shape = decoder_shape(self.model, experts)
         return blocks(self.context, shape, self.stage, recompute=recompute)

@@ -38,6 +38,14 @@ def all_rows(received_rD: Tensor, where: RowPlaces, context: ParallelContext) ->
     return gather_rows(received_rD, where.sizes, context.tp)
 
 
+def with_rows(
+    x_nD: Tensor, received_rD: Tensor, where: RowPlaces, context: ParallelContext
+) -> Tensor:
+    """Return tokens [n, D] to which the rows that this rank received are added at their places."""
+    rows = all_rows(received_rD, where, context)
+    return x_nD.index_add(0, where.places, rows.to(x_nD.dtype))
+
+
 def rows_at(x_nD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:
     """Return the rows [r, D] that this rank sends, from its tokens."""
     rows = x_nD.index_select(0, where.places)

@@ -30,7 +30,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
-from mimo_launch.spec.language_models import Moe
+from mimo_launch.spec.language_models import DecoderBlocks, Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,25 @@ def encoder_shape(model: EncoderBlocks) -> BlockShape:
         norm="layer",
         gated=False,
         bias=True,
+    )
+
+
+def decoder_shape(model: DecoderBlocks, moe: MoeShape | None = None) -> BlockShape:
+    """Return the shape of a decoder's blocks: RMSNorm, SwiGLU, no biases but those of its keys."""
+    return BlockShape(
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        mlp=model.mlp_width,
+        layers=model.layers,
+        norm="rms",
+        gated=True,
+        bias=False,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        eps=model.norm_eps,
+        moe=moe,
     )
 
 

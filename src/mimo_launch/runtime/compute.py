@@ -63,14 +63,20 @@ class Stages:
         if not module.layout.computes_loss:
             return
         if step.drawing is not None:
-            step.drawing.velocities[module.name, action.index] = out
+            step.drawing.found[module.name, action.index] = out
         else:
+            right = None
+            if isinstance(out, tuple):
+                out, right = out
             # Scale at the loss, sum everywhere: N is that of the whole step.
             loss = out / max(1, step.data.num_terms(module.name))
             self.mail.outputs.put(at, loss * module.layout.loss_weight)
             step.forward_losses[module.name, action.index] = loss.detach()
             if module.context.tp.index == 0:
                 step.losses[module.name] += loss.detach()
+                if right is not None:
+                    before = step.right_codes.get(module.name, 0)
+                    step.right_codes[module.name] = before + right
 
     def backward(self, action: Action, step: StepState) -> None:
         """Run the backward of one stage on one microbatch or group."""
@@ -99,11 +105,13 @@ class Stages:
         patches = len(view.held(module.grid.index("cp", self.rank)))
         return patches // shards + view.extra_tokens, width
 
-    def begin_drawing(self, drawing: Drawing, step: StepState) -> None:
-        """Start the images of every generator of this rank from noise, on all of its stages."""
-        for module in self.modules.values():
-            if module.layout.computes_loss and not module.layout.is_language:
-                for group in range(self.layout.num_groups(module.layout)):
-                    noise = self.inputs.noise(module, group, step)
-                    drawing.noise[module.name, group] = noise
-                    drawing.patches[module.name, group] = noise.values
+    def begin_drawing(self, num_steps: int, step: StepState) -> Drawing:
+        """Return a canvas for each group of every generator of this rank, on all of its stages."""
+        return Drawing(
+            {
+                (module.name, group): self.inputs.canvas(module, group, step, num_steps)
+                for module in self.modules.values()
+                if module.layout.computes_loss and not module.layout.is_language
+                for group in range(self.layout.num_groups(module.layout))
+            }
+        )

@@ -6,7 +6,7 @@ Leaves: the work of an action to `compute`, `stage_transfers` and `bridges`, the
 `optimizer`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ from mimo_launch.layers.attention_contexts import zigzag_positions
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.encoder_inputs import own_tokens
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.compute import Stages
+from mimo_launch.runtime.generator_inputs import Canvas
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Progress
@@ -148,44 +148,40 @@ class Executor:
 
     def draw(
         self, program: Program, step: StepState, num_steps: int
-    ) -> dict[tuple[str, int], Tensor]:
-        """Return the patches that generators make from noise, by generator and forward.
+    ) -> Mapping[tuple[str, int], Canvas]:
+        """Return what generators make, by generator and forward; flows take `num_steps` steps.
 
-        Euler steps of equal size along the learned velocities (arXiv:2209.03003, section 2). `step`
-        is that of the last `run_forward`, whose rows are used again. Each rank returns the patches
-        that it has between tensor-parallel regions, those of its replica in order; ranks without a
+        `step` is that of the last `run_forward`, whose rows are used again. Ranks without a
         generator return nothing.
 
         Ranks: collective over each replica of a generator.
         """
-        drawing = step.drawing = Drawing()
-        self.stages.begin_drawing(drawing, step)
+        drawing = step.drawing = self.stages.begin_drawing(num_steps, step)
+        passes = {name: canvas.passes for (name, _), canvas in drawing.canvases.items()}
         with torch.no_grad():
-            for number in range(num_steps):
+            for number in range(max(passes.values(), default=0)):
                 self.progress.beat()
-                drawing.time = number / num_steps
                 for slot in program:
+                    name = slot[0].module
+                    if number >= passes[name]:
+                        continue
                     if slot[0].kind is Kind.SHARE:
-                        self._move(slot[0].module, drawing, 1 / num_steps)
+                        self._share_found(name, drawing)
                     else:
                         self._run_slot(slot, step)
         self._end()
         step.drawing = None
-        return {
-            (name, index): own_tokens(patches, self.modules[name].context)
-            for (name, index), patches in drawing.patches.items()
-        }
+        return drawing.canvases
 
-    def _move(self, name: str, drawing: Drawing, size: float) -> None:
-        """Move the images of a generator by `size` along the velocities of its last stage."""
+    def _share_found(self, name: str, drawing: Drawing) -> None:
+        """Give all stages of a generator what its last one has found in a pass."""
         module = self.modules[name]
         last = module.layout.pp_index(len(module.layout.stages) - 1)
         group = self.grids.group(name, "pp")
-        for (owner, index), patches in drawing.patches.items():
+        for (owner, index), canvas in drawing.canvases.items():
             if owner == name:
-                own = own_tokens(patches, module.context)
-                found = drawing.velocities.pop((name, index), torch.empty_like(own))
-                own += size * broadcast(found.contiguous(), last, group)
+                found = drawing.found.pop((name, index), canvas.nothing())
+                canvas.add(broadcast(found.contiguous(), last, group))
 
     def _share(self, decoding: Decoding, microbatch: int) -> Tensor:
         """Broadcast the choices of all positions from the last stage to all ranks of a replica."""

@@ -26,6 +26,7 @@ from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.encoder_inputs import (
+    CodeFrames,
     EncoderInput,
     NoisedPatches,
     Patches,
@@ -37,7 +38,14 @@ from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import RankBridge
-from mimo_launch.runtime.generator_inputs import HeldNoise, noise_held
+from mimo_launch.runtime.generator_inputs import (
+    Canvas,
+    CodesCanvas,
+    HeldNoise,
+    NoiseCanvas,
+    code_frames,
+    noise_held,
+)
 from mimo_launch.runtime.model_inputs import (
     StepInputs,
     image_places,
@@ -60,15 +68,10 @@ class Decoding:
 
 @dataclass(slots=True)
 class Drawing:
-    """Images on their way from noise, by generator and forward, all at the same `time`.
+    """What generators make, by generator and forward, and what the last stages found in a pass."""
 
-    `velocities` are those of a pass, for the patches that this rank has between regions.
-    """
-
-    time: float = 0.0
-    noise: dict[tuple[str, int], HeldNoise] = field(default_factory=dict)
-    patches: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    velocities: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    canvases: dict[tuple[str, int], Canvas] = field(default_factory=dict)
+    found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -81,6 +84,8 @@ class StepState:
     losses: dict[str, Tensor]
     # By module and forward, to find the one that is not finite.
     forward_losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    # By module that says codes: how many of an evaluation are right, as far as this rank counts.
+    right_codes: dict[str, Tensor] = field(default_factory=dict)
     # Set while greedy answers are found, in place of a loss.
     decoding: Decoding | None = None
     # Set while generators make images, in place of a loss.
@@ -124,9 +129,9 @@ class StageInputs:
                 for image in step.inputs.images(sample, module.name)
             ]
             patches = pack(images, reader(model), module.context, held)
-        noise = None
+        made = None
         if learns and (here.is_first or here.is_last):
-            noise = self._noised(module, group, patches, step)
+            made = self._made(module, group, patches, step)
         places = None
         if turns_by_place(model):
             places = to_device(image_places(view, held), module.context.device)
@@ -139,7 +144,7 @@ class StageInputs:
             extra_tokens=view.extra_tokens,
             images=view.sizes,
             own=own_tokens(held, module.context),
-            noised=noise,
+            made=made,
             rows={name: each.received(group) for name, each in bridges},
             row_places={name: each.places_in_target(group) for name, each in bridges},
         )
@@ -175,6 +180,17 @@ class StageInputs:
         replica = module.layout.grid.index("dp", self.rank)
         return step.views.encoder(module.name, replica, group)
 
+    def canvas(self, module: RankModule, group: int, step: StepState, num_steps: int) -> Canvas:
+        """Return what a generator begins to make with; flows take `num_steps` steps."""
+        view, context = self.encoder_view(module, group, step), module.context
+        if (codes := kind_of(self._model(module)).codes) is None:
+            places = to_device(image_places(view, view.held(context.cp.index)), context.device)
+            return NoiseCanvas(self.noise(module, group, step), places, context, num_steps)
+        # As many passes on every replica: sharded weights are gathered over all of them.
+        spans = (span for sample in step.data.samples for span in sample.spans.get(module.name, ()))
+        longest = max((span.rows for span in spans), default=0)
+        return CodesCanvas(view, context, codes, passes=longest)
+
     def noise(self, module: RankModule, group: int, step: StepState) -> HeldNoise:
         """Return the noise of the patches of a generator that this cp rank holds."""
         view, how = self.encoder_view(module, group, step), reader(self._model(module))
@@ -193,29 +209,35 @@ class StageInputs:
         replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)
         return step.views.language(replica, microbatch)
 
-    def _noised(
+    def _made(
         self, module: RankModule, group: int, patches: Patches | None, step: StepState
-    ) -> NoisedPatches:
-        """Return the patches of a generator between noise and image, learnt or being made."""
-        if step.drawing is None:
-            if patches is None:
-                raise RuntimeError(f"{module.name}: nobody has read the images to learn")
-            return self.noise(module, group, step).towards(patches)
-        view = self.encoder_view(module, group, step)
-        places = image_places(view, view.held(module.context.cp.index))
-        at = module.name, group
-        made = step.drawing.patches[at]
-        on_device = to_device(places, module.context.device)
-        return step.drawing.noise[at].at_time(step.drawing.time, Patches(made, on_device))
+    ) -> NoisedPatches | CodeFrames:
+        """Return what a generator learns to make of a group, or has made so far."""
+        if step.drawing is not None:
+            return step.drawing.canvases[module.name, group].seen()
+        if patches is None:
+            raise RuntimeError(f"{module.name}: nobody has read what to learn")
+        if kind_of(self._model(module)).codes is not None:
+            return code_frames(patches)
+        return self.noise(module, group, step).towards(patches)
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device
-        if not any(view.extras):
+        causal = module.layout.is_causal
+        if not any(view.extras) and not causal:
             return image_context(view.lengths, held, device, alone=cp.size == 1)
         shards = shards_of_cp_rank(module.layout)
         mine = range(cp.index * shards, (cp.index + 1) * shards)
         held_each = len(held) // shards, view.extra_tokens
-        return two_list_context(view.lengths, view.extras, held_each, mine, device)
+        return two_list_context(
+            view.lengths,
+            view.extras,
+            held_each,
+            mine,
+            device,
+            alone=cp.size == 1,
+            causal=causal,
+        )
 
     def _windows(self, module: RankModule, view: EncoderView, held: range) -> ImageContext | None:
         """Return the mask of layers that attend in windows, if a module has any."""

@@ -279,15 +279,5 @@ class ConnectorModel(TransformerEncoder):
         return 1
 
 
-class FlowModel(Images, EncoderBlocks):
-    """A generator of images: a transformer that learns the way from noise to patches, given rows.
-
-    Rectified flow (arXiv:2209.03003).
-    """
-
-    kind: Literal["flow"]
-    shuffle: Literal[1] = Field(1, description="Each patch is a row.")
-
-
-# Every kind of encoder and generator except users' own classes.
-EncoderKinds = VitModel | AudioModel | ConnectorModel | FlowModel
+# Every kind of encoder except users' own classes.
+EncoderKinds = VitModel | AudioModel | ConnectorModel

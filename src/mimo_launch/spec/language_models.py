@@ -102,8 +102,8 @@ class RopeScaling(Strict):
     )
 
 
-class LanguageModel(Strict):
-    """What language models have in common: words, a stream, attention heads and RMSNorms."""
+class CausalModel(Strict):
+    """What models of causal attention have in common: a stream, attention heads and RMSNorms."""
 
     kind: str
     hidden: Count = Field(description="Width of the residual stream.", examples=[128])
@@ -112,22 +112,8 @@ class LanguageModel(Strict):
     head_dim: Count | None = Field(None, description="Size of a head; default hidden/heads.")
     mlp: Count | None
     rope_theta: float | None
-    vocab: Tokens | Literal["digits"] = Field(
-        description="Number of tokens, or `digits` for the vocabulary of that data set.",
-        examples=["digits"],
-    )
-    vocab_multiple: Count = Field(
-        128, description="The vocabulary is padded to a multiple of this, whatever tp is."
-    )
-    tied: bool = Field(False, description="Use the token embedding as the output layer.")
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1e-5, description="Added to the mean square in every RMSNorm of the module."
-    )
-    moe: Moe | None = Field(
-        None,
-        description="Experts in place of the MLP: in the layers of a decoder that `every` and "
-        "`first_dense` select, by default all, or in the layers `E` of a hybrid.",
-        examples=["{experts: 8, top_k: 2, width: 256}"],
     )
 
     @property
@@ -146,14 +132,33 @@ class LanguageModel(Strict):
         raise NotImplementedError
 
     @property
+    def attends(self) -> bool:
+        """Whether any layer has attention heads."""
+        raise NotImplementedError
+
+    @property
     def gated_mlp(self) -> bool:
         """Whether MLPs, including experts, are SwiGLU; otherwise they are squared ReLU."""
         raise NotImplementedError
 
-    @property
-    def attends(self) -> bool:
-        """Whether any layer has attention heads."""
-        raise NotImplementedError
+
+class LanguageModel(CausalModel):
+    """What language models have besides: words, and perhaps experts."""
+
+    vocab: Tokens | Literal["digits"] = Field(
+        description="Number of tokens, or `digits` for the vocabulary of that data set.",
+        examples=["digits"],
+    )
+    vocab_multiple: Count = Field(
+        128, description="The vocabulary is padded to a multiple of this, whatever tp is."
+    )
+    tied: bool = Field(False, description="Use the token embedding as the output layer.")
+    moe: Moe | None = Field(
+        None,
+        description="Experts in place of the MLP: in the layers of a decoder that `every` and "
+        "`first_dense` select, by default all, or in the layers `E` of a hybrid.",
+        examples=["{experts: 8, top_k: 2, width: 256}"],
+    )
 
     @property
     def has_mlps(self) -> bool:
@@ -165,10 +170,9 @@ class LanguageModel(Strict):
         raise NotImplementedError
 
 
-class DecoderModel(LanguageModel):
-    """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
+class DecoderBlocks(CausalModel):
+    """Transformer blocks of Llama, Qwen2 or Qwen3 shape: RMSNorm, rotary positions, SwiGLU."""
 
-    kind: Literal["decoder"]
     layers: Layers = Field(description="Number of transformer layers.", examples=[4])
     mlp: Count | None = Field(
         None, description="Width inside the MLP; default 8/3 x hidden, rounded up to 64."
@@ -183,13 +187,6 @@ class DecoderModel(LanguageModel):
         description="Rotary embedding as in Llama 3.1 and later.",
         examples=["{factor: 8.0, original_max_position_embeddings: 8192}"],
     )
-    mrope: tuple[Count, Count, Count] | None = Field(
-        None,
-        description="Pairs of each head that rotate with time, height and width (M-RoPE, as in "
-        "Qwen2-VL), head size / 2 together; without it all rotate with the place in the sequence.",
-        examples=["[16, 24, 24]"],
-        strict=False,
-    )
 
     @property
     def mlp_width(self) -> int:
@@ -197,14 +194,27 @@ class DecoderModel(LanguageModel):
         return self.mlp or -(-8 * self.hidden // (3 * 64)) * 64
 
     @property
+    def attends(self) -> bool:
+        """True: every layer attends."""
+        return True
+
+    @property
     def gated_mlp(self) -> bool:
         """True: every MLP is SwiGLU."""
         return True
 
-    @property
-    def attends(self) -> bool:
-        """True: every layer attends."""
-        return True
+
+class DecoderModel(DecoderBlocks, LanguageModel):
+    """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
+
+    kind: Literal["decoder"]
+    mrope: tuple[Count, Count, Count] | None = Field(
+        None,
+        description="Pairs of each head that rotate with time, height and width (M-RoPE, as in "
+        "Qwen2-VL), head size / 2 together; without it all rotate with the place in the sequence.",
+        examples=["[16, 24, 24]"],
+        strict=False,
+    )
 
     @property
     def has_mlps(self) -> bool:

@@ -35,13 +35,13 @@ from mimo_launch.spec.encoders import (
     ConnectorModel,
     EncoderKinds,
     EncoderModel,
-    FlowModel,
     Grid,
     Images,
     TransformerEncoder,
     VitModel,
     Windows,
 )
+from mimo_launch.spec.generators import Codes, FlowModel, GeneratorKinds, TalkerModel
 from mimo_launch.spec.language_models import (
     DecoderModel,
     ExpertGrid,
@@ -80,6 +80,7 @@ __all__ = [
     "ChatTemplate",
     "CheckpointSpec",
     "Clips",
+    "Codes",
     "ConnectorModel",
     "CustomModel",
     "Data",
@@ -113,6 +114,7 @@ __all__ = [
     "Spec",
     "Strict",
     "SyntheticData",
+    "TalkerModel",
     "TrainSpec",
     "TransformerEncoder",
     "VitModel",
@@ -126,9 +128,8 @@ Balance = Literal["none", "linked", "all"]
 MAX_MODULES = 64
 MODULE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
 
-Model = (
-    Annotated[EncoderKinds | DecoderModel | HybridModel, Field(discriminator="kind")] | CustomModel
-)
+Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
+Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 
 
 class ModuleSpec(Strict):

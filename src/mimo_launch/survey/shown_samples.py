@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.dataset import Dataset, Media
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
@@ -56,7 +56,7 @@ class ShownRecord:
     name: str
     tokens: int
     pieces: list[ShownPiece] = field(default_factory=list)
-    images: dict[str, list[npt.NDArray[np.float32]]] = field(default_factory=dict)
+    images: dict[str, Sequence[Media]] = field(default_factory=dict)
     bad: str | None = None
 
 

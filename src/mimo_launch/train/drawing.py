@@ -1,8 +1,8 @@
-"""Pictures from generators: runs them from noise, and puts the patches of a replica together.
+"""What generators make: runs them, and cuts what a replica has made into images and clips.
 
-Decides: which rank has the pictures of a replica: its first one.
+Decides: which rank has what a replica made: its first one.
 Relies on: the drawing program of the plan, on the rows that an evaluation forward left.
-Leaves: judging pictures to the data set, writing them to `cli`.
+Leaves: judging pictures to the data set, writing them to `samples`.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.collectives import all_gather
+from mimo_launch.data.dataset import Media
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.step_data import StepData
-from mimo_launch.models.build import RankModule
+from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.runtime.stage_inputs import StepState
-from mimo_launch.spec.spec import Images
+from mimo_launch.spec.spec import Codes, Images, Model
 from mimo_launch.train.rank_session import RankSession
 
 # More steps change the pictures of a straight flow little.
@@ -27,50 +26,49 @@ DRAWING_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The pictures that a generator made for one record, in the form of its images."""
+    """What a generator made for one record, in the form of the arrays that it learns from."""
 
     generator: str
     record: int
-    images: tuple[npt.NDArray[np.float32], ...]
+    images: tuple[Media, ...]
 
 
 def draw(
     session: RankSession, forwarded: StepState, data: StepData, num_steps: int
 ) -> Iterator[Drawn]:
-    """Yield the pictures of the step that `forwarded` has run forward, record by record.
+    """Yield what generators make of the step that `forwarded` has run forward, record by record.
 
-    Ranks: collective over each replica of a generator, whose first rank yields.
+    Flows take `num_steps` steps; a talker says the most probable codes, for as many frames as the
+    true clip has or up to the code of the end. Ranks: collective over each replica of a generator,
+    whose first rank yields.
     """
     if not session.mine.drawing:
         return  # No generator, or none on this rank.
     made = session.executor.draw(session.mine.drawing, forwarded, num_steps)
-    for (name, group), patches in made.items():
-        module = session.modules[name]
-        whole = _of_replica(module, patches)
-        if any(module.layout.grid.index(axis, session.rank) for axis in ("tp", "cp", "pp")):
+    for (name, group), canvas in made.items():
+        grid, whole = session.layout[name].grid, canvas.whole()
+        if any(grid.index(axis, session.rank) for axis in ("tp", "cp", "pp")):
             continue
-        images = kind_of(session.spec.modules[name].model).images
-        if images is None:
-            raise TypeError(f"{name}: a model that makes no images")
-        replica = module.layout.grid.index("dp", session.rank)
-        first = 0
+        model, first = session.spec.modules[name].model, 0
+        replica = grid.index("dp", session.rank)
         for sample in forwarded.views.encoder(name, replica, group).samples:
             for record in data.samples[sample].records:
-                pictures = []
+                images = []
                 for span in record.spans.get(name, ()):
-                    part = whole[first : first + span.rows]
-                    pictures.append(picture(part, span.height, span.width, images))
+                    images.append(_array(whole[first : first + span.rows], span, model))
                     first += span.rows
-                if pictures:
-                    yield Drawn(name, record.id, tuple(pictures))
+                if images:
+                    yield Drawn(name, record.id, tuple(images))
 
 
-def _of_replica(module: RankModule, patches: Tensor) -> Tensor:
-    """Return the patches of all ranks of a stage, in the order of the replica's list."""
-    whole = patches.contiguous()
-    if module.context.sequence_parallel:
-        whole = all_gather(whole, module.context.tp)
-    return all_gather(whole, module.context.cp).float().cpu()
+def _array(part: Tensor, span: ImageSpan, model: Model) -> Media:
+    """Return one image or clip of what a generator has made. Raises: TypeError."""
+    kind = kind_of(model)
+    if kind.images is not None:
+        return picture(part, span.height, span.width, kind.images)
+    if kind.codes is not None:
+        return clip(part, kind.codes)
+    raise TypeError(f"a model of kind {model.kind} makes neither images nor codes")
 
 
 def picture(patches_NP: Tensor, height: int, width: int, images: Images) -> npt.NDArray[np.float32]:
@@ -80,3 +78,10 @@ def picture(patches_NP: Tensor, height: int, width: int, images: Images) -> npt.
     made = squares.permute(2, 0, 3, 1, 4).reshape(channels, height * side, width * side)
     found: npt.NDArray[np.float32] = made.to(torch.float32).numpy()
     return found
+
+
+def clip(said_NK: Tensor, codes: Codes) -> npt.NDArray[np.int64]:
+    """Return the clip [codebooks, frames] in front of the first end, without the last row."""
+    found: npt.NDArray[np.int64] = said_NK[:-1].T.numpy()
+    ends = (found == codes.end_code).any(axis=0)
+    return found[:, : int(ends.argmax())] if ends.any() else found

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.train.answers import greedy_answers
 from mimo_launch.train.drawing import DRAWING_STEPS, draw
@@ -35,9 +36,10 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     batch = session.spec.batch.global_
     names = [module.name for module in session.layout.losses]
     # Right tokens of answers, tokens of answers; images that were recognised, and all that were
-    # judged; then the sum of each loss over its terms.
-    sums = torch.zeros(4 + len(names), dtype=torch.float64, device=session.device)
+    # judged; right codes; then the sum of each loss over its terms.
+    sums = torch.zeros(5 + len(names), dtype=torch.float64, device=session.device)
     terms, seen = dict.fromkeys(names, 0), 0
+    kinds = {name: kind_of(session.spec.modules[name].model) for name in names}
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
         inputs = reader.read("heldout", ids, step - 1)  # Which counts steps from 0.
         result = session.executor.run_forward(program, inputs)
@@ -47,6 +49,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
                 right += sum(a == b for a, b in zip(each.said, each.wanted, strict=False))
                 total += len(each.wanted)
         counts = [right, total, *_recognised(session, reader.dataset, result, inputs)]
+        counts.append(sum(int(right) for right in result.right_codes.values()))
         answers = to_device(torch.tensor(counts, dtype=sums.dtype), session.device)
         batch_terms = {name: inputs.data.num_terms(name) for name in names}
         own = torch.cat([answers, *((result.losses[n] * batch_terms[n])[None] for n in names)])
@@ -57,14 +60,16 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         session.progress.beat()
         terms = {name: terms[name] + batch_terms[name] for name in names}
         seen += len(ids) - len(inputs.left_out)
-    all_right, all_tokens, recognised, judged, *summed = sums.tolist()
+    all_right, all_tokens, recognised, judged, right_codes, *summed = sums.tolist()
     losses = {n: total / terms[n] for n, total in zip(names, summed, strict=True) if terms[n]}
+    codes = sum(terms[n] * said.codebooks for n, kind in kinds.items() if (said := kind.codes))
     weighted = [session.layout[name].loss_weight * loss for name, loss in losses.items()]
     return EvalFinished(
         step=step,
         eval_loss=sum(weighted) if weighted else math.nan,
         eval_losses=losses if len(names) > 1 else None,
         drawn_recognised=recognised / judged if judged else None,
+        code_accuracy=right_codes / codes if codes else None,
         digit_accuracy=all_right / all_tokens if all_tokens else None,
         samples=seen,
     )

@@ -82,6 +82,7 @@ class EvalFinished:
     samples: int
     eval_losses: dict[str, float] | None = None
     drawn_recognised: float | None = None
+    code_accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +261,7 @@ def as_record(event: Event) -> dict[str, Any]:
         for key in ("imbalance", "reading", "zero_grads"):
             if not record[key]:
                 del record[key]
-    for key in ("aux_loss", "losses", "eval_losses", "drawn_recognised"):
+    for key in ("aux_loss", "losses", "eval_losses", "drawn_recognised", "code_accuracy"):
         if key in record and record[key] is None:
             del record[key]
     return record

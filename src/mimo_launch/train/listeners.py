@@ -120,6 +120,7 @@ def scalars(event: Event) -> dict[str, float]:
             shares = {
                 "eval/digit_accuracy": event.digit_accuracy,
                 "eval/drawn_recognised": event.drawn_recognised,
+                "eval/code_accuracy": event.code_accuracy,
             }
             return {
                 "eval/loss": event.eval_loss,

@@ -89,12 +89,16 @@ def _written(
             for each in drawn.get(record.id, []):
                 files = []
                 for number, image in enumerate(each.images):
-                    picture = dataset.pixels(each.generator, image)
-                    sheets.setdefault(each.generator, []).append(picture)
-                    files.append(f"{each.generator}-{record.id:08}-{number}.png")
-                    _save(picture, folder / files[-1])
+                    name = f"{each.generator}-{record.id:08}-{number}"
+                    if (picture := dataset.pixels(each.generator, image)) is not None:
+                        sheets.setdefault(each.generator, []).append(picture)
+                        files.append(f"{name}.png")
+                        _save(picture, folder / files[-1])
+                    if image.dtype == np.int64:
+                        files.append(f"{name}.npy")
+                        np.save(folder / files[-1], image)
                 right, judged = dataset.recognised("heldout", record.id, each.images)
-                line.setdefault("pictures", {})[each.generator] = files
+                line.setdefault("made", {})[each.generator] = files
                 if judged:
                     line |= {"recognised": right, "of": judged}
             if len(line) > 1:

@@ -39,7 +39,7 @@ from mimo_launch.spec.spec import (
     Spec,
 )
 from mimo_launch.verify.oracle_encoders import OneRankEncoder, connect, encode, velocity_loss
-from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
+from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, speech_loss
 from mimo_launch.verify.oracle_layers import (
     Load,
     RecordText,
@@ -51,6 +51,8 @@ from mimo_launch.verify.oracle_layers import (
     rms_norm,
     text_angles,
 )
+
+GENERATORS = {"flow": velocity_loss, "talker": speech_loss}
 
 
 class Oracle:
@@ -70,6 +72,8 @@ class Oracle:
             if kind_of(module.model).computes_loss
         }
         self.means: dict[str, float] = {}
+        # Codes found most probable, and right, by all records so far.
+        self.right_codes = 0
         self.terms: dict[str, int] = {}
         self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
@@ -165,16 +169,20 @@ class Oracle:
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
         found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
         spans = self.dataset.describe(split, index).spans
+        text_SD = self.weights["language.embedding.weight"][tokens]
         for name in self.spec.generators:
             model, total, number = self.spec.modules[name].model, loss.new_zeros(()), 0
+            sent_SD = x_SD + text_SD if kind_of(model).reads_text else x_SD
             images = self.dataset.images(split, index, name)
             for place, (image, span) in enumerate(zip(images, spans.get(name, ()), strict=True)):
                 first = span.position
-                read = {LANGUAGE: x_SD[first : first + span.num_positions]}
+                read_rD = sent_SD[first : first + span.num_positions]
                 draw = partial(
                     noise_of, self.spec.train.seed, step, index, place, heldout=split == "heldout"
                 )
-                total = total + velocity_loss(self.weights, name, model, image, read, draw)
+                made = GENERATORS[model.kind](self.weights, name, model, image, read_rD, draw)
+                total = total + made[0]
+                self.right_codes += made[1]
                 number += span.rows
             found[name] = total, number
         return found

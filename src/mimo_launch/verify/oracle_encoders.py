@@ -23,6 +23,7 @@ from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.encoder_inputs import EncoderInput, Reader, pack
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -130,12 +131,12 @@ def velocity_loss(
     name: str,
     model: Model,
     image: np.ndarray,
-    read: Mapping[str, Tensor],
+    read_rL: Tensor,
     draw: Callable[[tuple[int, int]], Noise],
-) -> Tensor:
-    """Return the loss of a flow generator for one image, summed over its patches.
+) -> tuple[Tensor, int]:
+    """Return the loss of a flow generator for one image, summed over its patches, and 0.
 
-    `read` holds the rows of each module that it reads. Raises: TypeError for another model.
+    `read_rL` are the rows of language that it reads. Raises: TypeError for another model.
     """
     if not isinstance(model, FlowModel):
         raise TypeError(f"no oracle for generator {name} of kind {model.kind}")
@@ -144,10 +145,10 @@ def velocity_loss(
     noise_NP = torch.from_numpy(noise).double()
     x_ND = linear(weights, (1 - time) * noise_NP + time * patches_NP, f"{name}.patch")
     x_ND = x_ND + _sincos(height, width, model.hidden) + _embedded_time(weights, name, model, time)
-    rows = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
-    x_ND = _blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: height * width]
+    rows = linear(weights, read_rL, f"{name}.reads.{LANGUAGE}")
+    x_ND = _blocks(weights, torch.cat([x_ND, rows]), name, model, eps=1e-5)[: height * width]
     velocity = linear(weights, layer_norm(weights, x_ND, f"{name}.norm", 1e-5), f"{name}.velocity")
-    return (velocity - (patches_NP - noise_NP)).square().mean(dim=1).sum()
+    return (velocity - (patches_NP - noise_NP)).square().mean(dim=1).sum(), 0
 
 
 def _embedded_time(weights: Weights, name: str, model: FlowModel, time: float) -> Tensor:

@@ -1,20 +1,27 @@
-"""Language models of the oracle: one sequence at a time, whole.
+"""Language models and talkers of the oracle: one sequence at a time, whole.
 
 Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition: the
-state space model token by token, head by head.
+state space model token by token, head by head; what a talker makes of codes.
 Relies on: `oracle_layers`.
-Leaves: embedding, the last norm and the loss to `oracle`.
+Leaves: embedding, the last norm and the loss of language to `oracle`.
 
 Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
 """
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.language_models import HybridModel, MambaSizes
-from mimo_launch.spec.spec import DecoderModel
+from mimo_launch.data.noise import Noise
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.language_models import DecoderBlocks, HybridModel, MambaSizes
+from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_layers import (
+    Load,
     RecordText,
     Weights,
     attend,
@@ -31,14 +38,17 @@ from mimo_launch.verify.oracle_layers import (
 def decoder_layers(
     weights: Weights,
     x_SD: Tensor,
-    model: DecoderModel,
+    model: DecoderBlocks,
     text: RecordText,
     angles: Tensor,
+    *,
+    name: str = LANGUAGE,
 ) -> Tensor:
     """Return the stream behind the last layer, [S, D]; `angles` are for `turned`."""
     heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
+    kind = kind_of(model)
     for i in range(model.layers):
-        layer = f"language.layers.{i}"
+        layer = f"{name}.layers.{i}"
         y = rms_norm(weights, x_SD, f"{layer}.attention_norm", eps)
         q = linear(weights, y, f"{layer}.attention.q").view(len(y), heads, -1)
         k = linear(weights, y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
@@ -51,12 +61,46 @@ def decoder_layers(
         attended = attend(q, k, v, text.documents)
         x_SD = x_SD + linear(weights, attended, f"{layer}.attention.o")
         y = rms_norm(weights, x_SD, f"{layer}.mlp_norm", eps)
-        if model.moe is not None and model.has_experts(i):
-            mixed = mixture(weights, f"{layer}.mlp", model.moe, y, text)
+        if kind.moe is not None and kind.has_experts(i):
+            mixed = mixture(weights, f"{layer}.mlp", kind.moe, y, text)
             x_SD = x_SD + mixed
         else:
             x_SD = x_SD + mlp(weights, f"{layer}.mlp", y)
     return x_SD
+
+
+def speech_loss(
+    weights: Weights,
+    name: str,
+    model: Model,
+    codes: np.ndarray,
+    read_rE: Tensor,
+    draw: Callable[[tuple[int, int]], Noise],
+) -> tuple[Tensor, int]:
+    """Return the loss of a talker for one clip, summed over its rows, and its right codes.
+
+    `codes` are [codebooks, frames]. A talker draws no noise. Raises: TypeError for another model.
+    """
+    if not isinstance(model, TalkerModel):
+        raise TypeError(f"no oracle for talker {name} of kind {model.kind}")
+    clip = [[model.start_code] * len(codes), *codes.T.tolist(), [model.end_code] * len(codes)]
+    table = weights[f"{name}.codes.weight"]
+    frames = [
+        torch.stack([table[book * model.vocab + code] for book, code in enumerate(frame)]).sum(0)
+        for frame in clip[:-1]
+    ]
+    x_SD = linear(weights, torch.cat([read_rE, torch.stack(frames)]), f"{name}.project")
+    text = RecordText(torch.zeros(len(x_SD)), len(x_SD), Load())
+    turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
+    angles = text_angles(len(x_SD), turns)
+    x_SD = decoder_layers(weights, x_SD, model, text, angles, name=name)
+    x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
+    losses, right = [], 0
+    for book, said in enumerate(torch.tensor(clip[1:]).T):
+        logits = linear(weights, x_ND, f"{name}.heads.{book}")
+        losses.append(F.cross_entropy(logits, said, reduction="sum"))
+        right += int((logits.argmax(dim=1) == said).sum())
+    return torch.stack(losses).mean(), right
 
 
 def hybrid_layers(

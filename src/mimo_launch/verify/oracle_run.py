@@ -44,6 +44,7 @@ class RightEvaluation:
 
     loss: float
     accuracy: float | None
+    code_accuracy: float | None
 
 
 @dataclass(slots=True)
@@ -171,17 +172,22 @@ def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
     batches = heldout_batches(samples, spec.batch.global_, dataset.num_samples("heldout"))
     sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0)
     right, total, end = 0, 0, dataset.answer_end
+    oracle.right_codes = codes = 0
     with torch.no_grad():
         for index in (index for batch in batches for index in batch):
             for name, (own, num) in oracle.record_losses("heldout", index, Load(), 0).items():
                 sums[name], terms[name] = sums[name] + float(own), terms[name] + num
+                said = kind_of(spec.modules[name].model).codes
+                codes += num * said.codebooks if said else 0
             if end is not None:
                 answer = dataset.answer("heldout", index)
-                said = _say(oracle, index, len(answer), end)
-                right += sum(a == b for a, b in zip(said, answer, strict=False))
+                greedy = _say(oracle, index, len(answer), end)
+                right += sum(a == b for a, b in zip(greedy, answer, strict=False))
                 total += len(answer)
     loss = sum(w * sums[name] / terms[name] for name, w in oracle.losses.items() if terms[name])
-    return RightEvaluation(loss, right / total if total else None)
+    return RightEvaluation(
+        loss, right / total if total else None, oracle.right_codes / codes if codes else None
+    )
 
 
 def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:

@@ -18,6 +18,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import group_size
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN, EncoderBlocks
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     AudioModel,
     CheckpointSpec,
@@ -25,11 +26,11 @@ from mimo_launch.spec.spec import (
     Data,
     EvalSpec,
     HybridModel,
-    LanguageModel,
     LrSchedule,
     ModuleSpec,
     Spec,
     SyntheticData,
+    TalkerModel,
     VitModel,
     WebdatasetData,
     Windows,
@@ -40,6 +41,7 @@ from mimo_launch.verify.shrink_language import (
     HEAD_SIZE,
     shrink_decoder,
     shrink_hybrid,
+    shrink_talker,
     with_experts,
 )
 
@@ -152,7 +154,7 @@ def _shrink_module(
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
-    small: EncoderBlocks | LanguageModel | CustomModel
+    small: EncoderBlocks | CausalModel | CustomModel
     if isinstance(model, CustomModel):
         small = model  # Nobody knows how the sizes of a user's class depend on each other.
     elif isinstance(model, EncoderBlocks):
@@ -174,6 +176,8 @@ def _shrink_module(
                 "frames": min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row,
             }
         small = model.model_copy(update=update)
+    elif isinstance(model, TalkerModel):
+        small = shrink_talker(model, tp, layers)
     elif isinstance(model, HybridModel):
         small = with_experts(shrink_hybrid(model, module.grid, layers), module)
     else:

@@ -22,10 +22,10 @@ from math import gcd, inf, lcm
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
-    LanguageModel,
     ModuleSpec,
     Spec,
     rank_range,
@@ -298,7 +298,7 @@ def _written(start: int, stop: int) -> str:
 def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
     """Return the model with key/value heads and Mamba groups shared as before."""
     model = module.model
-    if isinstance(model, LanguageModel) and model.num_kv_heads < module.grid.tp:
+    if isinstance(model, CausalModel) and model.num_kv_heads < module.grid.tp:
         heads = kv_heads_on(model.num_kv_heads, module.grid, grid)
         model = model.model_copy(update={"kv_heads": heads})
     if (mamba := kind_of(model).mamba) is not None:

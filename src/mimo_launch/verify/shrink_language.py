@@ -8,13 +8,14 @@ Leaves: all else to `shrink`.
 from math import lcm
 from typing import TypeVar
 
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     DecoderModel,
     ExpertGrid,
     Grid,
     HybridModel,
-    LanguageModel,
     ModuleSpec,
+    TalkerModel,
 )
 
 HEAD_SIZE = 8
@@ -37,7 +38,19 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
     return _shrink_language(model, tp).model_copy(update={"layers": layers, "mrope": mrope})
 
 
+def shrink_talker(model: TalkerModel, tp: int, layers: int) -> TalkerModel:
+    """Return a small talker with this number of layers, of one codebook or two."""
+    codes = {"codebooks": min(2, model.codebooks), "vocab": 13, "start": None, "end": None}
+    return model.model_copy(update={**_small_blocks(model, tp), "layers": layers, **codes})
+
+
 def _shrink_language(model: Language, tp: int) -> Language:
+    vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
+    words = {"vocab": vocab, "vocab_multiple": 16}
+    return model.model_copy(update={**_small_blocks(model, tp), **words})
+
+
+def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
     """Keep whether query heads share key/value heads, and whether tp ranks do.
 
     A rank that has several heads of either kind keeps two.
@@ -48,21 +61,16 @@ def _shrink_language(model: Language, tp: int) -> Language:
     heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
     if model.heads == model.num_kv_heads:
         heads = kv_heads
-    vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
-    return model.model_copy(
-        update={
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "hidden": HEAD_SIZE * heads,
-            "head_dim": _head_dim(model),
-            "mlp": 2 * tp * HEAD_SIZE,
-            "vocab": vocab,
-            "vocab_multiple": 16,
-        }
-    )
+    return {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "hidden": HEAD_SIZE * heads,
+        "head_dim": _head_dim(model),
+        "mlp": 2 * tp * HEAD_SIZE,
+    }
 
 
-def _head_dim(model: LanguageModel) -> int | None:
+def _head_dim(model: CausalModel) -> int | None:
     return None if model.head_dim is None else HEAD_SIZE + 2
 
 

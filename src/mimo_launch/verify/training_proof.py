@@ -42,7 +42,7 @@ from mimo_launch.verify.compare import (
     compare_tensors,
     module_pieces,
 )
-from mimo_launch.verify.oracle_run import RightRun
+from mimo_launch.verify.oracle_run import RightEvaluation, RightRun
 
 ALL = "all modules"
 NUMBERS, EVALUATION = "numbers in training", "evaluation"
@@ -193,7 +193,10 @@ def _told(run: RankRun) -> list[object]:
     ]
     return [
         steps,
-        [(e.step, e.eval_loss, e.eval_losses, e.digit_accuracy) for e in run.evaluations],
+        [
+            (e.step, e.eval_loss, e.eval_losses, e.digit_accuracy, e.code_accuracy)
+            for e in run.evaluations
+        ],
     ]
 
 
@@ -221,13 +224,18 @@ def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[Modu
                 got = step.grad_norms.get(module)
                 yield _number("gradient norm", module, got, want.norms[module])
     for evaluation in run.evaluations:
-        asked = right.evaluations.get(evaluation.step)
-        if asked is None:
-            continue
-        yield _number("held-out loss", ALL, evaluation.eval_loss, asked.loss, EVALUATION)
-        if asked.accuracy is not None:
-            got = evaluation.digit_accuracy
-            yield _number("digit accuracy", "language", got, asked.accuracy, EVALUATION)
+        if (asked := right.evaluations.get(evaluation.step)) is not None:
+            yield from _compare_evaluation(evaluation, asked)
+
+
+def _compare_evaluation(got: EvalFinished, want: RightEvaluation) -> Iterator[ModuleVerdict]:
+    yield _number("held-out loss", ALL, got.eval_loss, want.loss, EVALUATION)
+    for name, share, right in (
+        ("digit accuracy", got.digit_accuracy, want.accuracy),
+        ("code accuracy", got.code_accuracy, want.code_accuracy),
+    ):
+        if right is not None:
+            yield _number(name, ALL, share, right, EVALUATION)
 
 
 def _number(

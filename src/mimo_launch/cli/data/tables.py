@@ -16,9 +16,9 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mimo_launch.cli.shared.html_page import html_page
+from mimo_launch.data.dataset import Media
 from mimo_launch.survey.facts import SampleSpread
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 from mimo_launch.survey.survey import Survey
@@ -197,11 +197,11 @@ def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
     return f"<mark>{text}</mark>" if piece.kind == "learnt" else text
 
 
-def png(array: npt.NDArray[np.float32]) -> bytes:
+def png(array: Media) -> bytes:
     """Return an array as PNG (https://www.w3.org/TR/png-3/), black at its minimum.
 
     Shapes: [channels, height, width], grey unless there are three channels; or the frames of a
-    clip, [height, width], with the first row at the bottom.
+    clip, or its codes, [height, width], with the first row at the bottom.
     """
     image = array[::-1][None] if array.ndim == 2 else array
     image = image if len(image) == 3 else image[:1]

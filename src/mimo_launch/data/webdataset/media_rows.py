@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.dataset import BadSample, Media
 from mimo_launch.data.sample_sizes import ImageSize, made_together, size_made
 from mimo_launch.data.webdataset.decode_media import (
     Marker,
@@ -103,7 +103,7 @@ class ImageReader(MemberReader):
         # Pixels at the right and below that make no whole row go; convolutions drop them, too.
         return process(image, self.recipe)[:, :height, :width]
 
-    def pixels(self, array: Array) -> npt.NDArray[np.uint8]:
+    def pixels(self, array: Media) -> npt.NDArray[np.uint8]:
         """Return an array as pixels to look at, [channels, height, width]: black to white."""
         mean, std = (np.array(each)[:, None, None] for each in (self.recipe.mean, self.recipe.std))
         values = (array * std + mean) / self.recipe.scale

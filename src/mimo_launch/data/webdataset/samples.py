@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Pixels
+from mimo_launch.data.dataset import BadSample, Media
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.decode_media import Marker, marker_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
@@ -251,12 +251,12 @@ class ShardSamples:
         self.splits[split].row(index)
         return np.zeros(self._seq, dtype=np.int64)
 
-    def recognised(self, split: Split, index: int, images: Sequence[Pixels]) -> tuple[int, int]:
+    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
         """Judge nothing: nobody says what an image should show."""
         self.describe(split, index)
         return 0, 0
 
-    def pixels(self, generator: str, image: Pixels) -> npt.NDArray[np.uint8]:
+    def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
         """Return a target image as pixels: the reverse of its processor's last steps."""
         reader = self._inputs.readers[generator]
         if not isinstance(reader, ImageReader):

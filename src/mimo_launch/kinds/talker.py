@@ -1,0 +1,102 @@
+"""Talkers: decoders that say codec tokens, given rows of language.
+
+Decides: their weights and work in front of the blocks and behind them.
+Relies on: `decoder` for the blocks.
+Leaves: the loss to `models.talker`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.kinds.decoder import BLOCK, DecoderBlocksKind
+from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
+from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
+from mimo_launch.spec.spec import Codes, TalkerModel
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerKind(DecoderBlocksKind):
+    """A decoder over frames of codec tokens, as in Qwen2.5-Omni (arXiv:2503.20215)."""
+
+    model: TalkerModel
+
+    @property
+    def stage(self) -> str:
+        """The class that builds a stage."""
+        return "mimo_launch.models.talker:TalkerStage"
+
+    @property
+    def input(self) -> Codes:
+        """The clips of codes that it learns to say."""
+        return self.model
+
+    @property
+    def computes_loss(self) -> bool:
+        """It learns the codes of the next frame."""
+        return True
+
+    @property
+    def reads_rows(self) -> bool:
+        """It reads rows of language, which say what to say."""
+        return True
+
+    @property
+    def reads_beside(self) -> bool:
+        """They stand in front of the frames of their clip."""
+        return True
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether each row of language has the embedding of its token added."""
+        return self.model.reads_text
+
+    @property
+    def is_causal(self) -> bool:
+        """A frame sees the frames before it and the rows of its clip."""
+        return True
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLPs."""
+        return self.model.mlp_width
+
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a block."""
+        yield from self._block_weights(self.model.mlp_width, share)
+
+    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
+        """Yield the weights of codes and rows, of the final norm, and of the heads."""
+        model = self.model
+        if ends.is_first:
+            # Codes are as wide as rows, and one map takes both to the stream.
+            (width,) = ends.source_widths
+            yield Weight((share.of(model.codebooks * model.vocab), width))
+            yield from (Weight((model.hidden, width)), Weight((model.hidden,)))
+        if ends.is_last:
+            yield Weight((model.hidden,))
+            head = Weight((share.of(model.vocab), model.hidden), in_product=True)
+            yield from (head,) * model.codebooks
+
+    def end_flops(self, ends: Ends, work: Workload) -> Flops:
+        """Return the operations of the map in front of the blocks, and of the heads."""
+        model, patch, head = self.model, 0.0, 0.0
+        if ends.is_first:
+            patch = 2.0 * model.hidden * sum(ends.source_widths) * work.tokens
+        if ends.is_last:
+            head = 2.0 * work.rows * model.hidden * model.codebooks * model.vocab
+        return Flops(patch=patch, head=head)
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        # Rotated queries and keys are put in order, and only these copies stay.
+        return *(each for each in BLOCK if each is not ROTATED), IN_ORDER
+
+    def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
+        """Return the numbers saved by the map in front of the blocks, and by the heads."""
+        model, total = self.model, 0
+        if ends.is_first and held.weights_train:
+            total += held.stream_tokens * sum(ends.source_widths)
+        if ends.is_last:
+            words = model.codebooks * -(-model.vocab // held.tp)
+            normed = model.hidden if held.weights_train else 0
+            total += held.patches * (normed + words)
+        return total

@@ -1,0 +1,118 @@
+"""A talker as a stage: frames of codec tokens and rows of language in, the loss of the codes out.
+
+Decides: how codes and rows reach the tokens; that all codes of a frame are said at once.
+Relies on: `row_places` for the places of rows, `layers.vocab_parallel` for tables and heads.
+Leaves: dividing the loss by N to the runtime.
+Source: the talker of Qwen2.5-Omni (arXiv:2503.20215), whose codes and rows have one width and one
+map to the stream; sums of embeddings and a head for each codebook as in MusicGen
+(arXiv:2306.05284).
+
+Legend: K codebooks, N frames of this cp rank, n tokens of this rank, of which its frames come
+first, E width of rows, D width.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mimo_launch.layers.attention_contexts import turned_in_order
+from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.vocab_parallel import (
+    VocabEmbedding,
+    VocabHead,
+    greedy_choice,
+    vocab_cross_entropy,
+)
+from mimo_launch.layers.whole_linear import WholeLinear
+from mimo_launch.layout.stages import Stage
+from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput
+from mimo_launch.models.row_places import with_rows
+from mimo_launch.models.transformer_block import decoder_shape
+from mimo_launch.spec.spec import TalkerModel
+
+
+class TalkerStage(nn.Module):
+    """Consecutive layers; the first stage embeds codes and rows, the last one computes the loss."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: TalkerModel,
+        stage: Stage,
+        *,
+        row_width: int,
+        sources: Mapping[str, int],
+        recompute: bool,
+    ) -> None:
+        """Build the layers of a stage; `row_width` has no meaning, as nothing reads this module."""
+        super().__init__()
+        self.context, self.model, self.stage = context, model, stage
+        ((self.source, width),) = sources.items()
+        if stage.is_first:
+            self.codes = VocabEmbedding(context, model.codebooks * model.vocab, width)
+            self.project = WholeLinear(context, width, model.hidden)
+        self.layers = blocks(context, decoder_shape(model), stage, recompute=recompute)
+        if stage.is_last:
+            self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
+            self.heads = nn.ModuleList(
+                VocabHead(context, model.vocab, model.hidden) for _ in range(model.codebooks)
+            )
+            self.part = context.part(model.vocab)
+
+    def forward(
+        self, hidden: Tensor | None, packed: EncoderInput
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the hidden state [n, D], on the last stage the summed loss of its cp rank.
+
+        The loss of a frame is the mean of those of its codes. Every tp rank of a replica returns
+        the same value. Without gradients the last stage also returns the number of codes that it
+        finds most probable and that are right; without labels it returns the most probable codes
+        [N, K] instead.
+        """
+        x_nD = self._embed(packed) if hidden is None else hidden
+        model = self.model
+        mask = turned_in_order(
+            packed.mask, model.head_size, model.rope_theta, x_nD.dtype, model.rope_scaling
+        )
+        for layer in self.layers.values():
+            x_nD = layer(x_nD, mask)
+        if not self.stage.is_last:
+            return x_nD
+        x_ND = self.context.enter(self.norm(x_nD[: len(packed.own)]))
+        labels_NK = _frames(packed).labels
+        if labels_NK is None:
+            return self._choices(x_ND)
+        losses = (
+            vocab_cross_entropy(head(x_ND), labels_NK[:, book], self.part, self.context).sum()
+            for book, head in enumerate(self.heads)
+        )
+        loss = torch.stack(list(losses)).mean()
+        if torch.is_grad_enabled():
+            return loss
+        return loss, (self._choices(x_ND) == labels_NK).sum()
+
+    def _choices(self, x_ND: Tensor) -> Tensor:
+        """Return the most probable code of each codebook, [N, K]."""
+        found = (greedy_choice(head(x_ND), self.part, self.context.tp) for head in self.heads)
+        return torch.stack(list(found), dim=1)
+
+    def _embed(self, packed: EncoderInput) -> Tensor:
+        """Return the tokens [n, D] in front of the first layer."""
+        tokens_NK = _frames(packed).tokens
+        # The tables of all codebooks are one, one below the other.
+        first_K = torch.arange(self.model.codebooks, device=tokens_NK.device) * self.model.vocab
+        x_nE = F.pad(self.codes(tokens_NK + first_K), (0, 0, 0, packed.extra_tokens))
+        received, where = packed.rows[self.source], packed.row_places[self.source]
+        embedded: Tensor = self.project(with_rows(x_nE, received, where, self.context))
+        return embedded
+
+
+def _frames(packed: EncoderInput) -> CodeFrames:
+    """Return what the first and the last stage of a talker get."""
+    if not isinstance(packed.made, CodeFrames):
+        raise TypeError("the first and the last stage of a talker need frames of codes")
+    return packed.made
