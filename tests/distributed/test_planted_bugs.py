@@ -41,6 +41,7 @@ CLEAN = {
     "skewed": skewed,
     "class tokens": class_tokens,
     "three axes": three_axes,
+    "three axes in turn": lambda: three_axes(language={"mrope_interleaved": True}),
     "turned patches": turned_patches,
     "hybrid over tp": lambda: split_heads(tp=2),
     "hybrid over cp": lambda: split_heads(cp=2),

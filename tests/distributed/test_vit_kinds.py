@@ -16,6 +16,10 @@ CLIP: dict[str, Any] = {
     "norm_eps": 0.01, "class_token": True, "pre_norm": True, "patch_bias": False,
     "final_norm": False,
 }  # fmt: skip
+# Positions as in Qwen3-VL; images of one patch across are the hard ones.
+TWICE: dict[str, Any] = {
+    "layers": 2, "positions": "learned+rope2d", "image": [3, 2], "interpolation": "bilinear",
+}  # fmt: skip
 # Two layers: what a class token has seen reaches patches in the second one only.
 # Images of random sizes, most of them not that of the table; some samples have none.
 DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mbs": 2}
@@ -27,6 +31,7 @@ DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mb
         (SIGLIP, {"tp": 2, "dp": 2}, {}),
         (SIGLIP, {"tp": 2, "cp": 2, "sequence_parallel": True, "sharding": "full"}, {}),
         (CLIP, {"tp": 2, "cp": 2}, {}),
+        (TWICE, {"tp": 2, "cp": 2, "sequence_parallel": True}, {"max_patches": 12}),
         (CLIP, {"tp": 2, "cp": 2, "sequence_parallel": True, "sharding": "full"}, {}),
         (CLIP, {"pp": 2, "tp": 2, "sequence_parallel": True}, {"microbatches": 2}),
         (CLIP, {"cp": 3, "recompute": "full"}, {}),
@@ -46,6 +51,7 @@ DATA: dict[str, Any] = {"max_patches": 6, "max_images": 2, "text_only": 0.2, "mb
         "siglip tp",
         "siglip sp cp",
         "clip tp cp",
+        "learned and turned",
         "clip sp cp",
         "clip pp sp",
         "clip cp 3",

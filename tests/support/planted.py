@@ -403,11 +403,22 @@ def squares_row_major() -> None:
 
 def three_axes(**settings: Any) -> Spec:
     """Several images a sample in front of language cp 2 pp 2, whose positions have three axes."""
-    mrope = {"head_dim": 8, "mrope": [1, 2, 1]}
+    mrope = {"head_dim": 8, "mrope": [1, 2, 1], **settings.pop("language", {})}
     return spec(
         {"vision": box(0), "language": box(1, cp=2, pp=2, model=mrope)},
         **{"microbatches": 2, "mbs": 2, "max_images": 3, "max_patches": 12, **settings},
     )
+
+
+def axes_not_in_turn() -> None:
+    """Axes follow each other over the pairs of a head where they should take turns."""
+    from mimo_launch.kinds.decoder import DecoderKind
+
+    def following(self: Any) -> Any:
+        pairs = self.model.mrope
+        return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
+
+    DecoderKind.mrope_axes = property(following)  # type: ignore[assignment, method-assign]
 
 
 def axes_lost_behind_the_first_stage() -> None:
@@ -617,6 +628,7 @@ BUGS: dict[str, Bug] = {
     "positions of another image": Bug(positions_of_another_image, class_tokens()),
     "axes lost behind the first stage": Bug(axes_lost_behind_the_first_stage, three_axes()),
     "height and width swapped": Bug(height_and_width_swapped, three_axes()),
+    "axes not in turn": Bug(axes_not_in_turn, three_axes(language={"mrope_interleaved": True})),
     "images of a sample reversed": Bug(images_reversed, three_axes()),
     "rows and columns swapped": Bug(rows_and_columns_swapped, turned_patches()),
     "places of the first cp rank": Bug(places_of_the_first_cp_rank, turned_patches()),

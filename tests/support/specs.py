@@ -425,7 +425,8 @@ def one_module(
             has_experts = "E" in model["pattern"]
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
-            model |= draw(st.sampled_from([{}, {"head_dim": 8, "mrope": [1, 2, 1]}, {}]))
+            axes = {"head_dim": 8, "mrope": [1, 2, 1], "mrope_interleaved": draw(st.booleans())}
+            model |= draw(st.sampled_from([{}, axes, {}]))
             if draw(seldom):
                 # Of the wavelengths of short heads some stay, some are stretched.
                 model["rope_scaling"] = {"factor": 4.0, "original_max_position_embeddings": 32}
@@ -537,15 +538,19 @@ def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
 @st.composite
 def _tower(draw: st.DrawFn) -> dict[str, Any]:
     """Draw what stands before, inside and behind the blocks of a vision transformer."""
-    positions = draw(st.sampled_from(["sincos", "rope2d", "learned"]))
+    positions = draw(st.sampled_from(["sincos", "rope2d", "learned", "learned+rope2d"]))
+    is_learned, turns = "learned" in positions, "rope2d" in positions
     seldom, activations = st.sampled_from([False, False, True]), ["gelu", "gelu_tanh", "quick_gelu"]
-    has_class_token = positions != "rope2d" and draw(st.booleans())
+    has_class_token = not turns and draw(st.booleans())
     windows = None
     if not has_class_token and draw(seldom):
         windows = {"side": draw(st.integers(1, 2)), "full": draw(st.sampled_from([[], [0]]))}
     return {
         "positions": positions,
-        "image": [2, draw(st.integers(1, 3))] if positions == "learned" else None,
+        "image": [2, draw(st.integers(1, 3))] if is_learned else None,
+        "interpolation": draw(st.sampled_from(["bicubic", "bilinear"]))
+        if is_learned
+        else "bicubic",
         "class_token": has_class_token,
         "windows": windows,
         "norm": draw(st.sampled_from(["layer", "rms", "layer"])),

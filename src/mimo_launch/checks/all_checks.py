@@ -159,6 +159,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.target_settings_used),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, training_settings.vision_settings_used),
+    ModelRule(DecoderModel, training_settings.mrope_setting_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(
         backends.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")

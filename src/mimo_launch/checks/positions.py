@@ -87,7 +87,7 @@ def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
 
 def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D rotary positions turn pairs by row and as many by column."""
-    if model.positions != "rope2d":
+    if not model.turns_patches:
         return
     size = model.hidden // model.heads
     if size % 4 == 0:
@@ -105,7 +105,7 @@ def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
 
 def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findings:
     """A table of positions has a size."""
-    if model.positions != "learned" or model.image is not None:
+    if not model.has_table or model.image is not None:
         return
     yield Diagnostic(
         code="positions-without-grid",
@@ -118,7 +118,7 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
 
 def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D rotary positions turn patches by their places, and a class token has none."""
-    if not model.class_token or model.positions != "rope2d":
+    if not model.class_token or not model.turns_patches:
         return
     yield Diagnostic(
         code="class-token-without-place",
@@ -126,7 +126,7 @@ def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
         path=("modules", name, "model", "class_token"),
         why="2-D rotary positions rotate queries and keys by the row and column of a patch",
         help="delete `class_token`, or write `positions: learned`",
-        related=(Related(path=("modules", name, "model", "positions"), label="rope2d"),),
+        related=(Related(path=("modules", name, "model", "positions"), label=model.positions),),
     )
 
 

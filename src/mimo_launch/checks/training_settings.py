@@ -10,7 +10,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import runs_in_phases, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, SyntheticData, VitModel, WebdatasetData
+from mimo_launch.spec.spec import DecoderModel, Spec, SyntheticData, VitModel, WebdatasetData
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -244,14 +244,25 @@ def image_sizes_used(spec: Spec) -> Findings:
 def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     """Settings of parts that a vision transformer lacks have no effect."""
     path = ("modules", name, "model")
-    if model.image is not None and model.positions != "learned":
-        why = f"`positions: {model.positions}` need no table"
-        yield _no_effect((*path, "image"), f"`image` of `{name}` does nothing", why)
+    for key, default in (("image", None), ("interpolation", "bicubic")):
+        if getattr(model, key) != default and not model.has_table:
+            why = f"`positions: {model.positions}` need no table"
+            yield _no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
     if model.projector == "linear" and model.projector_activation != "gelu":
         yield _no_effect(
             (*path, "projector_activation"),
             f"`projector_activation` of `{name}` does nothing",
             "`projector: linear` is one linear map",
+        )
+
+
+def mrope_setting_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """Axes take turns where there are some."""
+    if model.mrope_interleaved and model.mrope is None:
+        yield _no_effect(
+            ("modules", name, "model", "mrope_interleaved"),
+            f"`mrope_interleaved` of `{name}` does nothing",
+            "without `mrope` all pairs of a head rotate with the place in the sequence",
         )
 
 

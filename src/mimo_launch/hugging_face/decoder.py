@@ -118,6 +118,7 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
             {key: number(rope, key) for key in RopeScaling.model_fields} if is_scaled else None
         ),
         "mrope": None,
+        "mrope_interleaved": False,
         "moe": None,
     }
 

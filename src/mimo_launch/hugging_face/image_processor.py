@@ -167,7 +167,8 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     # Over many photographs, these are 0.45 and 0.27 of the range of a pixel.
     deviation = 0.25 if kind_of(model).computes_loss else 0.5
     middle, spread = (0.5,) * images.channels, (deviation,) * images.channels
-    if (grid := kind_of(model).learned_grid) is not None:
+    grid = kind_of(model).learned_grid
+    if grid is not None and not kind_of(model).turns_patches:
         height, width = (side * images.patch for side in grid)
         resize: Exact | Smart = Exact(height, width)
     else:

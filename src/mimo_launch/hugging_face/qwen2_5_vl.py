@@ -57,6 +57,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "temporal_patch": number(config, "temporal_patch_size", 2),
         "positions": "rope2d",
         "windows": None if len(full) == layers else {"side": side, "full": full},
+        "interpolation": "bicubic",
         "class_token": False,
         "patch_bias": False,
         "norm": "rms",

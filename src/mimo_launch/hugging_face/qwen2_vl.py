@@ -53,6 +53,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "temporal_patch": number(config, "temporal_patch_size", 2),
         "positions": "rope2d",
         "windows": None,
+        "interpolation": "bicubic",
         "class_token": False,
         "patch_bias": False,
         "norm": "layer",

@@ -86,6 +86,7 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
         "windows": None,
         "norm": "layer",
         "image": (side, side),
+        "interpolation": "bicubic",
         "class_token": kind.class_token,
         "patch_bias": not kind.class_token,
         "pre_norm": kind.class_token,

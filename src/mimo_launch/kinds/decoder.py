@@ -103,6 +103,17 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         """Pairs of a head that rotate with time, height and width, if tokens have all three."""
         return self.model.mrope
 
+    @property
+    def mrope_axes(self) -> tuple[int, ...] | None:
+        """The axis that rotates each pair of a head, if tokens have three."""
+        pairs = self.model.mrope
+        if pairs is None:
+            return None
+        if not self.model.mrope_interleaved:
+            return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
+        # In turn, as long as height and width have pairs left; the rest is time's.
+        return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))
+
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""
         yield from self._block_weights(self._dense_width(number), share)

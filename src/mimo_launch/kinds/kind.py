@@ -174,6 +174,11 @@ class ModelKind(ABC):
         return None
 
     @property
+    def mrope_axes(self) -> tuple[int, ...] | None:
+        """The axis that rotates each pair of a head, if tokens have three."""
+        return None
+
+    @property
     def rope_scaling(self) -> RopeScaling | None:
         """The scaling of long wavelengths of rotary embeddings, if any."""
         return None

@@ -67,12 +67,12 @@ class VisionKind(TransformerEncoderKind):
     @property
     def turns_patches(self) -> bool:
         """Whether queries and keys rotate by the place of a patch."""
-        return self.model.positions == "rope2d"
+        return self.model.turns_patches
 
     @property
     def learned_grid(self) -> tuple[int, int] | None:
         """Height and width, in patches, of the table of learned positions, if there is one."""
-        return self.model.image if self.model.positions == "learned" else None
+        return self.model.image if self.model.has_table else None
 
     @property
     def windows(self) -> Windows | None:

@@ -109,7 +109,7 @@ def sequence_context(
     dtype: torch.dtype,
     *,
     documents: Documents | None,
-    sections: tuple[int, ...] | None = None,
+    axes: tuple[int, ...] | None = None,
     scaling: RopeScaling | None = None,
     routing: RoutingContext | None = None,
 ) -> SequenceContext:
@@ -117,18 +117,18 @@ def sequence_context(
 
     Without a `theta` nothing is rotated.
 
-    Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which the first
-    rotates the first `sections[0]` pairs of a head, the second the next ones, and so on. They may
-    go on from one document to the next: only distances matter to a rotary embedding.
+    Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which `axes` has
+    the one that rotates each pair of a head. They may go on from one document to the next: only
+    distances matter to a rotary embedding.
     """
     if theta is None:
         return SequenceContext(batch, positions.device, None, None, documents, routing)
     angle = _angles(positions, head_size, theta, dtype, scaling)
     if positions.dim() > 1:
-        if sections is None:
-            raise ValueError("positions on several axes need the sections of a head that they turn")
-        parts = torch.split(angle, list(sections), dim=-1)
-        angle = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+        if axes is None:
+            raise ValueError("positions on several axes need the axis of each pair of a head")
+        axis_of = to_device(np.array(axes, dtype=np.int64), positions.device)
+        angle = angle.gather(0, axis_of.expand(1, *angle.shape[1:])).squeeze(0)
     angle = torch.cat([angle, angle], dim=-1)
     return SequenceContext(batch, positions.device, angle.cos(), angle.sin(), documents, routing)
 

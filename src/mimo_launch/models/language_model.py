@@ -117,7 +117,7 @@ class LanguageStage(nn.Module):
             self.model.rope_theta,
             x_nD.dtype,
             documents=batch.documents,
-            sections=kind_of(self.model).mrope,
+            axes=kind_of(self.model).mrope_axes,
             scaling=kind_of(self.model).rope_scaling,
             routing=batch.routing,
         )

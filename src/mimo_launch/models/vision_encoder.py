@@ -12,6 +12,7 @@ width, L width of the language model, [H, W] the grid of learned positions.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -55,27 +56,33 @@ class LearnedPositions(SegmentedModule):
     """
 
     def __init__(
-        self, context: ParallelContext, grid: tuple[int, int], width: int, *, class_token: bool
+        self,
+        context: ParallelContext,
+        grid: tuple[int, int],
+        width: int,
+        *,
+        class_token: bool,
+        interpolation: Literal["bicubic", "bilinear"],
     ) -> None:
         super().__init__()
         self.grid, self.first = grid, int(class_token)
+        self.weights_along = {"bicubic": _cubic, "bilinear": _linear}[interpolation]
         rows = self.first + grid[0] * grid[1]
         self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
 
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position of patches, given (y, x, height, width) in their images.
 
-        Bicubic between the centres of places, as `interpolate_pos_encoding` of transformers does:
-        a sum of 4 x 4 rows of the table for each patch.
+        A sum of 4 x 4 rows of the table for each patch (bicubic), or of 2 x 2 (bilinear).
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         axes = [
-            _cubic(places_n4[:, axis], places_n4[:, axis + 2], size)
+            self.weights_along(places_n4[:, axis], places_n4[:, axis + 2], size)
             for axis, size in enumerate(self.grid)
         ]
-        (y_n4, across_n4), (x_n4, along_n4) = axes
-        rows = self.first + y_n4[:, :, None] * self.grid[1] + x_n4[:, None, :]
-        shares = across_n4[:, :, None] * along_n4[:, None, :]
+        (y_nk, across_nk), (x_nk, along_nk) = axes
+        rows = self.first + y_nk[:, :, None] * self.grid[1] + x_nk[:, None, :]
+        shares = across_nk[:, :, None] * along_nk[:, None, :]
         found: Tensor = F.embedding_bag(
             rows.flatten(1),
             self.weight.to(wide),
@@ -88,8 +95,9 @@ class LearnedPositions(SegmentedModule):
 def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the four places of a table [n, 4] around each place of an image, and their weights.
 
-    Places beyond an end of the table are that end. Source: R. G. Keys, Cubic Convolution
-    Interpolation for Digital Image Processing, 1981.
+    Between the centres of places, as `interpolate_pos_encoding` of transformers does. Places beyond
+    an end of the table are that end. Source: R. G. Keys, Cubic Convolution Interpolation for
+    Digital Image Processing, 1981.
     """
     # Padding has size 0.
     scale = size / sizes_n.clamp(min=1).double()
@@ -102,6 +110,18 @@ def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor
     outer = ((far - 5) * far + 8) * far * CUBIC - 4 * CUBIC
     found = (first.long()[:, None] + offsets).clamp(0, size - 1)
     return found, torch.where(far <= 1, near, outer)
+
+
+def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the two places of a table [n, 2] around each place of an image, and their weights.
+
+    The first and the last place of an image are those of the table.
+    """
+    source = places_n.double() * (size - 1) / (sizes_n - 1).clamp(min=1)
+    first = source.floor()
+    step = source - first
+    found = (first.long()[:, None] + torch.arange(2, device=places_n.device)).clamp(0, size - 1)
+    return found, torch.stack([1 - step, step], dim=1)
 
 
 class ClassToken(SegmentedModule):
@@ -148,9 +168,13 @@ class VisionStage(nn.Module):
                 context, model.patch_numbers, model.hidden, bias=model.patch_bias
             )
             self.positions: LearnedPositions | None = None
-            if model.positions == "learned" and model.image is not None:
+            if model.has_table and model.image is not None:
                 self.positions = LearnedPositions(
-                    context, model.image, model.hidden, class_token=model.class_token
+                    context,
+                    model.image,
+                    model.hidden,
+                    class_token=model.class_token,
+                    interpolation=model.interpolation,
                 )
             self.class_token = ClassToken(context, model.hidden) if model.class_token else None
             self.pre_norm = self._norm() if model.pre_norm else None

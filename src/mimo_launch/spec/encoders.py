@@ -146,11 +146,17 @@ class VitModel(Images, TransformerEncoder):
         description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
         "becomes one row, as wide as all of them, before the projector.",
     )
-    positions: Literal["sincos", "rope2d", "learned"] = Field(
+    positions: Literal["sincos", "rope2d", "learned", "learned+rope2d"] = Field(
         "sincos",
         description="Positions of patches. `sincos`: fixed 2-D sines and cosines, added; `rope2d`: "
         "queries and keys rotated by row and column, as in Qwen2-VL; `learned`: a table over a "
-        "grid of `image`, added, and interpolated for other sizes.",
+        "grid of `image`, added, and interpolated for other sizes; `learned+rope2d`: both, as in "
+        "Qwen3-VL.",
+    )
+    interpolation: Literal["bicubic", "bilinear"] = Field(
+        "bicubic",
+        description="How the table is resized. `bicubic`: between the centres of patches, as in "
+        "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL.",
     )
     image: tuple[Count, Count] | None = Field(
         None,
@@ -192,6 +198,16 @@ class VitModel(Images, TransformerEncoder):
         1,
         description="Frames of a patch, for a convolution over time; a single image is repeated.",
     )
+
+    @property
+    def has_table(self) -> bool:
+        """Whether positions are learned."""
+        return self.positions in ("learned", "learned+rope2d")
+
+    @property
+    def turns_patches(self) -> bool:
+        """Whether queries and keys rotate by the place of a patch."""
+        return self.positions in ("rope2d", "learned+rope2d")
 
     @property
     def patch_numbers(self) -> int:

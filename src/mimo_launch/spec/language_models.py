@@ -215,6 +215,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         examples=["[16, 24, 24]"],
         strict=False,
     )
+    mrope_interleaved: bool = Field(
+        False,
+        description="The axes of `mrope` take turns over the pairs of a head, as in Qwen3-VL, "
+        "instead of following each other.",
+    )
 
     @property
     def has_mlps(self) -> bool:

@@ -261,4 +261,5 @@ class Oracle:
         turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
         if model.mrope is None:
             return text_angles(len(tokens), turns)
-        return axis_angles(axis_ids(tokens, documents, sizes), model.mrope, turns)
+        ids = axis_ids(tokens, documents, sizes)
+        return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)

@@ -72,15 +72,18 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     x_ND, turn = linear(weights, patches, f"{encoder}.patch"), None
     if model.positions == "sincos":
         x_ND = x_ND + _sincos(height, width, model.hidden)
-    elif model.positions == "learned":
+    if model.positions in ("learned", "learned+rope2d"):
         if model.image is None:
             raise TypeError(f"no grid of positions for encoder {encoder}")
         # The table is resized as an image would be.
         table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
         as_image = table.T.reshape(1, model.hidden, *model.image)
-        sized = F.interpolate(as_image, (height, width), mode="bicubic", align_corners=False)
+        corners = model.interpolation == "bilinear"
+        sized = F.interpolate(
+            as_image, (height, width), mode=model.interpolation, align_corners=corners
+        )
         x_ND = x_ND + sized[0].flatten(1).T
-    else:
+    if model.positions in ("rope2d", "learned+rope2d"):
         turn = image_angles(height, width, model.hidden // model.heads)
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]

@@ -113,10 +113,23 @@ def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
 
 
 def axis_angles(
-    ids: Sequence[tuple[int, ...]], sections: Sequence[int], turns: Sequence[float]
+    ids: Sequence[tuple[int, ...]],
+    sections: Sequence[int],
+    turns: Sequence[float],
+    *,
+    interleaved: bool,
 ) -> Tensor:
-    """Return angles, [S, K/2]: the first `sections[0]` pairs turn with the first id, and so on."""
+    """Return angles, [S, K/2]: the first `sections[0]` pairs turn with the first id, and so on.
+
+    `interleaved`: every third pair from 1 on turns with the second id, as many as there are places
+    before 3 x its section; from 2 on with the third; all others with the first.
+    """
     axis_of = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
+    if interleaved:
+        axis_of = [0] * len(turns)
+        for axis in (1, 2):
+            for pair in range(axis, min(len(turns), 3 * sections[axis]), 3):
+                axis_of[pair] = axis
     return torch.tensor(
         [[each[axis] * turn for axis, turn in zip(axis_of, turns, strict=True)] for each in ids],
         dtype=torch.float64,
