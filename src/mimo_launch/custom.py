@@ -1,8 +1,8 @@
-"""What an encoder of your own is made of: the one address to import it from.
+"""What an encoder or generator of your own is made of: the one address to import it from.
 
 Decides: the names that stay from release to release.
 Relies on: `models` and `layers`, where they are defined.
-Leaves: how they are used to docs/custom-encoders.md.
+Leaves: how they are used to docs/custom-encoders.md and docs/custom-generators.md.
 """
 
 from mimo_launch.layers.attention import Attention
@@ -10,7 +10,8 @@ from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.models.custom_encoder import EncoderFactory, EncoderStage
-from mimo_launch.models.encoder_inputs import EncoderInput
+from mimo_launch.models.custom_generator import GeneratorFactory, GeneratorStage
+from mimo_launch.models.encoder_inputs import EncoderInput, PatchTargets
 from mimo_launch.models.projector import projector
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "EncoderFactory",
     "EncoderInput",
     "EncoderStage",
+    "GeneratorFactory",
+    "GeneratorStage",
     "Norm",
     "ParallelContext",
+    "PatchTargets",
     "RowLinear",
     "SegmentedModule",
     "projector",

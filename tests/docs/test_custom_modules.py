@@ -1,4 +1,4 @@
-"""The encoders on the page about encoders of one's own train, save, and pass the proof."""
+"""The classes on the pages about encoders and generators of one's own train and are proved."""
 
 import json
 import os
@@ -15,13 +15,14 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_stages import build_custom_stage, whole_stage
 from mimo_launch.spec.spec import Spec
 
-PAGE = ROOT / "docs" / "custom-encoders.md"
+PAGE, GENERATORS = (ROOT / "docs" / f"custom-{what}.md" for what in ("encoders", "generators"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files of the page, in the current folder."""
+    """The files of the pages, in the current folder."""
     write_files(PAGE, tmp_path)
+    write_files(GENERATORS, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -59,6 +60,16 @@ def test_the_first_example_learns_and_goes_on_with_another_layout(folder: Path) 
     assert max(losses[-4:]) < min(losses[:2]) - 0.8
 
 
+@pytest.mark.example
+def test_the_generator_learns(folder: Path) -> None:
+    ended = train("denoiser.yaml")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = (folder / "runs" / "denoiser" / "metrics.jsonl").read_text().splitlines()
+    losses = [each["losses"]["denoiser"] for each in map(json.loads, lines) if "losses" in each]
+    assert len(losses) == 60
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+
+
 def test_a_class_that_fails_is_reported_once_and_starts_nothing(folder: Path) -> None:
     ended = train("wide.yaml", "--set", "modules.vision.model.options={}")
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -75,7 +86,7 @@ def test_the_number_of_parameters_is_right(folder: Path) -> None:
     assert "parameters: 25024" in PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["own.yaml", "wide.yaml"])
+@pytest.mark.parametrize("name", ["own.yaml", "wide.yaml", "denoiser.yaml"])
 def test_the_examples_are_proved(folder: Path, name: str) -> None:
     assert failures(verdicts(read(name))) == []
 

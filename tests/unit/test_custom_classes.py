@@ -71,6 +71,30 @@ def test_a_class_is_found_without_running_its_package(package: Path) -> None:
     assert not any(name.startswith("mine") for name in sys.modules)
 
 
+def test_a_generator_says_that_it_has_a_loss(package: Path) -> None:
+    (package / "mine.py").write_text("class Here: pass")
+    drawer = box(0, model={"kind": "mine:Here"}, reads=["language"])
+    [unlike, *_] = check(spec({"language": box(0), "drawer": drawer}))
+    assert unlike.code == "reads-unlike-kind"
+    assert "`loss: true` in the model of `drawer`" in unlike.help
+    alone = box(0, model={"kind": "mine:Here", "loss": True})
+    [apart, *_] = check(spec({"language": box(0), "drawer": alone}))
+    assert (apart.code, apart.help) == (
+        "wrong-kind-for-role",
+        "write `reads: [language]` in `drawer`",
+    )
+
+
+def test_only_flows_are_drawn(package: Path) -> None:
+    """A class of one's own says what it learns, but not how to make an image of it."""
+    drawer = box(0, model={"kind": "mine:Here", "loss": True}, reads=["language"])
+    painter = box(0, model={"kind": "flow"}, reads=["language"])
+    modules = {"language": box(0), "drawer": drawer, "painter": painter}
+    plan = Plan.of(spec(modules, eval={"samples": 1}))
+    plan.prove()
+    assert {action.module for slot in plan.drawing[0] for action in slot} == {"painter"}
+
+
 @pytest.mark.parametrize(
     "source",
     ["from json import *", "def __getattr__(name): ...", "globals()['Here'] = 1", "class Here(",

@@ -136,8 +136,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
             path=(*path, "reads"),
             at_key=True,
             why=f"it reads {what} of the data; a connector takes the rows of other modules",
-            help="delete `reads`"
-            + (", or write `kind: connector`" if LANGUAGE not in module.reads else ""),
+            help="delete `reads`" + _or_takes_rows(spec, name),
             related=(Related(path=(*path, "model", "kind"), label=f"reads {what}"),),
         )
     for source in dict.fromkeys(each for each in module.reads or () if each in spec.modules):
@@ -173,6 +172,16 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
             if seeing
             else "add an encoder of images or clips, and name it in `reads`",
         )
+
+
+def _or_takes_rows(spec: Spec, name: str) -> str:
+    """Return what else to write in a module that takes no rows but reads some."""
+    module = spec.modules[name]
+    if LANGUAGE not in (module.reads or ()):
+        return ", or write `kind: connector`"
+    if kind_of(module.model).is_custom:
+        return f", or write `loss: true` in the model of `{name}` if it is a generator"
+    return ""
 
 
 def loss_is_behind_language(spec: Spec, name: str) -> Findings:

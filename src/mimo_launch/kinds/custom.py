@@ -1,4 +1,4 @@
-"""Users' encoders: what is known of them without importing their class.
+"""Users' encoders and generators: what is known of them without importing their class.
 
 Decides: that their parameters are spread evenly over layers and over tp.
 Relies on: their settings in the spec.
@@ -40,6 +40,21 @@ class CustomKind(ModelKind):
     def input(self) -> Images | Clips:
         """The input that the spec gives."""
         return self.model.input
+
+    @property
+    def computes_loss(self) -> bool:
+        """Whether the spec says that it is a generator."""
+        return self.model.loss
+
+    @property
+    def reads_rows(self) -> bool:
+        """A generator reads rows of language."""
+        return self.model.loss
+
+    @property
+    def reads_beside(self) -> bool:
+        """They stand beside the patches of their image."""
+        return self.model.loss
 
     @property
     def not_estimated(self) -> tuple[str, ...]:

@@ -36,6 +36,11 @@ class FlowKind(BlocksKind):
         return True
 
     @property
+    def draws(self) -> bool:
+        """Its velocities lead from noise to images."""
+        return True
+
+    @property
     def reads_rows(self) -> bool:
         """It reads rows of language, which say what to make."""
         return True

@@ -82,6 +82,11 @@ class ModelKind(ABC):
         return self.reads_tokens
 
     @property
+    def draws(self) -> bool:
+        """Whether it can also make what it learns to make."""
+        return False
+
+    @property
     def reads_rows(self) -> bool:
         """Whether it takes rows of modules that it names in `reads`."""
         return False

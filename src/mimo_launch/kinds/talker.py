@@ -36,6 +36,11 @@ class TalkerKind(DecoderBlocksKind):
         return True
 
     @property
+    def draws(self) -> bool:
+        """It says code after code."""
+        return True
+
+    @property
     def reads_rows(self) -> bool:
         """It reads rows of language, which say what to say."""
         return True

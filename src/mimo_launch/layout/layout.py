@@ -76,6 +76,7 @@ class ModuleLayout:
     is_causal: bool = False
     reads_arrays: bool = False
     computes_loss: bool = False
+    draws: bool = False
     loss_weight: float = 1.0
 
     @property
@@ -324,5 +325,6 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         is_causal=kind.is_causal,
         reads_arrays=kind.input is not None,
         computes_loss=kind.computes_loss,
+        draws=kind.draws,
         loss_weight=module.loss_weight,
     )

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches, own_share, reader
+from mimo_launch.models.encoder_inputs import (
+    EncoderInput,
+    Patches,
+    own_share,
+    own_tokens,
+    reader,
+)
 from mimo_launch.models.projector import owned
 from mimo_launch.models.transformer_block import recomputed
 from mimo_launch.spec.spec import CustomModel
@@ -62,8 +68,8 @@ class EncoderFactory(Protocol):
         ...
 
 
-class EncoderStage(nn.Module):
-    """Base of encoders: a subclass makes the embedding, the layers and the projector.
+class CustomStage(nn.Module):
+    """What the bases of encoders and generators share: layers, and a run without any image.
 
     `cuts` are the axes over which it may be cut besides dp; a spec that asks for another one is
     refused. Layers of plain torch can be cut over pp. For tp they must be made of the layers of
@@ -73,18 +79,13 @@ class EncoderStage(nn.Module):
 
     cuts: ClassVar[frozenset[str]] = frozenset({"pp"})
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        model: CustomModel,
-        stage: Stage,
-        *,
-        language_width: int,
-        recompute: bool,
-    ) -> None:
+    def __init__(self, context: ParallelContext, model: CustomModel, stage: Stage) -> None:
         super().__init__()
         self.context, self.model, self.stage = context, model, stage
-        self.language_width = language_width
+
+    def make(self, *, recompute: bool) -> None:
+        """Make the embedding and the layers of this stage."""
+        stage = self.stage
         if stage.is_first:
             self.embedding = self.make_embedding()
         numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
@@ -92,8 +93,6 @@ class EncoderStage(nn.Module):
         if recompute:
             for layer in self.layers.values():
                 layer.forward = partial(recomputed, layer.forward)
-        if stage.is_last:
-            self.projector = self.make_projector()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -105,11 +104,6 @@ class EncoderStage(nn.Module):
         """Numbers of a patch, P."""
         return reader(self.model).width
 
-    @property
-    def row_width(self) -> int:
-        """Numbers in front of the projector, W: those of all patches of a row."""
-        return self.model.hidden * self.model.patches_per_row
-
     def make_embedding(self) -> nn.Module:
         """Return the map from patches to tokens, [N, P] -> [N, D]; here the identity."""
         return nn.Identity()
@@ -117,6 +111,82 @@ class EncoderStage(nn.Module):
     def make_layer(self, number: int) -> nn.Module:
         """Return a layer, called as `layer(x [N, D], packed)`; `number` counts over all stages."""
         raise NotImplementedError
+
+    def need_whole_images(self) -> None:
+        """Raise ValueError if this rank holds parts of images: with cp, or sequence parallelism."""
+        if self.context.cp.size > 1 or self.context.sequence_parallel:
+            raise ValueError("this rank holds parts of images: over_images needs them whole")
+
+    def through_layers(self, x_ND: Tensor, packed: EncoderInput) -> Tensor:
+        """Return tokens behind the layers of this stage."""
+        held = len(x_ND)
+        for layer in self.layers.values():
+            x_ND = layer(x_ND, packed)
+        if not self.stage.is_last:
+            self.checked("tokens", x_ND, held, (held, self.model.hidden))
+        return x_ND
+
+    def checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, ...]) -> Tensor:
+        """Return a tensor of the wanted shape. Raises: CustomClassError if it has another.
+
+        One row too many would silently move all rows after it to wrong places.
+        """
+        if made.shape != wanted:
+            raise CustomClassError(
+                f"`{self.model.kind}`: stage {self.stage.index} made {what} {list(made.shape)} "
+                f"of {held} tokens, not {list(wanted)}"
+            )
+        return made
+
+    def blank(
+        self, hidden: Tensor | None, packed: EncoderInput
+    ) -> tuple[Tensor | None, EncoderInput]:
+        """Return the input of one blank image, in place of none, whose result is cut to nothing.
+
+        A stage without images must run, too: its result depends on every weight. Many layers cannot
+        take an empty list.
+        """
+        context, how = self.context, reader(self.model)
+        shares = context.tp.size if context.sequence_parallel else 1
+        size = self.model.patches_per_row * shares
+        held = range(context.cp.index * size, (context.cp.index + 1) * size)
+        mask = image_context(
+            [size * context.cp.size], held, context.device, alone=context.cp.size == 1
+        )
+        dtype, device = context.compute_dtype, context.device
+        blank = Patches(
+            torch.zeros((size, how.width), dtype=dtype, device=device),
+            torch.zeros((size, how.axes), dtype=torch.int64, device=device),
+        )
+        sizes = ((1, shares * context.cp.size),)
+        one = replace(packed, mask=mask, patches=blank, images=sizes, own=own_tokens(held, context))
+        if hidden is not None:
+            hidden = hidden.new_zeros((size // shares, hidden.shape[1])) + hidden.sum()
+        return hidden, one
+
+
+class EncoderStage(CustomStage):
+    """Base of encoders: a subclass makes the embedding, the layers and the projector."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        model: CustomModel,
+        stage: Stage,
+        *,
+        language_width: int,
+        recompute: bool,
+    ) -> None:
+        super().__init__(context, model, stage)
+        self.language_width = language_width
+        self.make(recompute=recompute)
+        if stage.is_last:
+            self.projector = self.make_projector()
+
+    @property
+    def row_width(self) -> int:
+        """Numbers in front of the projector, W: those of all patches of a row."""
+        return self.model.hidden * self.model.patches_per_row
 
     def make_projector(self) -> nn.Module:
         """Return the map from patches to rows, [R, W] -> [R, L]; here the identity."""
@@ -140,8 +210,7 @@ class EncoderStage(nn.Module):
         H x W are an image's patches; images of equal size are taken together. Raises: ValueError
         where this rank does not hold whole images: with cp, or sequence parallelism.
         """
-        if self.context.cp.size > 1 or self.context.sequence_parallel:
-            raise ValueError("this rank holds parts of images: over_images needs them whole")
+        self.need_whole_images()
         tall, wide = self.model.input.row_of_patches
         pieces = torch.split(x_ND, [h * w * tall * wide for h, w in packed.images])
         by_size: dict[tuple[int, int], list[int]] = {}
@@ -161,7 +230,10 @@ class EncoderStage(nn.Module):
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [N, D], on the last stage the rows [r, L] that this rank owns."""
-        out = self._run(hidden, packed) if packed.images else self._run_empty(hidden, packed)
+        if packed.images:
+            out = self._run(hidden, packed)
+        else:
+            out = self._run(*self.blank(hidden, packed))[:0]
         if self.stage.is_last:
             out = owned(out, packed.sizes, self.context)
         # A new tensor, with images and without. FSDP gathers weights in the order in which
@@ -177,43 +249,8 @@ class EncoderStage(nn.Module):
             x_ND, held = self.embed(mine), len(mine.values)
         else:
             raise ValueError("the first stage of an encoder needs patches")
-        for layer in self.layers.values():
-            x_ND = layer(x_ND, packed)
+        x_ND = self.through_layers(x_ND, packed)
         if not self.stage.is_last:
-            return self._checked("tokens", x_ND, held, (held, self.model.hidden))
+            return x_ND
         rows = held // self.model.patches_per_row
-        return self._checked("rows", self.finish(x_ND), held, (rows, self.language_width))
-
-    def _checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, int]) -> Tensor:
-        """Return a tensor of the wanted shape. Raises: CustomClassError if it has another.
-
-        One row too many would silently move all rows after it to wrong places.
-        """
-        if made.shape != wanted:
-            raise CustomClassError(
-                f"`{self.model.kind}`: stage {self.stage.index} made {what} {list(made.shape)} "
-                f"of {held} tokens, not {list(wanted)}"
-            )
-        return made
-
-    def _run_empty(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return an empty tensor that depends on every weight: one blank image, cut to nothing.
-
-        A stage without rows must run, too, and many layers cannot take an empty list.
-        """
-        context, how = self.context, reader(self.model)
-        shares = context.tp.size if context.sequence_parallel else 1
-        size = self.model.patches_per_row * shares
-        held = range(context.cp.index * size, (context.cp.index + 1) * size)
-        mask = image_context(
-            [size * context.cp.size], held, context.device, alone=context.cp.size == 1
-        )
-        dtype, device = context.compute_dtype, context.device
-        blank = Patches(
-            torch.zeros((size, how.width), dtype=dtype, device=device),
-            torch.zeros((size, how.axes), dtype=torch.int64, device=device),
-        )
-        one = replace(packed, mask=mask, patches=blank, images=((1, shares * context.cp.size),))
-        if hidden is not None:
-            hidden = hidden.new_zeros((size // shares, hidden.shape[1])) + hidden.sum()
-        return self._run(hidden, one)[:0]
+        return self.checked("rows", self.finish(x_ND), held, (rows, self.language_width))

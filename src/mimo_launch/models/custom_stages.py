@@ -1,4 +1,4 @@
-"""Encoders in a user's own package: importing them, building stages, and checking these.
+"""Encoders and generators in a user's own package: importing them, building and checking stages.
 
 Decides: that a class is imported as with `python -m`, from the current folder first; which networks
 are refused; the initial values of plain parameters.
@@ -39,7 +39,7 @@ MAX_NAMES = 5
 
 
 def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
-    """Return a stage of a user's encoder: parameters on the meta device, buffers as they are.
+    """Return a stage of a user's class: parameters on the meta device, buffers as they are.
 
     Raises: CustomClassError
     """
@@ -101,7 +101,7 @@ def check_custom_classes(spec: Spec) -> None:
 
     Raises: CustomClassError
     """
-    for module in build_layout(spec).encoders:
+    for module in build_layout(spec).modules:
         if kind_of(spec.modules[module.name].model).is_custom:
             tp, cp = (Group(tuple(range(module.grid.size(a))), 0, None) for a in ("tp", "cp"))
             context = ParallelContext(tp, cp, module.sequence_parallel, owner=module.name)
@@ -121,12 +121,16 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         raise CustomClassError(f"{where} importing `{path}` {_failed(error)}") from error
     if not callable(found):
         raise CustomClassError(f"{where} `{path}` has no class or function `{attribute}`")
-    width, recompute = spec.row_width(stage.module), module.recompute == "full"
-    call = partial(found, context, module.model, stage, language_width=width, recompute=recompute)
+    given: dict[str, Any] = {"language_width": spec.row_width(stage.module)}
+    if kind_of(module.model).computes_loss:
+        sources = spec.sources_of(stage.module)
+        given = {"sources": {name: spec.row_width(name) for name in sources}}
+    given["recompute"] = module.recompute == "full"
+    call = partial(found, context, module.model, stage, **given)
     try:
         inspect.signature(found).bind(*call.args, **call.keywords)
     except TypeError as error:
-        wanted = "(context, model, stage, *, language_width, recompute)"
+        wanted = f"(context, model, stage, *, {', '.join(given)})"
         raise CustomClassError(f"{where} it is called with {wanted}: {error}") from None
     except ValueError:
         pass  # Some callables of C have no signature.

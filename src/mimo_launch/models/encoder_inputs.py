@@ -162,6 +162,11 @@ class Reader:
     cut: Cut
     dtype: torch.dtype | None = None
 
+    @property
+    def row_width(self) -> int:
+        """Number of values of the patches that become one row."""
+        return self.width * self.source.patches_per_row
+
 
 def reader(model: Model) -> Reader:
     """Return the reader of an encoder. Raises: TypeError for a model that is no encoder."""
@@ -206,6 +211,22 @@ class CodeFrames:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchTargets:
+    """What a generator of a user's own learns to make, patch by patch, in at least fp32.
+
+    `patches` [N, P] and `positions` [N, axes] are as in `Patches`; `noise` [N, P] is standard
+    normal, and `times` [N] are uniform between 0 and 1, one for each image. `is_patch` [N] is 1,
+    and 0 on padding.
+    """
+
+    patches: Tensor
+    positions: Tensor
+    noise: Tensor
+    times: Tensor
+    is_patch: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderInput:
     """The patches of one group that this rank holds.
 
@@ -216,8 +237,8 @@ class EncoderInput:
     the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
     `images` are height and width, in rows, of each image of the group. On the first stage, `rows`
     [r, width] are those that this rank received, by the module that is read, and `row_places` their
-    places among its tokens. A generator gets on the first and on the last stage what it
-    learns to make, or has `made` so far.
+    places among its tokens; `extras` are their numbers for each image. A generator gets on the
+    first and on the last stage what it learns to make, or has `made` so far.
     """
 
     mask: ImageContext
@@ -229,7 +250,8 @@ class EncoderInput:
     own: range = range(0)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     row_places: Mapping[str, RowPlaces] = field(default_factory=dict)
-    made: NoisedPatches | CodeFrames | None = None
+    extras: tuple[int, ...] = ()
+    made: NoisedPatches | CodeFrames | PatchTargets | None = None
     windows: ImageContext | None = None
 
 

@@ -106,12 +106,12 @@ class Stages:
         return patches // shards + view.extra_tokens, width
 
     def begin_drawing(self, num_steps: int, step: StepState) -> Drawing:
-        """Return a canvas for each group of every generator of this rank, on all of its stages."""
+        """Return a canvas for each group of generators that draw, on all stages of this rank."""
         return Drawing(
             {
                 (module.name, group): self.inputs.canvas(module, group, step, num_steps)
                 for module in self.modules.values()
-                if module.layout.computes_loss and not module.layout.is_language
+                if module.layout.draws
                 for group in range(self.layout.num_groups(module.layout))
             }
         )

@@ -20,7 +20,13 @@ from mimo_launch.data.noise import Noise
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.step_views import EncoderView
-from mimo_launch.models.encoder_inputs import CodeFrames, NoisedPatches, Patches, own_tokens
+from mimo_launch.models.encoder_inputs import (
+    CodeFrames,
+    NoisedPatches,
+    Patches,
+    PatchTargets,
+    own_tokens,
+)
 from mimo_launch.spec.spec import Codes
 
 
@@ -43,6 +49,11 @@ class HeldNoise:
         target = pixels - self.values
         return NoisedPatches(Patches(mixed, images.positions), self.times, target, self.is_patch)
 
+    def beside(self, images: Patches) -> PatchTargets:
+        """Return these images with the noise, and the times to learn at."""
+        pixels = images.values.to(self.values.dtype)
+        return PatchTargets(pixels, images.positions, self.values, self.times, self.is_patch)
+
     def at_time(self, time: float, made: Patches) -> NoisedPatches:
         """Return patches that are being made, all at one time."""
         times = torch.full_like(self.times, time)
@@ -58,11 +69,13 @@ def noise_held(
     times, is_patch = np.zeros((2, len(held)))
     first = 0
     for each in noises:
-        last = first + len(each.values)
+        # It is drawn row by row, and a row may be several patches.
+        values = each.values.reshape(-1, numbers)
+        last = first + len(values)
         start, stop = max(first, held.start), min(last, held.stop)
         if start < stop:
             here = slice(start - held.start, stop - held.start)
-            noise[here] = each.values[start - first : stop - first]
+            noise[here] = values[start - first : stop - first]
             times[here], is_patch[here] = each.time, 1
         first = last
     wide = torch.promote_types(context.compute_dtype, torch.float32)

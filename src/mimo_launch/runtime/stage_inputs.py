@@ -30,6 +30,7 @@ from mimo_launch.models.encoder_inputs import (
     EncoderInput,
     NoisedPatches,
     Patches,
+    PatchTargets,
     own_tokens,
     pack,
     reader,
@@ -144,6 +145,7 @@ class StageInputs:
             extra_tokens=view.extra_tokens,
             images=view.sizes,
             own=own_tokens(held, module.context),
+            extras=tuple(view.extras),
             made=made,
             rows={name: each.received(group) for name, each in bridges},
             row_places={name: each.places_in_target(group) for name, each in bridges},
@@ -197,7 +199,7 @@ class StageInputs:
         noises = (
             noise
             for sample in view.samples
-            for noise in step.inputs.noises(sample, module.name, how.width)
+            for noise in step.inputs.noises(sample, module.name, how.row_width)
         )
         held = view.held(module.context.cp.index)
         return noise_held(noises, held, how.width, module.context)
@@ -211,7 +213,7 @@ class StageInputs:
 
     def _made(
         self, module: RankModule, group: int, patches: Patches | None, step: StepState
-    ) -> NoisedPatches | CodeFrames:
+    ) -> NoisedPatches | CodeFrames | PatchTargets:
         """Return what a generator learns to make of a group, or has made so far."""
         if step.drawing is not None:
             return step.drawing.canvases[module.name, group].seen()
@@ -219,7 +221,8 @@ class StageInputs:
             raise RuntimeError(f"{module.name}: nobody has read what to learn")
         if kind_of(self._model(module)).codes is not None:
             return code_frames(patches)
-        return self.noise(module, group, step).towards(patches)
+        noise = self.noise(module, group, step)
+        return noise.towards(patches) if module.layout.draws else noise.beside(patches)
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device

@@ -205,12 +205,12 @@ def generate_decoding(layout: Layout, programs: Programs) -> Programs:
 
 
 def generate_drawing(layout: Layout, programs: Programs) -> Programs:
-    """Return the programs that move the images of generators one step away from noise.
+    """Return the programs of one pass of the generators that draw.
 
-    Only generators run again, on the rows that the evaluation left; then their last stages send the
-    velocities to the other ranks of their replicas.
+    Only these run again, on the rows that the evaluation left; then their last stages send what
+    they have found to the other ranks of their replicas.
     """
-    names = [module.name for module in layout.losses if not module.is_language]
+    names = [module.name for module in layout.losses if module.draws]
     return _passes_of(programs, names)
 
 

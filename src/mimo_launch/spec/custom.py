@@ -1,4 +1,4 @@
-"""Encoders of a user's own package: the keys that a spec must have, and those passed to the class.
+"""Classes of a user's own package: the keys that a spec must have, and those passed to the class.
 
 Decides: how a class is named, and which keys tell layout and data about its rows.
 Relies on: `base`.
@@ -30,7 +30,7 @@ class AudioInput(Clips):
 
 
 class CustomModel(EncoderModel):
-    """An encoder of your own: `kind` names its class (docs/custom-encoders.md)."""
+    """An encoder or generator of your own: `kind` names its class (docs/custom-encoders.md)."""
 
     kind: Annotated[str, Field(pattern=CLASS_PATH)] = Field(
         description="`package.module:Name` of the class, or function.",
@@ -47,8 +47,14 @@ class CustomModel(EncoderModel):
         None, description="Number of attention heads, if it has any; they are checked against tp."
     )
     input: Annotated[ImageInput | AudioInput, Field(discriminator="kind")] = Field(
-        description="What it reads, and how many rows it makes of it.",
+        description="What it reads, and how many rows it makes of it; of a generator, what it "
+        "learns to make.",
         examples=["{kind: image, patch: 4}"],
+    )
+    loss: bool = Field(
+        False,
+        description="It is a generator (docs/custom-generators.md): it reads `language` and "
+        "returns a loss.",
     )
     parameters: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | None = Field(
         None,

@@ -218,7 +218,7 @@ def _records(
             read = partial(_read_images, source, record, encoder, how, cut)
             yield number, read, partial(setitem, into.pixels, (number, encoder))
             if encoder in spec.generators:
-                draw = partial(noises_of, into.seed, into.data, record, encoder, how.width)
+                draw = partial(noises_of, into.seed, into.data, record, encoder, how.row_width)
                 yield number, draw, partial(setitem, into.noise, (number, encoder))
 
 

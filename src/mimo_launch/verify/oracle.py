@@ -10,7 +10,7 @@ Leaves: judging the differences to `compare`.
 Legend: S tokens of a sample, D width, H heads, K head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.noise import noise_of
+from mimo_launch.data.noise import Noise, noise_of
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, records_of
 from mimo_launch.kinds.registry import kind_of
@@ -171,8 +171,9 @@ class Oracle:
         spans = self.dataset.describe(split, index).spans
         text_SD = self.weights["language.embedding.weight"][tokens]
         for name in self.spec.generators:
-            model, total, number = self.spec.modules[name].model, loss.new_zeros(()), 0
-            sent_SD = x_SD + text_SD if kind_of(model).reads_text else x_SD
+            total, number = loss.new_zeros(()), 0
+            reads_text = kind_of(self.spec.modules[name].model).reads_text
+            sent_SD = x_SD + text_SD if reads_text else x_SD
             images = self.dataset.images(split, index, name)
             for place, (image, span) in enumerate(zip(images, spans.get(name, ()), strict=True)):
                 first = span.position
@@ -180,12 +181,25 @@ class Oracle:
                 draw = partial(
                     noise_of, self.spec.train.seed, step, index, place, heldout=split == "heldout"
                 )
-                made = GENERATORS[model.kind](self.weights, name, model, image, read_rD, draw)
+                made = self._generated(name, image, read_rD, draw)
                 total = total + made[0]
                 self.right_codes += made[1]
                 number += span.rows
             found[name] = total, number
         return found
+
+    def _generated(
+        self,
+        name: str,
+        image: np.ndarray,
+        read_rD: Tensor,
+        draw: Callable[[tuple[int, int]], Noise],
+    ) -> tuple[Tensor, int]:
+        """Return the loss of a generator for one image or clip, and its right codes."""
+        if name in self.custom:
+            return self.custom[name].loss(self.weights, image, read_rD, draw), 0
+        model = self.spec.modules[name].model
+        return GENERATORS[model.kind](self.weights, name, model, image, read_rD, draw)
 
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the logits behind each token of a record, [S, words]; see `stream`."""

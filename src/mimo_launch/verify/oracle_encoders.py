@@ -11,6 +11,7 @@ Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L 
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mimo_launch.data.noise import Noise
-from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.attention_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.models.encoder_inputs import EncoderInput, Reader, pack
+from mimo_launch.models.encoder_inputs import EncoderInput, Patches, PatchTargets, Reader, pack
+from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.spec import (
@@ -297,7 +299,7 @@ def _sincos(height: int, width: int, size: int) -> Tensor:
 
 
 class OneRankEncoder:
-    """A network of one stage, called with the oracle's weights."""
+    """A network of one stage, an encoder or generator, called with the oracle's weights."""
 
     def __init__(
         self, name: str, network: nn.Module, how: Reader, context: ParallelContext
@@ -312,19 +314,58 @@ class OneRankEncoder:
 
     def rows(self, weights: Mapping[str, Tensor], array: np.ndarray) -> Tensor:
         """Return the rows [r, L] of one image, by the weights of all segments."""
-        source = self.how.source
+        return self._called(weights, self._packed(array))
+
+    def loss(
+        self,
+        weights: Mapping[str, Tensor],
+        array: np.ndarray,
+        read_rD: Tensor,
+        draw: Callable[[tuple[int, int]], Noise],
+    ) -> Tensor:
+        """Return the summed loss of one image that is made of these rows of language."""
+        packed, device = self._packed(array), self.context.device
+        patches = self._patches(array)
+        size, extra = len(patches.values), len(read_rD)
+        noise, time = draw((packed.sizes[0], self.how.row_width))
+        one = torch.ones(size, dtype=torch.float64)
+        target = PatchTargets(
+            patches.values.double(),
+            patches.positions,
+            torch.from_numpy(noise).double().reshape(size, -1),
+            time * one,
+            one,
+        )
+        full = replace(
+            packed,
+            mask=two_list_context([size], [extra], (size, extra), range(1), device, alone=True),
+            extra_tokens=extra,
+            extras=(extra,),
+            own=range(size),
+            rows={LANGUAGE: read_rD},
+            row_places={LANGUAGE: RowPlaces((extra,), torch.arange(size, size + extra))},
+            made=target,
+        )
+        return self._called(weights, full)
+
+    def _patches(self, array: np.ndarray) -> Patches:
         cut = self.how.cut(array, dtype=self.context.compute_dtype, pinned=False)
-        size = len(cut.values)
-        held = range(size)
-        packed = EncoderInput(
-            mask=image_context([size], held, self.context.device, alone=True),
-            sizes=(size // source.patches_per_row,),
-            patches=pack([cut], self.how, self.context, held),
+        return pack([cut], self.how, self.context, range(len(cut.values)))
+
+    def _packed(self, array: np.ndarray) -> EncoderInput:
+        source, patches = self.how.source, self._patches(array)
+        held = range(len(patches.values))
+        return EncoderInput(
+            mask=image_context([len(held)], held, self.context.device, alone=True),
+            sizes=(len(held) // source.patches_per_row,),
+            patches=patches,
             images=(source.size_in_rows(array.shape),),
         )
+
+    def _called(self, weights: Mapping[str, Tensor], packed: EncoderInput) -> Tensor:
         values = {
             path: torch.cat([weights[name] for name in names])
             for path, names in self.segments.items()
         }
-        rows: Tensor = functional_call(self.network, values, (None, packed))
-        return rows
+        made: Tensor = functional_call(self.network, values, (None, packed))
+        return made
