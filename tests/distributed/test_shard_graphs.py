@@ -1,8 +1,10 @@
-"""Graphs over shards equal one rank: connectors in front of language, flows behind it."""
+"""Graphs over shards equal one rank: connectors, flows and a talker around language."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.graphs import connector, flow
 from tests.support.proof import failures
@@ -26,6 +28,10 @@ def drawing_shards(folder: Path) -> None:
             for image in range(count):
                 height, width = 4 + 4 * (number % 3), 4 + 4 * image
                 members[f"{kind}{image}.png"] = image_bytes(height, width, 10 * number + image)
+        for clip in range(made):
+            out = BytesIO()
+            np.save(out, np.arange(4 + 2 * clip).reshape(2, -1) + number % 3)
+            members[f"target.{clip}.npy"] = out.getvalue()
         asked = "<image> " * shown + f"Draw {number}."
         said = "Here:" + " one <target>" * made
         turns = [("user", asked), ("assistant", said)]
@@ -80,6 +86,7 @@ GRAPHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "merger": box(0, dp=2, **connector("vision")),
             "language": box(0, dp=2, **LANGUAGE),
             "drawer": box(0, dp=2, **flow(model=FLOW)),
+            "talker": box(1, **flow(model={"kind": "talker", "codebooks": 2, "vocab": 13})),
         },
         {"microbatches": 2, "mbs": 1, "data": {"packing": True}},
     ),

@@ -207,6 +207,10 @@ def test_a_graph_over_shards_is_checked_as_any_other(text: str, tmp_path: Path) 
     [without] = found(graph)
     assert without.code == "encoder-without-members"
     assert "`drawer` learns to make images" in without.headline
+    talks = "{kind: talker, layers: 1, hidden: 16, heads: 2, vocab: 20}"
+    [silent] = found(graph, f"modules.drawer.model={talks}")
+    assert "`drawer` learns to make codes" in silent.headline
+    assert "`KEY.target.npy`" in silent.help
     shown = {"png": image_bytes(8, 8), "json": {}}
     write_shard(tmp_path / "000.tar", [("x", {**shown, "target.png": image_bytes(8, 8)})])
     assert found(graph) == []

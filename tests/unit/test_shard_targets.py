@@ -1,15 +1,18 @@
 """Shards in any graph: rows of connectors, target images of generators and what these read."""
 
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.support.graphs import connector, flow
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
+from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.samples import NotTrainable, ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan
@@ -125,10 +128,6 @@ def test_a_generator_gets_target_images_and_the_rows_of_the_text_before_each(
 def test_target_images_are_about_as_spread_as_noise_and_are_written_as_they_were(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
     target = image_bytes(16, 24, 2)
     write_shard(tmp_path / "a.tar", [("x", {"target.png": target, "txt": "A dog."})])
     made = shard_spec(tmp_path, tokenizer, {"drawer": box(**FLOW)}, template="caption")
@@ -173,10 +172,10 @@ def test_a_target_under_the_name_of_a_generator_goes_to_that_one_alone(
 def damaged() -> Iterator[tuple[str, dict[str, Any]]]:
     image = image_bytes(8, 8)
     yield (
-        "2 target images for `drawer` and 0 markers",
+        "2 targets for `drawer` and 0 markers",
         {"target.1.png": image, "json": talk("?", "!")},
     )
-    yield "1 target image for `drawer` and 2 markers", {"json": talk("?", "<target> a <target>")}
+    yield "1 target for `drawer` and 2 markers", {"json": talk("?", "<target> a <target>")}
     yield (
         "its .target.png cannot be read as an image",
         {"target.png": b"no", "json": talk("?", "!")},
@@ -191,6 +190,39 @@ def test_targets_that_nothing_can_be_learnt_from_are_bad_samples(
     write_shard(tmp_path / "a.tar", [("x", {"target.png": image_bytes(8, 8), **members})])
     with pytest.raises(NotTrainable, match=why):
         opened(shard_spec(tmp_path, tokenizer, {"drawer": box(**FLOW)}))
+
+
+def codes_bytes(codes: Any) -> bytes:
+    out = BytesIO()
+    np.save(out, codes)
+    return out.getvalue()
+
+
+def test_a_talker_gets_the_codes_of_a_clip(tmp_path: Path, tokenizer: Path) -> None:
+    said = np.arange(14, dtype=np.uint16).reshape(2, 7) % 10
+    good = {"target.npy": codes_bytes(said), "target.png": image_bytes(8, 8), "txt": "Hello."}
+    far = {"target.npy": codes_bytes(said + 6), "txt": "Hello."}
+    one = {"target.npy": codes_bytes(said[0]), "txt": "Hello."}
+    real = {"target.npy": codes_bytes(said / 2), "txt": "Hello."}
+    pickled = {"target.npy": codes_bytes(np.array([[{}]], dtype=object)), "txt": "Hello."}
+    samples = {"a": good, "b": far, "c": one, "d": real, "e": pickled}
+    write_shard(tmp_path / "a.tar", samples.items())
+    talks = {"kind": "talker", "codebooks": 2, "vocab": 12}
+    modules = {"talker": box(**flow(model=talks)), "drawer": box(**FLOW)}
+    found = opened(shard_spec(tmp_path, tokenizer, modules, template="caption"))
+    bad = {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
+    assert bad.keys() == {"c", "d", "e"}
+    assert "its codes are of 1 codebooks, those of `talker` of 2" in bad["c"]
+    assert "of float64, not [codebooks, frames]" in bad["d"]
+    plan = found.describe("train", 0)
+    assert [(s.height, s.width) for s in plan.spans["talker"]] == [(1, 8)]
+    assert [(s.height, s.width) for s in plan.spans["drawer"]] == [(2, 2)]
+    (codes,) = found.images("train", 0, "talker")
+    assert codes.dtype == np.int64
+    assert np.array_equal(codes, said)
+    assert found.pixels("talker", codes) is None
+    with pytest.raises(BadSample, match=r"a.tar b: its .target.npy has the code 10; `talker` says"):
+        found.images("train", 1, "talker")
 
 
 def test_a_target_whose_rows_are_cut_off_is_not_made(tmp_path: Path, tokenizer: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from mimo_launch.checks.rule import Findings
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
+    CODES_SUFFIX,
     IMAGE_FORMATS,
     TARGET,
     PatternError,
@@ -202,15 +203,21 @@ def members_for_encoders(spec: Spec) -> Findings:
     why = f"its first {len(names)} members end in {ends}"
     for name in spec.generators:
         made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
-        if kind_of(spec.modules[name].model).images is not None and not made & {*IMAGE_FORMATS}:
+        kind = kind_of(spec.modules[name].model)
+        what, ending, fits = "images", "png", {*IMAGE_FORMATS}
+        if kind.clips is not None:
+            what, ending, fits = "clips", "wav", {*AUDIO_SUFFIXES}
+        elif kind.codes is not None:
+            what, ending, fits = "codes", CODES_SUFFIX, {CODES_SUFFIX}
+        if not made & fits:
             yield Diagnostic(
                 code="encoder-without-members",
                 severity=Severity.WARNING,
-                headline=f"`{name}` learns to make images, but {shards[0]} begins without any",
+                headline=f"`{name}` learns to make {what}, but {shards[0]} begins without any",
                 path=("modules", name),
                 at_key=True,
                 why=why,
-                help=f"delete `{name}`, or name shards with members such as `KEY.target.png`",
+                help=f"delete `{name}`, or name shards with members such as `KEY.target.{ending}`",
                 related=related,
             )
     for name, module in spec.encoders.items():

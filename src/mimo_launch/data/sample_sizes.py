@@ -229,6 +229,8 @@ def _largest_of_shards(spec: Spec, name: str) -> ImageSize:
     in_text = _ways_to_text(spec, name) > 0
     if clips := kind.clips:
         return ImageSize(1, min(clips.max_rows, seq) if in_text else clips.max_rows)
+    if kind.codes is not None:
+        return ImageSize(1, seq)
     if (images := kind.images) is None:
         return ImageSize(1, 1)
     if (size := only_size(spec, name)) is not None:

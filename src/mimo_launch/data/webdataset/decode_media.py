@@ -1,4 +1,4 @@
-"""Members of a sample as images and sound: sizes from the header, contents, input of encoders.
+"""Members of a sample as images, sound, codes: sizes from the header, contents, input of encoders.
 
 Decides: that an image is turned upright and put on white; which files are refused, whatever their
 names; that resizing works on 8-bit pixels, and the arithmetic after it in float32, with the same
@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,30 @@ def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArra
         rate = int(file.samplerate)
         samples = file.read(math.ceil(seconds * rate), dtype="float32", always_2d=True)
         return samples.mean(axis=1, dtype=np.float32), rate
+
+
+def codes_shape(suffix: str, data: bytes) -> tuple[int, int]:
+    """Return codebooks and frames of codec tokens, from the first bytes of the file or all of them.
+
+    Raises: BadSample if the header cannot be read, or is not that of codes.
+    """
+    with _readable(suffix, "codes"):
+        file = io.BytesIO(data)
+        read = np.lib.format
+        version = read.read_magic(file)
+        header = read.read_array_header_1_0 if version == (1, 0) else read.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if dtype.kind not in "iu" or len(shape) not in (1, 2) or 0 in shape:
+            raise ValueError(f"an array {list(shape)} of {dtype}, not [codebooks, frames] of codes")
+        return (1, int(shape[0])) if len(shape) == 1 else (int(shape[0]), int(shape[1]))
+
+
+def decode_codes(suffix: str, data: bytes) -> npt.NDArray[np.int64]:
+    """Return codec tokens, int64 [codebooks, frames]. Raises: BadSample if they cannot be read."""
+    shape = codes_shape(suffix, data)
+    with _readable(suffix, "codes"):
+        found: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
+        return found.astype(np.int64).reshape(shape)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_media import (
     Marker,
     clip_length,
+    codes_shape,
     image_size,
     marker_of,
     medium_of,
@@ -142,6 +143,8 @@ class SampleIndexer:
     def _size(self, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium_of(suffix) == "audio":
             return clip_length(suffix, read(None))
+        if medium_of(suffix) is None:
+            return codes_shape(suffix, read(_HEADS[0]))
         size = header_size(suffix, read)
         pixels, most = size[0] * size[1], self.data.max_image_pixels
         if pixels > most:

@@ -22,18 +22,20 @@ from mimo_launch.data.webdataset.decode_media import (
     Marker,
     Medium,
     decode_clip,
+    decode_codes,
     decode_image,
     medium_of,
     process,
 )
-from mimo_launch.data.webdataset.tar_files import target_of
+from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Clips, Images, Spec, WebdatasetData
+from mimo_launch.spec.spec import Clips, Codes, Images, Spec, WebdatasetData
 
-# Height and width of an image in pixels, or length and rate of a clip in samples and Hz.
+# Height and width of an image in pixels, length and rate of a clip in samples and Hz, or codebooks
+# and frames of codes.
 MediumSize = tuple[int, int]
 Array = npt.NDArray[np.float32]
 
@@ -42,7 +44,7 @@ Array = npt.NDArray[np.float32]
 class MemberReader(ABC):
     """What one module reads of a sample: images or clips that are shown, or targets to make."""
 
-    medium: ClassVar[Medium]
+    medium: ClassVar[Medium | None]
     module: str
     makes: bool
 
@@ -52,10 +54,14 @@ class MemberReader(ABC):
         A generator gets the targets under its name or, if there are none, those without a name.
         """
         if not self.makes:
-            return found.get(self.medium, ())
-        targets = [each for each in found.get("target", ()) if medium_of(each) == self.medium]
+            return () if self.medium is None else found.get(self.medium, ())
+        targets = [each for each in found.get("target", ()) if self.takes(each)]
         own = [each for each in targets if target_of(each)[0] == self.module]
         return own or [each for each in targets if not target_of(each)[0]]
+
+    def takes(self, suffix: str) -> bool:
+        """Return whether the contents of a member are of the form that it reads."""
+        return medium_of(suffix) == self.medium
 
     @property
     @abstractmethod
@@ -67,7 +73,7 @@ class MemberReader(ABC):
         """Return the height and width in rows of a member. Raises: BadSample."""
 
     @abstractmethod
-    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
         """Return the input of the module, or its target, of a member that becomes `span`."""
 
 
@@ -144,6 +150,44 @@ class ClipReader(MemberReader):
         # One second more than needed: resampling looks a little ahead.
         clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
         return log_mel(*clip, mels, frames=frames)
+
+
+@dataclass(frozen=True, slots=True)
+class CodesReader(MemberReader):
+    """The clips of codec tokens of one talker."""
+
+    medium: ClassVar[Medium | None] = None
+    codes: Codes
+
+    def takes(self, suffix: str) -> bool:
+        """Return whether a member is an array, as numpy writes it."""
+        return suffix.endswith(f".{CODES_SUFFIX}")
+
+    @property
+    def sizing(self) -> list[object]:
+        """What the number of rows depends on."""
+        return [self.module, self.codes.codebooks]
+
+    def rows(self, size: MediumSize) -> tuple[int, int]:
+        """Return 1 and the number of rows of a clip. Raises: BadSample."""
+        if size[0] != self.codes.codebooks:
+            raise BadSample(
+                f"its codes are of {size[0]} codebooks, those of `{self.module}` of "
+                f"{self.codes.codebooks}"
+            )
+        return self.codes.size_in_rows(size)
+
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
+        """Return the codes of a clip, int64 [codebooks, frames]. Raises: BadSample."""
+        codes, found = self.codes, decode_codes(suffix, data)
+        taken = (found == codes.start_code) | (found == codes.end_code)
+        wrong = found[(found < 0) | (found >= codes.vocab) | taken]
+        if len(wrong):
+            raise BadSample(
+                f"its .{suffix} has the code {wrong[0]}; `{self.module}` says 0 to "
+                f"{codes.vocab - 1} without {codes.start_code} and {codes.end_code}"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +294,10 @@ class ShardInputs:
         return found
 
     def _medium(self, name: str) -> Medium:
-        reader = self.readers.get(name)
-        # `checks` refuses modules that see both images and clips.
-        return self._medium(self._spec.sources_of(name)[0]) if reader is None else reader.medium
+        if (reader := self.readers.get(name)) is None:
+            # `checks` refuses modules that see both images and clips.
+            return self._medium(self._spec.sources_of(name)[0])
+        return reader.medium or "image"
 
     def _made(self, name: str, size: MediumSize, at: int) -> list[tuple[str, ImageSpan]]:
         """Return the rows of a module that language reads, and of those behind it, of one image."""
@@ -302,7 +347,7 @@ class ShardInputs:
     ) -> Iterator[PlacedMedium]:
         """Yield for each generator its target with this number, made of the last tokens before."""
         if not before:
-            raise BadSample("it has no text in front of one of its target images")
+            raise BadSample("it has no text in front of one of its targets")
         read = before[-self._most_reads :]
         for reader in self._generators:
             if mine := reader.members(members):
@@ -317,10 +362,12 @@ def _readers(spec: Spec) -> Iterator[MemberReader]:
             yield ClipReader(name, makes, clips)
         elif (images := kind.images) is not None:
             yield ImageReader(name, makes, images, recipe_of(spec, name))
+        elif (codes := kind.codes) is not None:
+            yield CodesReader(name, makes, codes)
 
 
 def _targets(number: int) -> str:
-    return f"{number} target image{'s' * (number != 1)}"
+    return f"{number} target{'s' * (number != 1)}"
 
 
 def _for(markers: int) -> str:

@@ -20,7 +20,7 @@ from mimo_launch.data.webdataset.decode_media import Marker, marker_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD
 from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.media_rows import Array, ImageReader
+from mimo_launch.data.webdataset.media_rows import ImageReader
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
@@ -236,7 +236,7 @@ class ShardSamples:
         row = found.row(index)
         return found.named(row, partial(self._text, found, row))
 
-    def images(self, split: Split, index: int, encoder: str) -> list[Array]:
+    def images(self, split: Split, index: int, encoder: str) -> list[Media]:
         """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample."""
         found = self.splits[split]
         row = found.row(index)
@@ -259,9 +259,7 @@ class ShardSamples:
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
         """Return a target image as pixels: the reverse of its processor's last steps."""
         reader = self._inputs.readers[generator]
-        if not isinstance(reader, ImageReader):
-            raise TypeError(f"{generator} makes no images")
-        return reader.pixels(image)
+        return reader.pixels(image) if isinstance(reader, ImageReader) else None
 
     def words(self, tokens: Sequence[int]) -> str:
         """Return tokens as text."""
@@ -302,7 +300,7 @@ class ShardSamples:
 
     def _array(
         self, found: OpenSplit, row: int, module: str, member: int, span: ImageSpan
-    ) -> Array:
+    ) -> Media:
         """Return an image or clip of a sample, by its index, as its module takes it."""
         members, reader = found.members(row), self._inputs.readers[module]
         suffix = reader.members(_by_marker(members))[member]

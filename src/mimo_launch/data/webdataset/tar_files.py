@@ -39,6 +39,8 @@ IMAGE_FORMATS = {
 AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "au", "caf"})
 # The beginning of the suffixes of targets: what generators learn to make.
 TARGET = "target."
+# The suffix of codec tokens: an array as numpy writes it.
+CODES_SUFFIX = "npy"
 MAX_FILES = 200_000
 _INNER_BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?")
