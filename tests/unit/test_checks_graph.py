@@ -378,13 +378,15 @@ def test_generators_on_ranks_of_language_take_whole_groups(
     assert not help_ or found[0].help.startswith(help_)
 
 
-def test_weights_of_connectors_come_from_checkpoints_only(tmp_path: Path) -> None:
-    """No Hugging Face folder holds one, whether it is named here or for all modules."""
+def test_weights_of_connectors_do_not_come_from_models_of_transformers(tmp_path: Path) -> None:
+    """None of them holds one, whether it is named here or for all modules."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     modules = {**VISION, "m": box(**connector("vision", queries=2), init_from=str(tmp_path))}
     [item] = findings(modules)
     assert (item.code, item.path) == ("init-from-not-supported", ("modules", "m", "init_from"))
-    assert item.why == "no Hugging Face architecture is read as a `connector`"
+    assert "with `model_type: llama`" in item.headline
+    assert item.why.endswith("it reads the model types mimo_launch_connector")
     found = findings({**VISION, "m": box(**connector("vision"))}, init_from=str(tmp_path))
     assert {item.path[1] for item in found} == {"vision", "m", "language"}
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
-from mimo_launch.hugging_face.architectures import text_of, value_of
-from mimo_launch.hugging_face.family import NoSuchPart, Part
+from mimo_launch.hugging_face.architectures import text_of
+from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
     ConfigError,
@@ -208,12 +208,13 @@ def _compare(
     spec: Spec, name: str, model: Model, key: str, there: Any, *, at_most: bool
 ) -> Findings:
     """Compare one value; a vocabulary may be larger than that of the folder."""
-    here = vocab_size(spec) if key == "vocab" else value_of(model, key)
-    if here == there or (key == "vocab" and here > there) or (at_most and here < there):
+    of_text = key == "vocab" and kind_of(model).reads_tokens
+    here = vocab_size(spec) if of_text else value_of(model, key)
+    if here == there or (of_text and here > there) or (at_most and here < there):
         return
     module = spec.modules[name]
-    bound = "at most " if at_most else "at least " if key == "vocab" else ""
-    room = num_last_placeholders(spec) if key == "vocab" else 0
+    bound = "at most " if at_most else "at least " if of_text else ""
+    room = num_last_placeholders(spec) if of_text else 0
     yield Diagnostic(
         code="init-from-unlike-model",
         headline=f"`{key}` of `{name}` is {text_of(here)}, "

@@ -116,6 +116,8 @@ def _fragment(found: "Contents") -> str:
     for part in computed:
         keys = {"kind": part.kind, **part.keys}
         lines += [f"  {part.name}:", f"    model: {flow(keys)}", "    ranks: 0"]
+        if part.reads:
+            lines.append(f"    reads: {flow(list(part.reads))}")
         if part.placeholder is not None:
             lines.append(f"    placeholder: {part.placeholder}")
         if found.files:

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, llava, moe_decoder, vit
-from mimo_launch.hugging_face.family import Family, Part
+from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, part_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import DecoderModel, Model, Moe, Strict, VitModel
-
-# Keys that have a default, with the property of the model that applies it.
-_DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
+from mimo_launch.spec.spec import DecoderModel, Model, VitModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +133,6 @@ def _assemblies(modules: Modules, encoder: str) -> Iterator[tuple[str, Config]]:
 
 def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | None:
     return next((each for each in families if not list(_differences(each, model))), None)
-
-
-def value_of(model: Model, key: str) -> Any:
-    """Return a model's value for one of its keys, with defaults applied.
-
-    For `moe` that is what experts compute, not how they are trained.
-    """
-    derived = _DERIVED.get(key, key)
-    found = getattr(model, derived if hasattr(model, derived) else key)
-    if isinstance(found, Moe):
-        return found.architecture()
-    return found.model_dump() if isinstance(found, Strict) else found
 
 
 def text_of(value: Any) -> str:

@@ -6,14 +6,13 @@ Leaves: showing it to `cli.inspect`.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.hugging_face import vit
-from mimo_launch.hugging_face.architectures import value_of
-from mimo_launch.hugging_face.family import Part
+from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
     Config,
@@ -23,12 +22,15 @@ from mimo_launch.hugging_face.folder import (
     read_config,
     read_headers,
 )
+from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.registry import parts_not_read, parts_of
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 
 # Keys of whole models for the token that stands for a row of an image.
 _TOKENS = ("image_token_index", "image_token_id")
-NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
+NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class Module:
     """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
 
     `not_computed` are settings, as `key: value`, that our model does not have; if there are any,
-    `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it.
+    `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it;
+    `reads` are the modules whose rows it takes.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Module:
     tensors: int
     parameters: int
     placeholder: int | None = None
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
     keys = {} if not_computed else part.keys()
     if keys and family.model_type == vit.CLIP:
         keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
-    mine = {}
+    mine: dict[str, TensorHeader] = {}
+    reads: list[str] = []
     if keys:
         try:
             # With lists, as in a spec, because error messages show values as a spec has them.
@@ -109,12 +114,14 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
             for name, header in headers.items()
             if part.inner_name(name) is not None and not part.is_ignored(name, model)
         }
+        if (kind := kind_of(model)).reads_rows:
+            reads = [LANGUAGE] if kind.computes_loss else [*_read_by(mine)]
     needed = _needed(family.kind, keys)
     if keys and (training := part.training()):
         needed["moe"] = {**needed["moe"], **training}
     token = next((config[key] for key in _TOKENS if isinstance(config.get(key), int)), None)
     return Module(
-        name=NAMES[family.kind],
+        name=NAMES.get(family.kind, family.kind),
         model_type=family.model_type,
         kind=family.kind,
         keys=needed,
@@ -122,7 +129,15 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
         tensors=len(mine),
         parameters=sum(header.numel for header in mine.values()),
         placeholder=token if family.kind == "vit" else None,
+        reads=tuple(dict.fromkeys(reads)),
     )
+
+
+def _read_by(names: Iterable[str]) -> Iterator[str]:
+    """Yield the modules that are read, by the names of the weights of their rows."""
+    for name in names:
+        if name.startswith(READS):
+            yield name.removeprefix(READS).partition(".")[0]
 
 
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
 from mimo_launch.spec.language_models import Moe
+from mimo_launch.spec.spec import Model, Strict
 
 
 def moe_keys(**said: Any) -> dict[str, Any]:
@@ -21,6 +22,22 @@ def moe_keys(**said: Any) -> dict[str, Any]:
         for key, each in Moe.model_fields.items()
         if key not in Moe.TRAINING
     }
+
+
+# Keys that have a default, with the property of the model that applies it.
+_DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
+
+
+def value_of(model: Model, key: str) -> Any:
+    """Return a model's value for one of its keys, with defaults applied.
+
+    For `moe` that is what experts compute, not how they are trained.
+    """
+    derived = _DERIVED.get(key, key)
+    found = getattr(model, derived if hasattr(model, derived) else key)
+    if isinstance(found, Moe):
+        return found.architecture()
+    return found.model_dump() if isinstance(found, Strict) else found
 
 
 M = TypeVar("M")

@@ -14,6 +14,7 @@ from mimo_launch.hugging_face import (
     llava,
     moe_decoder,
     nemotron_h,
+    own_folders,
     qwen2_5_vl,
     qwen2_vl,
     vit,
@@ -31,6 +32,7 @@ _ALL: tuple[Family[Any], ...] = (
     *(each for whole in QWEN_VL for each in whole.families),
     whisper.ENCODER,
     nemotron_h.HYBRID,
+    *own_folders.FAMILIES,
 )
 FAMILIES = {each.model_type: each for each in _ALL}
 # Models with prefixes of their own for a part, by `model_type`.
@@ -44,7 +46,7 @@ PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     whisper.WHISPER: whisper.part,
     nemotron_h.NEMOTRON_H: nemotron_h.part,
 }
-KINDS = ("vit", "audio", "decoder", "hybrid")
+KINDS = ("vit", "audio", "decoder", "hybrid", *(each.kind for each in own_folders.FAMILIES))
 
 
 def part_of(config: Config, kind: str) -> Part[Any]:
@@ -86,7 +88,9 @@ def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
                     (error.setting, llava.types(kind) if name == llava.MODEL_TYPE else types)
                 )
     if not found and not parts_of(config):
-        found.append((own, list(dict.fromkeys([*FAMILIES, *PARTS]))))
+        ours = {each.model_type for each in own_folders.FAMILIES}
+        known = (name for name in dict.fromkeys([*FAMILIES, *PARTS]) if name not in ours)
+        found.append((own, list(known)))
     return found
 
 
