@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
+from tests.support.graphs import flow
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
@@ -19,8 +20,10 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.step_data import SampleData
+from mimo_launch.models.flow import FlowStage
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.drawing import DRAWING_STEPS
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.train.prefetch import StepReader
@@ -110,6 +113,29 @@ def test_samples_weigh_the_same_whatever_batch_they_are_in() -> None:
     small, large = found
     assert small.eval_loss == pytest.approx(large.eval_loss, rel=1e-12)
     assert (small.digit_accuracy, small.samples) == (large.digit_accuracy, large.samples)
+
+
+def passes_of_a_flow(made: Spec) -> int:
+    """Evaluate one batch of one group; return how often the generator runs."""
+    forward, passes = FlowStage.forward, 0
+
+    def counted(self: FlowStage, *args: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return forward(self, *args)
+
+    FlowStage.forward = counted
+    held_out_loss(made, made.batch.global_)
+    return passes
+
+
+def test_only_what_somebody_judges_is_drawn() -> None:
+    data = {"kind": "digits", "tasks": ["draw"], "max_digits": 2}
+    drawer = box(**flow(model={"kind": "flow", "patch": 4}))
+    modules = {"language": box(model={"vocab": "digits"}), "drawer": drawer}
+    judged, random = spec(modules, data=data), spec({"language": box(), "drawer": drawer})
+    assert run_ranks(passes_of_a_flow, judged, world_size=1) == [1 + DRAWING_STEPS]
+    assert run_ranks(passes_of_a_flow, random, world_size=1) == [1]
 
 
 class WithAnswers:

@@ -42,6 +42,11 @@ class Dataset(Protocol):
         """Token that ends an answer, if evaluation is to decode answers and score them."""
         ...
 
+    @property
+    def judges(self) -> bool:
+        """Whether it can judge what generators make; see `recognised`."""
+        ...
+
     def num_samples(self, split: Split) -> int:
         """Return the number of samples: one epoch for "train"."""
         ...

@@ -127,6 +127,7 @@ class DigitStrips:
     """The `digits` data set; see `dataset.Dataset` for what the methods return."""
 
     answer_end = EOS
+    judges = True
 
     def __init__(self, spec: Spec, data: DigitsData) -> None:
         """Prepare the index.

@@ -50,6 +50,7 @@ class SyntheticSamples:
     """The `synthetic` data set; see `dataset.Dataset` for what the methods return."""
 
     answer_end = None
+    judges = False
 
     def __init__(self, spec: Spec, data: SyntheticData) -> None:
         """Prepare the index.

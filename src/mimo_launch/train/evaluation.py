@@ -80,8 +80,10 @@ def _recognised(
 ) -> tuple[int, int]:
     """Return how many images that generators make of a batch are recognised, and how many judged.
 
-    Those of this rank's replicas, counted on one rank of each.
+    Those of this rank's replicas, counted on one rank of each; what nobody judges is not made.
     """
+    if not dataset.judges:
+        return 0, 0
     found = [
         dataset.recognised("heldout", made.record, made.images)
         for made in draw(session, forwarded, inputs.data, DRAWING_STEPS)

@@ -188,6 +188,7 @@ class ShardSamples:
     """Samples by index; see `dataset.Dataset` for what the methods return."""
 
     answer_end = None
+    judges = False
 
     def __init__(self, spec: Spec, data: WebdatasetData, say: Say = lambda progress: None) -> None:
         """Open the index, or make it; `say` gets the progress.
