@@ -167,16 +167,18 @@ def _patches(image: np.ndarray) -> Tensor:
     return torch.from_numpy(cut)
 
 
+def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the angles of positions on three axes, in float64."""
+    rope = self.config.rope_parameters
+    angle = _angles(position_ids, rope["rope_theta"], 2 * len(self.inv_freq))
+    parts = angle.split(rope["mrope_section"], dim=-1)
+    angle = torch.cat([part[i] for i, part in enumerate(parts)], dim=-1).repeat(1, 1, 2)
+    return angle.cos(), angle.sin()
+
+
 def widen_all(model: Any) -> None:
     """Compute norms, angles and turns in float64: transformers does in float32."""
     theirs: Any = import_module(type(model).__module__)
-
-    def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        rope = self.config.rope_parameters
-        angle = _angles(position_ids, rope["rope_theta"], 2 * len(self.inv_freq))
-        parts = angle.split(rope["mrope_section"], dim=-1)
-        angle = torch.cat([part[i] for i, part in enumerate(parts)], dim=-1).repeat(1, 1, 2)
-        return angle.cos(), angle.sin()
 
     def places(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angle = _angles(position_ids, self.config.rope_parameters["rope_theta"], 4)

@@ -21,7 +21,7 @@ from mimo_launch.export.sources import (
     source_of,
     whole_config,
 )
-from mimo_launch.export.tensors import FileTensor, file_tensors, with_unused
+from mimo_launch.export.tensors import FileTensor, file_tensors, of_other_parts, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config
@@ -93,6 +93,7 @@ class Exporter:
         models["language"] = models["language"].model_copy(update={"vocab": vocab_size(spec)})
         tokens = {name: placeholder_id(spec, name) for name in spec.sources_of(LANGUAGE)}
         widths = {name: spec.row_width(name) for name in spec.encoders}
+        widths |= dict.fromkeys(spec.generators, spec.row_width(LANGUAGE))
         return Modules(models=models, tokens=tokens, widths=widths)
 
     def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
@@ -126,7 +127,10 @@ class Exporter:
 
     def _folder(self, found: Architecture, where: str) -> FolderPlan:
         """Return the folder of an architecture. Raises: ValueError if a tensor has no place."""
-        tensors, projector, settings = [], [], {}
+        tensors, projector = list[FileTensor](), list[FileTensor]()
+        settings: dict[str, Any] = {}
+        if found.where:
+            tensors += of_other_parts(found, self.sources[LANGUAGE])
         for name in found.parts:
             model, source = self.modules.models[name], self.sources[name]
             found, unused = with_unused(found, name, model, source, partial(self._dtype, name))

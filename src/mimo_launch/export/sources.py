@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,6 @@ _OUTDATED = {
 }  # fmt: skip
 # Without a source the special tokens are unknown; transformers would use the ids of Llama.
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-# The keys of a whole model for the configurations of its parts.
-PARTS = {"decoder": "text_config", "vit": "vision_config"}
 # Files that users of a model read unchanged; a model has some of them.
 _OF_TEXT = (
     TOKENIZER,
@@ -69,6 +69,8 @@ _OF_TEXT = (
     "generation_config.json",
 )
 _OF_IMAGES = (PROCESSOR, PREPROCESSOR, "video_preprocessor_config.json")
+# The voices of a Qwen2.5-Omni, without which transformers does not load one.
+_OF_SPEECH = ("spk_dict.pt",)
 _LLAVA = "LlavaProcessor"
 
 
@@ -142,29 +144,43 @@ def whole_config(
 ) -> Config:
     """Return the configuration to write for an architecture whose tensors have mainly one type."""
     config = dict(found.config)
-    inner = {name: PARTS.get(part.family.kind, "") for name, part in found.parts.items()}
-    nested = {name: key for name, key in inner.items() if key in config}
     for name, part in found.parts.items():
-        source, key = sources[name], nested.get(name)
-        ours = config if key is None else config[key]
+        source, path = sources[name], found.where.get(name, ())
         defaults = {}
         if part.family.kind in ("decoder", "hybrid"):
             defaults = {"max_position_embeddings": seq, **_NO_TOKENS}
+        ours = reduce(getitem, path, config)
         made = defaults | merged(ours, None if source is None else source.part.config)
-        config = made if key is None else {**config, key: {**made, "dtype": dtype}}
-    if nested and (source := sources["language"]) is not None:
+        config = _with(config, path, {**made, "dtype": dtype} if path else made)
+    if found.where and (source := sources["language"]) is not None:
         # Old versions repeat keys of the parts beside them.
-        of_parts = {key for part in PARTS.values() for key in config.get(part, {})} - {"model_type"}
+        parts = (reduce(getitem, path, config) for path in found.where.values())
+        of_parts = {key for part in parts for key in part} - {"model_type"}
         rest = {key: value for key, value in source.config.items() if key not in of_parts}
         config = merged(config, rest)
     return {"architectures": [found.name], **config, "dtype": dtype}
 
 
+def _with(config: Config, path: tuple[str, ...], inner: Config) -> Config:
+    """Return a configuration with `inner` at a path of keys."""
+    if not path:
+        return inner
+    return {**config, path[0]: _with(config[path[0]], path[1:], inner)}
+
+
 def merged(config: Config, base: Config | None) -> Config:
-    """Return a configuration with the other keys of `base`, if that is of the same type."""
+    """Return a configuration with the other keys of `base`, if that is of the same type.
+
+    The same holds for the configurations inside.
+    """
     if base is None or base.get("model_type") != config["model_type"]:
         return config
-    return {key: value for key, value in base.items() if key not in _OUTDATED} | config
+    inside = {
+        key: merged(value, base[key])
+        for key, value in config.items()
+        if isinstance(value, dict) and "model_type" in value and isinstance(base.get(key), dict)
+    }
+    return {key: value for key, value in base.items() if key not in _OUTDATED} | config | inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +208,7 @@ def companions_of(
         else:
             own = Path(data.tokenizer) if isinstance(data, WebdatasetData) else None
         folders = folders if own is None else [own, *folders]
-        for each in _OF_TEXT if name == "language" else _OF_IMAGES:
+        for each in _OF_TEXT if name == "language" else (*_OF_IMAGES, *_OF_SPEECH):
             known = (folder / each for folder in folders if (folder / each).is_file())
             if (path := next(known, None)) is not None:
                 found[each] = path

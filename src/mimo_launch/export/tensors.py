@@ -10,7 +10,7 @@ Leaves: reading to `export`, writing to `export`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mimo_launch.checkpoint.boxes import Box
-from mimo_launch.export.sources import PARTS, WeightSource
+from mimo_launch.export.sources import TORCH, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
+from mimo_launch.hugging_face.folder import read_headers
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Model
@@ -119,7 +120,7 @@ def with_unused(
     `dtype_of` maps their names in the family of the source to types, None to the usual type.
     """
     part = found.parts[name]
-    if part.family.kind != "vit":
+    if part.family.kind != "vit" or len(found.where.get(name, ())) > 1:
         return found, []
     if source is not None and source.part.family == part.family:
         whole = _as_in_source(found, source)
@@ -144,9 +145,20 @@ def with_unused(
     ]
 
 
+def of_other_parts(found: Architecture, source: WeightSource | None) -> Iterator[FileTensor]:
+    """Yield the tensors of a source of the same architecture that belong to no module of ours."""
+    if source is None or source.config.get("model_type") != found.config["model_type"]:
+        return
+    for name, header in read_headers(source.folder).items():
+        is_known = any(part.inner_name(name) is not None for part in found.parts.values())
+        if not is_known and header.dtype in TORCH:
+            place = (source.folder / header.file, name)
+            yield FileTensor(name, header.shape, TORCH[header.dtype], copied=place)
+
+
 def _as_in_source(found: Architecture, source: WeightSource) -> Architecture:
     """Return an architecture with the layers of its tower's source."""
-    config, key = dict(found.config), PARTS["vit"]
+    config, key = dict(found.config), "vision_config"
     ours = config.get(key, config)
     theirs = {each: source.part.config[each] for each in _IN_TOWER if each in source.part.config}
     tower = {each: value for each, value in ours.items() if each not in _IN_TOWER} | theirs

@@ -7,31 +7,36 @@ Leaves: tensors and files to `export`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, moe_decoder, vit
+from mimo_launch.hugging_face import decoder, llava, moe_decoder, qwen2_5_omni, vit
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, part_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import DecoderModel, Model, VitModel
+from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel, VitModel
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model of transformers: its class, its configuration, and the part that each module is."""
+    """A model of transformers: its class, its configuration, and the part that each module is.
+
+    `where` are the keys under which the configuration of each part stands, if it is not the whole.
+    """
 
     name: str
     config: Config
     parts: Mapping[str, Part[Any]]
+    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modules:
     """Our modules by name: their models, the tokens of rows that language reads, and their widths.
 
-    The vocabulary is a number, without padding.
+    The vocabulary is a number, without padding. The width of a generator is that of the rows that
+    it reads.
     """
 
     models: Mapping[str, Model]
@@ -55,13 +60,14 @@ def together(modules: Modules) -> Architecture | None:
     """Return the architecture of all modules together; None if there is none."""
     if len(modules.models) == 1:
         return alone(modules, "language")
-    encoders = [name for name in modules.models if name != "language"]
-    if len(encoders) > 1 or modules.models[encoders[0]].kind != "vit":
+    by_kind = {model.kind: name for name, model in modules.models.items()}
+    if len(by_kind) < len(modules.models):
         return None
-    for name, config in _assemblies(modules, encoders[0]):
+    for name, config, where in _assemblies(modules, by_kind):
         parts = {each: part_of(config, model.kind) for each, model in modules.models.items()}
         if all(says(part, modules.models[each]) for each, part in parts.items()):
-            return Architecture(name, config, parts)
+            paths = {each: where[model.kind] for each, model in modules.models.items()}
+            return Architecture(name, config, parts, paths)
     return None
 
 
@@ -87,7 +93,7 @@ def _kin(model: Model) -> Iterator[Family[Any]]:
     """
     has_experts = kind_of(model).moe is not None
     unlike = decoder.KINDS.keys() if has_experts else moe_decoder.KINDS.keys()
-    in_wholes = [whole.text.model_type for whole in QWEN_VL]
+    in_wholes = [whole.text.model_type for whole in QWEN_VL] + [qwen2_5_omni.TEXT.model_type]
     for family in FAMILIES.values():
         if family.kind == model.kind and family.model_type not in (*in_wholes, *unlike):
             yield family
@@ -116,19 +122,40 @@ def _differences(family: Family[Any], model: Model) -> Iterator[str]:
         yield f"`{'positions' if hasattr(model, 'positions') else 'mrope'}: {text_of(unlike)}`"
 
 
-def _assemblies(modules: Modules, encoder: str) -> Iterator[tuple[str, Config]]:
-    """Yield class and configuration of the models that an encoder and a decoder may be together."""
-    vision, text = modules.models[encoder], modules.models["language"]
-    if not isinstance(vision, VitModel) or not isinstance(text, DecoderModel):
+Assembly = tuple[str, Config, Mapping[str, tuple[str, ...]]]
+
+
+def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assembly]:
+    """Yield class, configuration and paths of the models that modules of different kinds may be."""
+    models = {kind: modules.models[name] for kind, name in by_kind.items()}
+    text, vision, speech = (models.get(kind) for kind in ("decoder", "vit", "talker"))
+    if not isinstance(text, DecoderModel):
         return
-    token = modules.tokens[encoder]
+    token = modules.tokens.get(by_kind.get("vit", ""))
+    if models.keys() == {"decoder", "vit"} and isinstance(vision, VitModel) and token is not None:
+        yield from _that_see(vision, text, token)
+    if not isinstance(speech, TalkerModel) or models.keys() - {"decoder", "vit", "talker"}:
+        return
+    families: dict[str, Family[Any]] = {
+        "decoder": qwen2_5_omni.TEXT,
+        "vit": qwen2_5_omni.VISION,
+        "talker": qwen2_5_omni.TALKER,
+    }
+    if all(_first((families[kind],), model) for kind, model in models.items()):
+        tower = vision if isinstance(vision, VitModel) else None
+        config = qwen2_5_omni.config_of(text, speech, tower, token)
+        yield qwen2_5_omni.ARCHITECTURE, config, qwen2_5_omni.WHERE
+
+
+def _that_see(vision: VitModel, text: DecoderModel, token: int) -> Iterator[Assembly]:
+    where = {"decoder": ("text_config",), "vit": ("vision_config",)}
     tower, words = _first(vit.FAMILIES, vision), _first(decoder.FAMILIES, text)
     if tower is not None and words is not None:
         config = llava.config_of(vision, tower.config(vision), text, words.config(text), token)
-        yield "LlavaForConditionalGeneration", config
+        yield "LlavaForConditionalGeneration", config, where
     for whole in QWEN_VL:
         if _first((whole.text,), text) and _first((whole.vision,), vision):
-            yield whole.architecture, whole.config_of(vision, text, token)
+            yield whole.architecture, whole.config_of(vision, text, token), where
 
 
 def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | None:

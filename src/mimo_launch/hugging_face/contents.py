@@ -30,7 +30,7 @@ from mimo_launch.spec.load import model_from_data
 
 # Keys of whole models for the token that stands for a row of an image.
 _TOKENS = ("image_token_index", "image_token_id")
-NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision"}
+NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,8 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
     needed = _needed(family.kind, keys)
     if keys and (training := part.training()):
         needed["moe"] = {**needed["moe"], **training}
-    token = next((config[key] for key in _TOKENS if isinstance(config.get(key), int)), None)
+    around = config.get("thinker_config", config)
+    token = next((around[key] for key in _TOKENS if isinstance(around.get(key), int)), None)
     return Module(
         name=NAMES.get(family.kind, family.kind),
         model_type=family.model_type,

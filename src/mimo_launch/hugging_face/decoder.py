@@ -14,7 +14,9 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Family, Place, differs
 from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.spec.spec import DecoderModel, RopeScaling
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.spec import DecoderModel, RopeScaling, TalkerModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
     }
 
 
-def place(name: str, model: DecoderModel) -> Place:
+def place(name: str, model: DecoderBlocks) -> Place:
     """Return the place of our tensor `name`, which is given without the module.
 
     Raises: KeyError for a name that a decoder does not have.
@@ -146,7 +148,7 @@ def fits(kind: DecoderFamily, model: DecoderModel) -> bool:
     return (model.qkv_bias, model.qk_norm, model.mrope) == (kind.qkv_bias, kind.qk_norm, None)
 
 
-def config_of(model_type: str, model: DecoderModel) -> Config:
+def config_of(model_type: str, model: DecoderModel | TalkerModel) -> Config:
     """Return the configuration of our decoder, as transformers 5 writes it."""
     return {
         "model_type": model_type,
@@ -157,7 +159,7 @@ def config_of(model_type: str, model: DecoderModel) -> Config:
         "head_dim": model.head_size,
         "intermediate_size": model.mlp_width,
         "vocab_size": model.vocab,
-        "tie_word_embeddings": model.tied,
+        "tie_word_embeddings": kind_of(model).is_tied,
         "rms_norm_eps": model.norm_eps,
         "rope_parameters": {
             "rope_type": "default" if model.rope_scaling is None else LLAMA3,

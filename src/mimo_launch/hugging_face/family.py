@@ -73,7 +73,7 @@ class Family(Generic[M]):
     `fits(model)`: whether the architecture can express our model, beyond what `keys` say.
     `config(model)`: the configuration of our model; `vocab` must be a number.
     `architecture`: the class of transformers that loads it.
-    `row_width`: the key of its configuration for the width of the rows that it makes.
+    `row_width`: the key of its configuration for the width of the rows that it makes, or reads.
     `training(config)`: the training settings of a configuration, as keys of `moe`.
     """
 

@@ -125,12 +125,18 @@ def _text_config(model_type: str, model: DecoderModel) -> Config:
 
 
 def _plain(config: Config) -> Config:
+    """Return the configuration as that of a Qwen2 whose heads fill its width."""
+    plain = {key: value for key, value in plain_rope(config).items() if key != "head_dim"}
+    return _TEXT_DEFAULTS | plain
+
+
+def plain_rope(config: Config) -> Config:
     """Return the configuration as that of a Qwen2, whose rotary types do not include M-RoPE."""
     rope = decoder.rope_settings(config)
     if rope.get("rope_type", rope.get("type")) == "mrope":
         rope = rope | {"rope_type": "default"}
-    plain = {key: value for key, value in config.items() if key not in ("head_dim", "rope_scaling")}
-    return _TEXT_DEFAULTS | plain | {"rope_parameters": rope}
+    kept = {key: value for key, value in config.items() if key != "rope_scaling"}
+    return kept | {"rope_parameters": rope}
 
 
 def vision_not_computed(

@@ -15,6 +15,7 @@ from mimo_launch.hugging_face import (
     moe_decoder,
     nemotron_h,
     own_folders,
+    qwen2_5_omni,
     qwen2_5_vl,
     qwen2_vl,
     vit,
@@ -30,6 +31,9 @@ _ALL: tuple[Family[Any], ...] = (
     *moe_decoder.FAMILIES,
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
+    qwen2_5_omni.TEXT,
+    qwen2_5_omni.VISION,
+    qwen2_5_omni.TALKER,
     whisper.ENCODER,
     nemotron_h.HYBRID,
     *own_folders.FAMILIES,
@@ -43,6 +47,8 @@ PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     "clip": partial(vit.tower_of_pair, vit.CLIP),
     llava.MODEL_TYPE: llava.part,
     **{whole.model_type: whole.part for whole in QWEN_VL},
+    qwen2_5_omni.MODEL_TYPE: qwen2_5_omni.part,
+    qwen2_5_omni.THINKER_TYPE: qwen2_5_omni.part,
     whisper.WHISPER: whisper.part,
     nemotron_h.NEMOTRON_H: nemotron_h.part,
 }
@@ -102,7 +108,8 @@ def family_of(config: Config) -> Family[Any] | None:
 
 def model_types(kind: str) -> list[str]:
     """Return the `model_type`s of folders that hold a module of a kind."""
-    both = (llava.MODEL_TYPE, *(whole.model_type for whole in QWEN_VL))
-    whole = {"vit": ("siglip", "clip", *both), "decoder": both}
+    omni = qwen2_5_omni.MODEL_TYPE, qwen2_5_omni.THINKER_TYPE
+    both = (llava.MODEL_TYPE, *(whole.model_type for whole in QWEN_VL), *omni)
+    whole = {"vit": ("siglip", "clip", *both), "decoder": both, "talker": omni[:1]}
     names = [name for name, family in FAMILIES.items() if family.kind == kind]
     return [*names, *whole.get(kind, ())]

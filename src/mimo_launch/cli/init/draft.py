@@ -102,6 +102,8 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
                 f"mimo-launch inspect {folder}",
             )
         for name, part in here.items():
+            if part.kind == "talker" and not wanted:
+                continue  # Its data are codes of sound, which a first spec does not have.
             if part.not_computed:
                 raise CannotDraft(
                     f"{folder} asks for {', '.join(part.not_computed)}, which is not computed here",
