@@ -266,6 +266,18 @@ def test_talkers_behind_language(name: str) -> None:
     assert failures(verdicts(made_of(*TALKERS[name], **IMAGES))) == []
 
 
+def test_a_run_that_reads_and_draws_digits_is_evaluated_as_one_rank_would() -> None:
+    """Of the held-out samples, some have an answer and some none."""
+    modules = {
+        "vision": box(0, model={"patch": 4}),
+        "language": box(0, model={"vocab": "digits"}),
+        "drawer": box(1, **flow(model={"kind": "flow", "patch": 4})),
+    }
+    data = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 2}
+    made = made_of(modules, {"eval": {"samples": 6}}, data=data)
+    assert failures(training_verdicts(made)) == []
+
+
 def test_a_run_with_a_generator_is_skipped_evaluated_and_resumed_as_one_rank_would() -> None:
     modules = {
         "vision": box(0, dp=2),

@@ -179,8 +179,7 @@ def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
                 sums[name], terms[name] = sums[name] + float(own), terms[name] + num
                 said = kind_of(spec.modules[name].model).codes
                 codes += num * said.codebooks if said else 0
-            if end is not None:
-                answer = dataset.answer("heldout", index)
+            if end is not None and (answer := dataset.answer("heldout", index)):
                 greedy = _say(oracle, index, len(answer), end)
                 right += sum(a == b for a, b in zip(greedy, answer, strict=False))
                 total += len(answer)
