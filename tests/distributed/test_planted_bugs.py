@@ -15,6 +15,7 @@ from tests.support.planted import (
     turned_patches,
     wide_group,
 )
+from tests.support.planted_deepstack import stacked
 from tests.support.planted_experts import mixture
 from tests.support.planted_graphs import drawn, frozen_between, spoken, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
@@ -47,6 +48,7 @@ CLEAN = {
     "hybrid over cp": lambda: split_heads(cp=2),
     "hybrid, one group": lambda: split_heads(1, tp=2),
     "windows": lambda: windowed(cp=2),
+    "deepstack": lambda: stacked({"pp": 2}, {"pp": 2}),
     "two readers": two_readers,
     "two towers": two_towers,
     "frozen between": frozen_between,
@@ -109,6 +111,7 @@ SELDOM = {
     "tokens sent once per tp rank", "second reader counted twice",
     "weight of a loss applied twice", "towers swapped", "time of the neighbour", "windows ignored",
     "windows shared by images", "windows of one width", "outputs stay by window",
+    "rows of layers swapped", "rows added in front of a layer", "axes not in turn",
 }  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def deviation(found: Tensor, wanted: Tensor) -> float:
 OFTEN = {
     "qwen2_vl": LAYOUTS.keys() - {"tp4", "unequal, apart"},
     "qwen2_5_vl": {"one rank", "cp2, apart"},
+    "qwen3_vl": {"one rank", "pp2, apart"},
 }
 
 
@@ -70,7 +71,8 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
 def keep_their_turns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo after the test what `widen_all` does to a module of transformers."""
     theirs: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
-    monkeypatch.setattr(theirs, "apply_rotary_pos_emb_vision", theirs.apply_rotary_pos_emb_vision)
+    for name in ("apply_rotary_pos_emb_vision", "get_vision_interpolation_indices_and_weights"):
+        monkeypatch.setattr(theirs, name, getattr(theirs, name, None), raising=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,8 +148,21 @@ def test_a_step_is_that_of_plain_torch(
         ("qwen2_5_vl", "vision", {"windows": None}),
         ("qwen2_5_vl", "vision", {"windows": Windows(side=2, full=(0,))}),
         ("qwen2_5_vl", "vision", {"windows": Windows(side=1, full=(1,))}),
+        ("qwen3_vl", "vision", {"interpolation": "bicubic"}),
+        ("qwen3_vl", "vision", {"deepstack": (0, 3)}),
+        ("qwen3_vl", "language", {"mrope_interleaved": False}),
     ],
-    ids=["mrope", "positions", "activation", "no windows", "other layers", "other windows"],
+    ids=[
+        "mrope",
+        "positions",
+        "activation",
+        "no windows",
+        "other layers",
+        "other windows",
+        "interpolation",
+        "other rows",
+        "axes in turn",
+    ],
 )
 def test_the_bound_sees_a_wrong_setting(
     kind: str, name: str, changed: dict[str, Any], tmp_path: Path

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.support.planted_deepstack import stacked
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
@@ -94,6 +95,37 @@ def test_windows(layout: str) -> None:
     vision, language = WINDOW_LAYOUTS[layout]
     made = spec({"vision": box(0, model=MODEL, **vision), "language": language}, **LARGE)
     assert failures(verdicts(made)) == []
+
+
+# Grids of vision and of language, with four layers each.
+STACK_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one rank": ({}, {}),
+    "tp": ({"tp": 2}, {"tp": 2}),
+    "sp cp": ({"tp": 2, "cp": 2, "sequence_parallel": True}, {"tp": 2, "sequence_parallel": True}),
+    "cp": ({"cp": 2}, {"cp": 2, "pp": 2}),
+    "pp": ({"pp": 4}, {"pp": 4}),
+    "pp sp": ({"pp": 2, "tp": 2, "sequence_parallel": True}, {"pp": 2, "tp": 2}),
+    "dp": ({"dp": 4, "sharding": "full"}, {"dp": 2}),
+    "recomputed": ({"recompute": "full"}, {"recompute": "full", "pp": 2}),
+    "only projectors": ({"pp": 2, "frozen": "except_projector"}, {"pp": 2}),
+    "frozen": ({"frozen": True}, {"cp": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(x, marks=pytest.mark.sweep) if x != "pp sp" else x for x in STACK_LAYOUTS],
+)
+def test_rows_of_several_layers(layout: str) -> None:
+    assert failures(verdicts(stacked(*STACK_LAYOUTS[layout]))) == []
+
+
+@pytest.mark.sweep
+def test_rows_of_several_layers_pass_virtual_stages() -> None:
+    """Of one layer each: those of all three layers pass at least one edge."""
+    asked = stacked({"pp": 2}, {"pp": 2})
+    schedule = asked.schedule.model_copy(update={"kind": "interleaved", "virtual_stages": 2})
+    assert failures(verdicts(asked.model_copy(update={"schedule": schedule}))) == []
 
 
 @pytest.mark.parametrize("model", [SIGLIP, CLIP], ids=["siglip", "clip"])

@@ -41,6 +41,10 @@ def _of_encoders(made: Spec) -> set[str]:
             found |= {f"{model.positions} positions, {model.projector} projector"}
             found |= {"class token"} if model.class_token else set()
             found |= {"no final norm"} if not model.final_norm else set()
+            found |= {"windows"} if model.windows else set()
+            found |= {"rows of several layers"} if model.deepstack else set()
+            found |= {"RMSNorm in vision"} if model.norm == "rms" else set()
+            found |= {"gated MLPs in vision"} if model.activation == "swiglu" else set()
         else:
             found |= {model.kind, f"{model.kind}, {model.projector} projector"}
             found |= {"frame stacking"} if joined else set()
@@ -80,6 +84,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     else:
         found |= {"query, key and value biases"} if model.qkv_bias else set()
         found |= {"positions on three axes"} if model.mrope else set()
+        found |= {"axes in turn"} if model.mrope and model.mrope_interleaved else set()
     experts, moe = layout.language.experts, model.moe
     if experts is None or moe is None:
         return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.planted_deepstack import STACK_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
 from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
@@ -591,7 +592,7 @@ def images_reversed() -> None:
     ReadStep.images = lambda self, *args: correct(self, *args)[::-1]
 
 
-BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS
+BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS | STACK_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

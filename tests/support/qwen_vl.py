@@ -1,7 +1,7 @@
 """Tiny Qwen-VL models of `transformers` with random weights, specs that start from them, inputs."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tests.support.hugging_face import ids_of, tokens_of, widen
 from tests.support.specs import Box, box, spec
 from torch import Tensor
@@ -43,11 +44,16 @@ _VISION_KEYS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A family: its name in classes, its vision part, and what that is in a spec."""
+    """A family: its name in classes, its vision part, and what that is in a spec.
+
+    `text` and `language` are what differs from the first family in the other part.
+    """
 
     name: str
     vision: dict[str, Any]
     keys: dict[str, Any]
+    text: dict[str, Any] = field(default_factory=dict)
+    language: dict[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
@@ -66,6 +72,31 @@ KINDS = {
         {
             **_VISION_KEYS, "layers": 3, "mlp": 40, "activation": "swiglu", "norm": "rms",
             "windows": {"side": 2, "full": [1]},
+        },
+    ),
+    # Rows of two layers besides the last; language has one layer behind which nothing is added.
+    "qwen3_vl": Kind(
+        "Qwen3VL",
+        {
+            **_VISION, "depth": 4, "hidden_size": 32, "out_hidden_size": 32,
+            "intermediate_size": 40, "deepstack_visual_indexes": [0, 2],
+            "num_position_embeddings": 25,
+        },
+        {
+            **_VISION_KEYS, "layers": 4, "mlp": 40, "activation": "gelu_tanh", "patch_bias": True,
+            "positions": "learned+rope2d", "image": [5, 5], "interpolation": "bilinear",
+            "deepstack": [0, 2],
+        },
+        {
+            "num_hidden_layers": 4, "head_dim": 12,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        {
+            "layers": 4, "head_dim": 12, "mrope": [2, 2, 2], "mrope_interleaved": True,
+            "qkv_bias": False, "qk_norm": True,
         },
     ),
 }  # fmt: skip
@@ -88,7 +119,7 @@ def tiny(dtype: torch.dtype = torch.float32, *, kind: str = "qwen2_vl", tied: bo
         import transformers
     name = KINDS[kind].name
     config = getattr(transformers, f"{name}Config")(
-        text_config=TEXT,
+        text_config=TEXT | KINDS[kind].text,
         vision_config=KINDS[kind].vision,
         tie_word_embeddings=tied,
         **{f"{name}_id": VOCAB - 1 - i for i, name in enumerate(_SPECIAL)},
@@ -111,7 +142,7 @@ def made(
 ) -> Spec:
     """Return a spec whose two modules start from a folder; images of many sizes, and none."""
     vision, language = LAYOUTS[layout]
-    language_model = LANGUAGE_KEYS | more.pop("language", {})
+    language_model = LANGUAGE_KEYS | KINDS[kind].language | more.pop("language", {})
     modules = {
         "vision": {**vision, "model": KINDS[kind].keys, "init_from": str(folder)},
         "language": {**language, "model": language_model, "init_from": str(folder)},
@@ -171,9 +202,8 @@ def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the angles of positions on three axes, in float64."""
     rope = self.config.rope_parameters
     angle = _angles(position_ids, rope["rope_theta"], 2 * len(self.inv_freq))
-    parts = angle.split(rope["mrope_section"], dim=-1)
-    angle = torch.cat([part[i] for i, part in enumerate(parts)], dim=-1).repeat(1, 1, 2)
-    return angle.cos(), angle.sin()
+    cos, sin = (self.recomposition_frequencies(each) for each in (angle.cos(), angle.sin()))
+    return cos, sin
 
 
 def widen_all(model: Any) -> None:
@@ -197,6 +227,19 @@ def widen_all(model: Any) -> None:
         places, model.model.visual.rotary_pos_emb
     )
     theirs.apply_rotary_pos_emb_vision = turned
+    theirs.get_vision_interpolation_indices_and_weights = _shares
+
+
+def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Tensor]:
+    """Return the share of each row of a square table in each patch, patches of a row together."""
+    side, found = num_grid_per_side, []
+    one_hot = torch.eye(side**2, dtype=torch.float64).view(1, side**2, side, side)
+    for _, height, width in grids.tolist():
+        sized = F.interpolate(one_hot, (height, width), mode="bilinear", align_corners=True)
+        squares = sized.view(side**2, height // MERGE, MERGE, width // MERGE, MERGE)
+        found.append(squares.permute(1, 3, 2, 4, 0).reshape(-1, side**2))
+    shares = torch.cat(found)
+    return torch.arange(side**2).expand(shares.shape), shares
 
 
 def _angles(places: Tensor, theta: float, size: int) -> Tensor:

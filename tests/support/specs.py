@@ -300,6 +300,11 @@ def _layout_specs(
     if kind == "bubble_filling":
         for name in ENCODERS[:num_encoders]:
             modules[name]["sharding"] = "optimizer"
+    for name in ENCODERS[:num_encoders]:
+        stacked = draw(_deepstack(modules[name]["model"], modules["language"]["model"]))
+        modules[name]["model"]["deepstack"] = stacked
+        if not stacked:
+            del modules[name]["model"]["deepstack"]
     group_sizes = [k] if groups > 1 else [None, k]
     made = spec(
         modules,
@@ -561,6 +566,18 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "activation": draw(st.sampled_from([*activations, "swiglu"])),
         "projector_activation": draw(st.sampled_from(activations)),
     }
+
+
+@st.composite
+def _deepstack(draw: st.DrawFn, model: dict[str, Any], language: dict[str, Any]) -> list[int]:
+    """Draw layers of a vision transformer whose rows a decoder adds behind its first layers.
+
+    Later layers of a decoder attend to them; those of a hybrid may not.
+    """
+    most = min(2, model["layers"], language["layers"] - 1)
+    if "pattern" in language or model.get("kind", "vit") != "vit" or most < 1:
+        return []
+    return draw(st.sampled_from([[], list(range(most)), [model["layers"] - 1]]))
 
 
 def shuffle_of(module: Box) -> int:

@@ -11,7 +11,7 @@ LEARNED = {"positions": "learned", "image": [2, 2]}
 
 
 def codes(model: dict[str, Any], **module: Any) -> list[str]:
-    made = spec({"vision": box(0, model=model, **module), "language": box(0)})
+    made = spec({"vision": box(0, model=model, **module), "language": box(0, model={"layers": 3})})
     return [item.code for item in check(made) if item.path[:2] == ("modules", "vision")]
 
 
@@ -33,6 +33,10 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ({"layers": 2, "windows": {"side": 4, "full": [0, 2]}}, ["full-layer-not-in-model"]),
         ({"layers": 2, "windows": {"side": 4, "full": [0, 1]}}, ["setting-without-effect"]),
         ({"windows": {"side": 4}, "class_token": True}, ["class-token-without-window"]),
+        ({"layers": 3, "deepstack": [0, 2]}, []),
+        ({"layers": 3, "deepstack": [0, 3]}, ["deepstack-not-in-order"]),
+        ({"layers": 3, "deepstack": [1, 1]}, ["deepstack-not-in-order"]),
+        ({"layers": 3, "deepstack": [0, 1, 2]}, ["deepstack-not-added"]),
         (
             {"projector": "linear", "projector_activation": "quick_gelu"},
             ["setting-without-effect"],

@@ -114,9 +114,10 @@ def test_experts_cost_what_torch_counts() -> None:
 
 
 @pytest.mark.parametrize("projector", ["mlp", "linear", "merger"])
-@pytest.mark.parametrize("frames", [1, 2])
-def test_vision_costs_what_torch_counts(projector: str, frames: int) -> None:
+@pytest.mark.parametrize(("frames", "deepstack"), [(1, []), (2, []), (1, [0, 1])])
+def test_vision_costs_what_torch_counts(projector: str, frames: int, deepstack: list[int]) -> None:
     model = {**VIT, "shuffle": 2, "projector": projector, "temporal_patch": frames}
+    model["deepstack"] = deepstack
     data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
     layout = build_layout(made)

@@ -59,6 +59,26 @@ CONFIG_2_5: dict[str, Any] = {
 }  # fmt: skip
 
 
+# As versions of transformers before 5 wrote a Qwen3-VL.
+CONFIG_3: dict[str, Any] = {
+    "model_type": "qwen3_vl", "image_token_id": 49, "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "qwen3_vl_text", "hidden_size": 512, "intermediate_size": 96,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "vocab_size": 50, "rms_norm_eps": 1e-6, "rope_theta": 5000000, "attention_bias": False,
+        "rope_scaling": {
+            "mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
+        },
+    },
+    "vision_config": {
+        "deepstack_visual_indexes": [0, 2], "depth": 4, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 64, "in_channels": 3, "intermediate_size": 128, "model_type": "qwen3_vl",
+        "num_heads": 4, "num_position_embeddings": 2304, "out_hidden_size": 512, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+
+
 def headlines(folder: Path, *settings: str, **more: Any) -> list[str]:
     config = CONFIG_2_5 if more.get("model_type") == "qwen2_5_vl" else CONFIG
     (folder / "config.json").write_text(json.dumps({**config, **more}), encoding="utf-8")
@@ -158,7 +178,10 @@ def test_what_the_vision_part_cannot_compute_is_named(
     assert headline.endswith(f"with `{said}`")
 
 
-@pytest.mark.parametrize(("kind", "name"), [("qwen2_vl", "Qwen2VL"), ("qwen2_5_vl", "Qwen2_5_VL")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("qwen2_vl", "Qwen2VL"), ("qwen2_5_vl", "Qwen2_5_VL"), ("qwen3_vl", "Qwen3VL")],
+)
 def test_defaults_are_those_of_its_classes(kind: str, name: str) -> None:
     """What its classes take by themselves: of a Qwen2-VL's vision part that is every published."""
     theirs_of = import_module(f"transformers.models.{kind}.configuration_{kind}")
@@ -177,7 +200,7 @@ def test_defaults_are_those_of_its_classes(kind: str, name: str) -> None:
         assert part_of(folder, part).keys() == part_of(written, part).keys()
 
 
-@pytest.mark.parametrize("config", [CONFIG, CONFIG_2_5], ids=["2", "2.5"])
+@pytest.mark.parametrize("config", [CONFIG, CONFIG_2_5, CONFIG_3], ids=["2", "2.5", "3"])
 def test_a_model_of_ours_says_what_its_configuration_is_read_as(config: dict[str, Any]) -> None:
     for kind in ("vit", "decoder"):
         part = part_of(config, kind)
@@ -185,6 +208,29 @@ def test_a_model_of_ours_says_what_its_configuration_is_read_as(config: dict[str
         model = made(kind=kind, **part.keys())
         family = part.family
         assert family.keys(family.config(model)) == part.keys()
+
+
+def test_a_qwen3_vl_is_read() -> None:
+    vision, text = (part_of(CONFIG_3, kind).keys() for kind in ("vit", "decoder"))
+    assert (vision["deepstack"], vision["image"]) == ((0, 2), (48, 48))
+    assert (text["mrope"], text["mrope_interleaved"]) == ((24, 20, 20), True)
+    assert (text["rope_theta"], text["qk_norm"], text["head_dim"]) == (5e6, True, 128)
+    assert text["tied"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"deepstack_visual_indexes": [2, 0]},
+        {"deepstack_visual_indexes": [2, 4]},
+        {"num_position_embeddings": 2305},
+        {"out_hidden_size": 256},
+    ],
+)
+def test_what_a_qwen3_vl_cannot_have_is_named(more: dict[str, Any]) -> None:
+    config = {**CONFIG_3, "vision_config": CONFIG_3["vision_config"] | more}
+    [(key, value)] = more.items()
+    assert part_of(config, "vit").not_computed() == (f"{key}: {json.dumps(value)}",)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from mimo_launch.checks import (
     codes,
     custom,
     data,
+    deepstack,
     experts,
     graph,
     init_from,
@@ -98,6 +99,10 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.class_token_has_place),
     ModelRule(VitModel, positions.windows_have_layers),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
+    ModelRule(VitModel, deepstack.layers_in_order),
+    ModelRule(
+        VitModel, deepstack.language_adds_rows, needs=(*_READS, "no-language-module", *_ROLE)
+    ),
     ModelRule(HybridModel, widths.mamba_has_sizes),
     ModelRule(HybridModel, widths.mamba_heads_over_groups),
     ModelRule(HybridModel, widths.mamba_over_grid, needs=("mamba-heads-over-groups",)),

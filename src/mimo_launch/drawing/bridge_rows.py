@@ -38,7 +38,7 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
     # Replicas of language keep their samples.
     mover = reader if module.is_language else module
     ends = {} if layout.is_star else {"source": bridge.source, "target": bridge.target}
-    width = plan.spec.row_width(bridge.source) * COMPUTED[plan.spec.train.precision]
+    width = plan.spec.sent_width(bridge.source) * COMPUTED[plan.spec.train.precision]
     return BridgeRow(
         encoder=bridge.name,
         fan=fan(num_src, num_dst),

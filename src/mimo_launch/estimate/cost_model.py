@@ -215,7 +215,8 @@ class CostModel:
         grid, rank = module.grid, module.grid.ranks.start
         if grid.size("pp") == 1:
             return 0.0
-        size = self.spec.modules[module.name].model.hidden
+        lanes = max(stage.lanes for stage in module.stages)
+        size = self.spec.modules[module.name].model.hidden * (1 + lanes)
         shared = grid.size("tp") if module.sequence_parallel else 1
         tokens = self.work[module.name].held // shared
         return self.links.transfer(

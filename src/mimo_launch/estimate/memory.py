@@ -98,7 +98,7 @@ def stage_memory(
         kept=activations.kept(),
         forward_extra=activations.forward(),
         backward_extra=activations.backward(),
-        edge=activations.stream,
+        edge=activations.edge,
     )
 
 
@@ -150,11 +150,16 @@ class _Activations:
         """One activation between blocks or stages."""
         return self.shared_tokens * self.kind.widths.stream * self.bytes
 
+    @property
+    def edge(self) -> int:
+        """What comes from the stage before: an activation, and others beside it."""
+        return self.stream * (1 + self.stage.lanes)
+
     def kept(self) -> int:
         """Return the bytes that stay until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += self.saved_by_layers() + self.stream
+            total += self.saved_by_layers() + self.edge
         return total
 
     def saved_by_layers(self) -> int:
@@ -231,7 +236,7 @@ class _Activations:
 
 def row_bytes(spec: Spec, layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
     """Return the bytes that a rank sends over a bridge at once, and those that a rank receives."""
-    width = spec.row_width(bridge.source) * COMPUTED[spec.train.precision]
+    width = spec.sent_width(bridge.source) * COMPUTED[spec.train.precision]
     sent, received = rows_of_transfer(layout, bridge, sample)
     return sent * width, received * width
 

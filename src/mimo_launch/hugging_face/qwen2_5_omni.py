@@ -15,7 +15,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder, qwen2_5_vl
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, number, section
-from mimo_launch.hugging_face.qwen_vl import plain_rope, text_family
+from mimo_launch.hugging_face.qwen_vl import QWEN2, plain_rope, text_family
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, VitModel
 
 MODEL_TYPE, THINKER_TYPE = "qwen2_5_omni", "qwen2_5_omni_thinker"
@@ -83,7 +83,7 @@ def _vision_place(name: str, model: VitModel) -> Place:
     return Place(at.name.replace(".qkv.", f".{letter}."))
 
 
-TEXT = text_family("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel")
+TEXT = text_family("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel", QWEN2)
 VISION = replace(
     qwen2_5_vl.VISION,
     model_type="qwen2_5_omni_vision_encoder",

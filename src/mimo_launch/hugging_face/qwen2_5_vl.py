@@ -14,6 +14,7 @@ from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.qwen_vl import (
     NORM_EPS,
+    QWEN2,
     THETA,
     QwenVl,
     text_family,
@@ -58,6 +59,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "positions": "rope2d",
         "windows": None if len(full) == layers else {"side": side, "full": full},
         "interpolation": "bicubic",
+        "deepstack": (),
         "class_token": False,
         "patch_bias": False,
         "norm": "rms",
@@ -106,5 +108,5 @@ WHOLE = QwenVl(
     model_type=MODEL_TYPE,
     architecture="Qwen2_5_VLForConditionalGeneration",
     vision=VISION,
-    text=text_family("qwen2_5_vl_text", "Qwen2_5_VLTextModel"),
+    text=text_family("qwen2_5_vl_text", "Qwen2_5_VLTextModel", QWEN2),
 )

@@ -14,6 +14,7 @@ from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.qwen_vl import (
     NORM_EPS,
+    QWEN2,
     THETA,
     QwenVl,
     text_family,
@@ -54,6 +55,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "positions": "rope2d",
         "windows": None,
         "interpolation": "bicubic",
+        "deepstack": (),
         "class_token": False,
         "patch_bias": False,
         "norm": "layer",
@@ -100,5 +102,5 @@ WHOLE = QwenVl(
     model_type=MODEL_TYPE,
     architecture="Qwen2VLForConditionalGeneration",
     vision=VISION,
-    text=text_family("qwen2_vl_text", "Qwen2VLTextModel"),
+    text=text_family("qwen2_vl_text", "Qwen2VLTextModel", QWEN2),
 )

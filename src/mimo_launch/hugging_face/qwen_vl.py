@@ -5,8 +5,8 @@ of them have.
 Relies on: `decoder` for all that the text part shares with a Qwen2.
 Leaves: the rest of a tower to one file per family.
 
-Source: `transformers` 5.23. The first prefixes are those of its files; versions from 4.52 to 5 have
-the others.
+Source: `transformers` 5.23. It writes Qwen2-VL and Qwen2.5-VL with the first prefixes; Qwen3-VL
+and, in versions from 4.52 to 5, all of them with the others.
 """
 
 import re
@@ -20,12 +20,8 @@ from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, dif
 from mimo_launch.hugging_face.folder import Config, ConfigError, section, short
 from mimo_launch.spec.spec import DecoderModel, VitModel
 
-SECTIONS = (16, 24, 24)
 NORM_EPS = 1e-6
 THETA = 10000.0
-_TEXT_DEFAULTS = {
-    "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80,
-}  # fmt: skip
 _VISION_NAMES = (("visual.", ""), ("model.visual.", ""))
 _TEXT_NAMES = (
     ("model.", "model."),
@@ -39,12 +35,16 @@ _FREQUENCIES = re.compile(r"rotary_pos_emb\.inv_freq$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVl:
-    """A family of whole models: its two parts, and the class that loads both."""
+    """A family of whole models: its two parts, and the class that loads both.
+
+    `nested`: it writes the names of both inside `model`.
+    """
 
     model_type: str
     architecture: str
     vision: Family[VitModel]
     text: Family[DecoderModel]
+    nested: bool = False
 
     @property
     def families(self) -> tuple[Family[Any], ...]:
@@ -61,7 +61,7 @@ class QwenVl:
             return Part(
                 family=self.vision,
                 config=vision,
-                prefixes=_VISION_NAMES,
+                prefixes=self._ordered(_VISION_NAMES),
                 elsewhere=_BESIDE_VISION,
                 refused=refused,
             )
@@ -71,9 +71,13 @@ class QwenVl:
         return Part(
             family=self.text,
             config={**text, "tie_word_embeddings": tied},
-            prefixes=_TEXT_NAMES,
+            prefixes=self._ordered(_TEXT_NAMES),
             elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
         )
+
+    def _ordered(self, names: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """Return prefixes, those that are written today first."""
+        return names[::-1] if self.nested else names
 
     def config_of(self, vision: VitModel, text: DecoderModel, token: int) -> Config:
         """Return the configuration of a whole model made of two of our modules.
@@ -92,46 +96,74 @@ class QwenVl:
         }
 
 
-def text_family(model_type: str, architecture: str) -> Family[DecoderModel]:
-    """Return the family of a Qwen2 decoder whose positions have three axes."""
+@dataclass(frozen=True, slots=True)
+class TextKind:
+    """A decoder whose positions have three axes: its blocks, and the defaults of its configuration.
+
+    `sections` are the pairs of a head for each axis, which follow each other or are `interleaved`.
+    """
+
+    block: str
+    defaults: Config
+    sections: tuple[int, int, int]
+    interleaved: bool
+
+
+QWEN2 = TextKind(
+    "qwen2",
+    {
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80,
+    },
+    (16, 24, 24),
+    interleaved=False,
+)  # fmt: skip
+QWEN3 = TextKind("qwen3", {"rope_theta": 5e5}, (24, 20, 20), interleaved=True)
+
+
+def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[DecoderModel]:
+    """Return the family of a decoder whose positions have three axes."""
     return Family(
         model_type=model_type,
         kind="decoder",
-        not_computed=lambda config: decoder.not_computed(_plain(config)),
-        keys=text_keys,
+        not_computed=lambda config: decoder.not_computed(_plain(kind, config)),
+        keys=partial(_text_keys, kind),
         place=decoder.place,
         is_ignored=decoder.is_ignored,
-        config=partial(_text_config, model_type),
+        config=partial(_text_config, model_type, kind),
         architecture=architecture,
     )
 
 
-def text_keys(config: Config) -> dict[str, Any]:
-    """Return the text part as keys of a decoder. Raises: ConfigError."""
-    keys = decoder.keys(decoder.KINDS["qwen2"], _plain(config))
-    sections = decoder.rope_settings(config).get("mrope_section", SECTIONS)
+def _text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
+    keys = decoder.keys(decoder.KINDS[kind.block], _plain(kind, config))
+    sections = decoder.rope_settings(config).get("mrope_section", kind.sections)
     is_list = isinstance(sections, list | tuple)
     if not is_list or not all(isinstance(each, int) for each in sections):
         raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
-    return {**keys, "mrope": tuple(sections)}
+    return {**keys, "mrope": tuple(sections), "mrope_interleaved": kind.interleaved}
 
 
-def _text_config(model_type: str, model: DecoderModel) -> Config:
+def _text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
     config = decoder.config_of(model_type, model)
-    # Its attention ignores this setting: the size of a head is hidden / heads.
-    del config["head_dim"]
+    if kind is QWEN2:
+        # Its attention ignores this setting: the size of a head is hidden / heads.
+        del config["head_dim"]
     config["rope_parameters"]["mrope_section"] = list(model.mrope or ())
+    if kind.interleaved:
+        config["rope_parameters"]["mrope_interleaved"] = True
     return config
 
 
-def _plain(config: Config) -> Config:
-    """Return the configuration as that of a Qwen2 whose heads fill its width."""
-    plain = {key: value for key, value in plain_rope(config).items() if key != "head_dim"}
-    return _TEXT_DEFAULTS | plain
+def _plain(kind: TextKind, config: Config) -> Config:
+    """Return the configuration as that of text alone, with the defaults of its kind."""
+    plain = plain_rope(config)
+    if kind is QWEN2:  # Its heads fill its width.
+        plain.pop("head_dim", None)
+    return kind.defaults | plain
 
 
 def plain_rope(config: Config) -> Config:
-    """Return the configuration as that of a Qwen2, whose rotary types do not include M-RoPE."""
+    """Return the configuration as that of text alone, whose rotary types do not include M-RoPE."""
     rope = decoder.rope_settings(config)
     if rope.get("rope_type", rope.get("type")) == "mrope":
         rope = rope | {"rope_type": "default"}
@@ -153,8 +185,14 @@ def vision_not_computed(
             yield f"{key}: {short(rope[key])}"
 
 
-def vision_place(ends: Mapping[str, str], block: Mapping[str, str]) -> Callable[..., Place]:
-    """Return the places of a tower's tensors, by its names of layers at the end and in a block."""
+def vision_place(
+    ends: Mapping[str, str], block: Mapping[str, str], deep: Mapping[str, str] | None = None
+) -> Callable[[str, VitModel], Place]:
+    """Return the places of a tower's tensors, by its names of layers.
+
+    `ends` are those around the blocks, `block` those inside each, `deep` those of each projector of
+    a layer before the last.
+    """
 
     def place(name: str, model: VitModel) -> Place:
         layer, _, kind = name.rpartition(".")
@@ -163,6 +201,9 @@ def vision_place(ends: Mapping[str, str], block: Mapping[str, str]) -> Callable[
             return Place("patch_embed.proj.weight", shape=(model.hidden, model.channels, *sides))
         if layer in ends:
             return Place(f"{ends[layer]}.{kind}")
+        if layer.startswith("projector.deepstack."):
+            _, _, index, part = layer.split(".", 3)
+            return Place(f"deepstack_merger_list.{index}.{(deep or {})[part]}.{kind}")
         if not layer.startswith("layers."):
             raise KeyError(name)
         _, index, part = layer.split(".", 2)

@@ -18,6 +18,7 @@ from mimo_launch.hugging_face import (
     qwen2_5_omni,
     qwen2_5_vl,
     qwen2_vl,
+    qwen3_vl,
     vit,
     whisper,
 )
@@ -25,7 +26,7 @@ from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
 from mimo_launch.hugging_face.folder import Config, short
 
 # Whole models of a vision transformer with a merger and a decoder with M-RoPE.
-QWEN_VL = (qwen2_vl.WHOLE, qwen2_5_vl.WHOLE)
+QWEN_VL = (qwen2_vl.WHOLE, qwen2_5_vl.WHOLE, qwen3_vl.WHOLE)
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,

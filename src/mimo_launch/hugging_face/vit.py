@@ -87,6 +87,7 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
         "norm": "layer",
         "image": (side, side),
         "interpolation": "bicubic",
+        "deepstack": (),
         "class_token": kind.class_token,
         "patch_bias": not kind.class_token,
         "pre_norm": kind.class_token,

@@ -245,6 +245,13 @@ class ModelKind(ABC):
         """The parts of the model that cannot be estimated: weights, work, activations."""
         return ()
 
+    def lanes(self, number: int, *, deep_rows: int) -> int:
+        """Return how many states besides the hidden one pass from the layer before to a layer.
+
+        `deep_rows`: behind this many layers rows are added, which come to the first stage.
+        """
+        return max(0, deep_rows - number) if number else 0
+
     # Weights.
 
     @abstractmethod

@@ -158,7 +158,12 @@ class TransformerEncoderKind(BlocksKind):
             yield from self._projector(ends.row_width, share)
 
     def _projector(self, out: int, share: Share) -> Iterator[Weight]:
-        row, inner = self.model.row_width, share.of(self.model.projector_width(out))
+        row = self.model.row_width
+        yield from self._map(row, self.model.projector_width(out), out, share)
+
+    def _map(self, row: int, inside: int, out: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of one linear map, or of two with some width inside."""
+        inner = share.of(inside)
         shapes: tuple[tuple[int, ...], ...] = ((out, share.of(row)), (out,))
         if inner:
             shapes = ((inner, row), (inner,), (out, inner), (out,))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mimo_launch.kinds.layer import Ends, Weight, Widths
+from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
@@ -97,6 +97,10 @@ class VisionKind(TransformerEncoderKind):
         """The kind of every norm."""
         return self.model.norm
 
+    def lanes(self, number: int, *, deep_rows: int) -> int:
+        """Return how many states besides the hidden one pass from the layer before to a layer."""
+        return sum(layer < number for layer in self.model.deepstack)
+
     @property
     def has_final_norm(self) -> bool:
         """Whether a norm stands between the last block and the projector."""
@@ -117,6 +121,31 @@ class VisionKind(TransformerEncoderKind):
             yield from self._norm()
         if (grid := self.learned_grid) is not None:
             yield Weight((model.class_token + grid[0] * grid[1], width))
+
+    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
+        """Yield the weights of embedding, final norm and projectors."""
+        yield from TransformerEncoderKind.end_weights(self, ends, share)
+        if not ends.is_last:
+            return
+        row = self.model.row_width
+        for _ in self.model.deepstack:
+            yield from (Weight((row,), "projector"),) * 2
+            yield from self._map(row, row, ends.row_width, share)
+
+    def end_flops(self, ends: Ends, work: Workload) -> Flops:
+        """Return the operations of embedding and projectors."""
+        row, found = self.model.row_width, TransformerEncoderKind.end_flops(self, ends, work)
+        deep = 2.0 * work.rows * row * (row + ends.row_width) * self.model.deep_rows
+        return found + Flops(projector=deep) if ends.is_last else found
+
+    def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
+        """Return the numbers saved by embedding, projectors and what stands between."""
+        total, row = TransformerEncoderKind.saved_at_ends(self, ends, held), self.model.row_width
+        if ends.is_last:
+            # Patches of a row together, their norm, and both sides of the MLP.
+            rows = self.model.deep_rows * held.patches // self.model.patches_per_row
+            total += rows * (2 * row + 2 * row // held.tp + ends.row_width // held.tp)
+        return total
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         attention = (QKV, ROTATED) if self.turns_patches else (QKV,)

@@ -7,7 +7,7 @@ Leaves: the order of work to `schedule`, rows to `bridge_routing`.
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -295,7 +295,9 @@ def build_layout(spec: Spec) -> Layout:
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     kind, virtual = kind_of(module.model), spec.schedule.virtual_stages
-    stages = cut_into_stages(name, module, virtual if name == LANGUAGE else 1)
+    # Rows for layers of language come over bridges to its first stage.
+    lanes = partial(kind.lanes, deep_rows=spec.deep_rows if name == LANGUAGE else 0)
+    stages = cut_into_stages(name, module, virtual if name == LANGUAGE else 1, lanes)
     sizes = tuple(getattr(module.grid, axis) for axis in module.order)
     grid = RankGrid(module.order, sizes, module.rank_range.start)
     experts = None

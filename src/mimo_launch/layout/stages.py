@@ -5,7 +5,7 @@ Relies on: the spec's types only.
 Leaves: which ranks hold a stage to `layout`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.spec.spec import ModuleSpec
@@ -18,7 +18,9 @@ MIN_PARAMETERS_PER_UNIT = 64_000_000
 class Stage:
     """Consecutive layers of one module.
 
-    Stage i is held by pp index i modulo pp: with virtual stages a rank holds several.
+    Stage i is held by pp index i modulo pp: with virtual stages a rank holds several. Besides the
+    hidden state, `lanes` others of its size come from the stage before: those of layers whose rows
+    leave at the end of an encoder, or rows for layers of language.
     """
 
     module: str
@@ -27,6 +29,7 @@ class Stage:
     num_layers: int
     is_first: bool
     is_last: bool
+    lanes: int = 0
 
     @property
     def layers(self) -> range:
@@ -34,14 +37,20 @@ class Stage:
         return range(self.first_layer, self.first_layer + self.num_layers)
 
 
-def cut_into_stages(name: str, module: ModuleSpec, virtual: int) -> tuple[Stage, ...]:
-    """Cut the layers into consecutive runs, as equal as possible, earlier ones longer."""
+def cut_into_stages(
+    name: str, module: ModuleSpec, virtual: int, lanes: Callable[[int], int]
+) -> tuple[Stage, ...]:
+    """Cut the layers into consecutive runs, as equal as possible, earlier ones longer.
+
+    `lanes(number)` are those that come to a layer.
+    """
     total = module.grid.pp * virtual
     share, extra = divmod(module.model.layers, total)
     stages, first = [], 0
     for index in range(total):
         num_layers = share + (index < extra)
-        stages.append(Stage(name, index, first, num_layers, index == 0, index == total - 1))
+        ends = index == 0, index == total - 1
+        stages.append(Stage(name, index, first, num_layers, *ends, lanes(first)))
         first += num_layers
     return tuple(stages)
 

@@ -161,6 +161,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
             "padded_vocab": padded_vocab_size(spec),
             "global_samples": spec.batch.global_,
             "text_readers": text_readers(spec),
+            "deep_rows": spec.deep_rows,
         }
     elif kind.reads_rows:
         options["sources"] = {n: spec.row_width(n) for n in spec.sources_of(stage.module)}

@@ -11,6 +11,7 @@ rows of an encoder, V vocabulary, v this rank's part of it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -72,10 +73,15 @@ class LanguageStage(nn.Module):
         padded_vocab: int,
         global_samples: int,
         text_readers: frozenset[str],
+        deep_rows: int,
         recompute: bool,
     ) -> None:
-        """Build a stage; `text_readers` read the embedding of each token with its row."""
+        """Build a stage; `text_readers` read the embedding of each token with its row.
+
+        Behind each of the first `deep_rows` layers, rows of an encoder's layer are added.
+        """
         super().__init__()
+        self.deep_rows = deep_rows
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
         self.text_readers = text_readers
         # Where the last stage needs the embedding, it and the first one hold it, by the same name.
@@ -109,7 +115,10 @@ class LanguageStage(nn.Module):
         read the last norm's output, the last stage also returns, by generator, the rows [r, D] that
         this rank sends.
         """
-        x_nD = self._embed(batch) if hidden is None else hidden
+        if hidden is None:
+            x_nD, deep = self._embed(batch)
+        else:
+            x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
         attention_context = sequence_context(
             batch.num_sequences,
             batch.positions,
@@ -123,8 +132,10 @@ class LanguageStage(nn.Module):
         )
         for layer in self.layers.values():
             x_nD = layer(x_nD, attention_context)
+            if deep:
+                x_nD = x_nD + deep.pop(0)
         if not self.stage.is_last:
-            return x_nD
+            return torch.cat([x_nD, *deep], dim=1) if deep else x_nD
         normed_nD = self.norm(x_nD)
         found = self._found(normed_nD, batch)
         if not batch.wanted:
@@ -159,16 +170,23 @@ class LanguageStage(nn.Module):
             part, logits = self.head.part, self.head(x_ND)
         return mask_padding(logits, part, self.vocab), part
 
-    def _embed(self, batch: LanguageInput) -> Tensor:
-        """Return token embeddings in which rows replace their placeholders."""
+    def _embed(self, batch: LanguageInput) -> tuple[Tensor, list[Tensor]]:
+        """Return token embeddings in which rows replace their placeholders.
+
+        And what is added behind each of the first layers: rows at the same places, 0 elsewhere.
+        """
         if batch.tokens is None:
             raise ValueError("the first stage of language needs tokens")
         x_nD: Tensor = self.embedding(batch.tokens.flatten())
+        deep = [torch.zeros_like(x_nD) for _ in range(self.deep_rows)]
         for encoder, received in batch.rows.items():
             where = batch.row_places[encoder]
-            rows = all_rows(received, where, self.context)
-            x_nD = x_nD.index_copy(0, where.places, rows.to(x_nD.dtype))
-        return x_nD
+            rows = all_rows(received, where, self.context).to(x_nD.dtype)
+            first, *others = torch.split(rows, self.model.hidden, dim=1)
+            x_nD = x_nD.index_copy(0, where.places, first)
+            for layer, each in enumerate(others):
+                deep[layer] = deep[layer].index_copy(0, where.places, each)
+        return x_nD, deep
 
 
 class DecoderStage(LanguageStage):

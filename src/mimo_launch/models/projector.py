@@ -1,6 +1,6 @@
 """The end of every encoder: the projector, and the selection of the rows that this rank owns.
 
-Decides: the three projectors.
+Decides: the three projectors, and that of layers before the last.
 Relies on: `layout.row_owners.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 
@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import split_rows
-from mimo_launch.layers.linear import RowLinear
+from mimo_launch.layers.linear import Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.transformer_block import Mlp
 from mimo_launch.spec.encoders import Activation
@@ -48,6 +48,20 @@ def projector(
         return LinearProjector(context, width, out)
     inner = width if kind == "merger" else out
     return Mlp(context, width, inner, out, gated=False, bias=True, activation=activation)
+
+
+class DeepProjector(nn.Module):
+    """The rows of a layer before the last: a norm of the patches of a row, then two linear maps."""
+
+    def __init__(self, context: ParallelContext, width: int, out: int, *, eps: float) -> None:
+        super().__init__()
+        self.norm = Norm(context, width, "layer", eps=eps)
+        self.mlp = Mlp(context, width, width, out, gated=False, bias=True)
+
+    def forward(self, x_nW: Tensor) -> Tensor:
+        """Return the rows [n, L]."""
+        rows: Tensor = self.mlp(self.norm(x_nW))
+        return rows
 
 
 def owned(rows_nL: Tensor, sizes: tuple[int, ...], context: ParallelContext) -> Tensor:

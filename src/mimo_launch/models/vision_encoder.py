@@ -27,7 +27,7 @@ from mimo_launch.layers.whole_linear import WholeLinear, table_segment
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
-from mimo_launch.models.projector import owned, projector
+from mimo_launch.models.projector import DeepProjector, owned, projector
 from mimo_launch.models.transformer_block import BlockShape, encoder_shape
 from mimo_launch.spec.spec import Model, VitModel
 
@@ -188,23 +188,39 @@ class VisionStage(nn.Module):
                 row_width,
                 activation=model.projector_activation,
             )
+            if model.deepstack:
+                # Inside the projector, with which they train or not.
+                eps, width = model.norm_eps, model.row_width
+                self.projector.deepstack = nn.ModuleList(
+                    DeepProjector(context, width, row_width, eps=eps) for _ in model.deepstack
+                )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
 
-        Shapes: hidden [n, D] from the stage before, None on the first.
+        Beside it stand those of layers whose rows are sent as well, as they do in `hidden` and in
+        the rows. Shapes: hidden [n, D] from the stage before, None on the first.
         """
-        x_nD = self.embed(packed) if hidden is None else hidden
+        given = self.embed(packed) if hidden is None else hidden
+        x_nD, *deep = torch.split(given, self.model.hidden, dim=1)
         masks = self._masks(packed, x_nD.dtype)
         for number, layer in self.layers.items():
             x_nD = layer(x_nD, masks[kind_of(self.model).attends_in_windows(int(number))])
+            if int(number) in self.model.deepstack:
+                deep.append(x_nD)
         if not self.stage.is_last:
-            return x_nD
-        x_nD = x_nD[: len(x_nD) - packed.extra_tokens]
+            return torch.cat([x_nD, *deep], dim=1) if deep else x_nD
+        patches = slice(len(x_nD) - packed.extra_tokens)
+        x_nD = x_nD[patches]
         if self.norm is not None:
             x_nD = self.norm(x_nD)
         # Pixel shuffle (arXiv:2404.16821): the patches of a row are adjacent, so it is a view.
         rows: Tensor = self.projector(x_nD.view(-1, self.model.row_width))
+        if deep:
+            wide = (each[patches].reshape(-1, self.model.row_width) for each in deep)
+            layers = self.projector.get_submodule("deepstack").children()
+            others = (layer(each) for layer, each in zip(layers, wide, strict=True))
+            rows = torch.cat([rows, *others], dim=1)
         return owned(rows, packed.sizes, self.context)
 
     def _norm(self) -> Norm:

@@ -17,7 +17,7 @@ from mimo_launch.models.build import RankModule
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.stage_inputs import Drawing, StageInputs, StepState
-from mimo_launch.schedule.actions import Action
+from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
@@ -95,7 +95,9 @@ class Stages:
     def edge_shape(self, action: Action, step: StepState) -> tuple[int, int]:
         """Return the shape [tokens of this rank, width] of a transfer between two stages."""
         module = self.modules[action.module].layout
-        width = self.spec.modules[action.module].model.hidden
+        # What is sent enters the next stage, and so do the gradients that come back.
+        stage = (action.stage or 0) + (action.kind in (Kind.SEND_F, Kind.RECV_B))
+        width = self.spec.modules[action.module].model.hidden * (1 + module.stages[stage].lanes)
         shards = shards_of_cp_rank(module)
         if module.is_language:
             tokens = self.layout.samples.microbatch_size * self.layout.seq

@@ -58,7 +58,7 @@ class Executor:
                 modules=modules,
                 mail=self.mail,
                 dtype=dtype,
-                width=spec.row_width(bridge.source),
+                width=spec.sent_width(bridge.source),
             )
             for bridge in layout.bridges.values()
         }

@@ -47,6 +47,11 @@ class EncoderModel(Strict):
         """Number of patches that become one row."""
         raise NotImplementedError
 
+    @property
+    def deep_rows(self) -> int:
+        """Number of layers whose rows go with those of the last one."""
+        return 0
+
 
 class EncoderBlocks(EncoderModel):
     """Blocks of attention among all tokens of an image, and an MLP."""
@@ -194,10 +199,23 @@ class VitModel(Images, TransformerEncoder):
     projector_activation: Activation = Field(
         "gelu", description="The same, inside the projector, which has no gate."
     )
+    deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="Layers, counted from 0, whose rows are added to the tokens of language as "
+        "well: those of the first one behind its layer 0, of the second behind 1, and so on (as in "
+        "Qwen3-VL). Each has a projector of its own, a `merger` behind a norm.",
+        examples=["[8, 16, 24]"],
+        strict=False,
+    )
     temporal_patch: Count = Field(
         1,
         description="Frames of a patch, for a convolution over time; a single image is repeated.",
     )
+
+    @property
+    def deep_rows(self) -> int:
+        """Number of layers whose rows go with those of the last one."""
+        return len(self.deepstack)
 
     @property
     def has_table(self) -> bool:

@@ -327,6 +327,18 @@ class Spec(Strict):
             return self.language.model.hidden
         return self.modules[readers[0]].model.hidden
 
+    def sent_width(self, name: str) -> int:
+        """Return the width of what a module sends for each row: that of several layers, if any."""
+        model = self.modules[name].model
+        layers = 1 + (model.deep_rows if isinstance(model, EncoderModel) else 0)
+        return layers * self.row_width(name)
+
+    @property
+    def deep_rows(self) -> int:
+        """Number of layers of language behind which rows of encoders are added."""
+        models = [self.modules[name].model for name in self.sources_of(LANGUAGE)]
+        return max((m.deep_rows for m in models if isinstance(m, EncoderModel)), default=0)
+
     def sources_of(self, name: str) -> tuple[str, ...]:
         """Return the modules whose rows a module reads, the default applied.
 

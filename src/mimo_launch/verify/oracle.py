@@ -217,21 +217,27 @@ class Oracle:
         generated token may be a placeholder.
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
-        x_SD = self.weights["language.embedding.weight"][tokens]
+        x_SD, deep = self.weights["language.embedding.weight"][tokens], dict[int, Tensor]()
         for encoder in self.spec.sources_of(LANGUAGE):
             images = self._rows_of_images(split, index, encoder)
             if images:
                 x_SD = x_SD.clone()
-                x_SD[given == placeholder_id(self.spec, encoder)] = torch.cat(images)
+                first, *others = torch.split(torch.cat(images), x_SD.shape[1], dim=1)
+                is_row = given == placeholder_id(self.spec, encoder)
+                x_SD[is_row] = first
+                for layer, rows in enumerate(others):
+                    added = deep.setdefault(layer, torch.zeros_like(x_SD)).clone()
+                    added[is_row] = rows
+                    deep[layer] = added
         documents = torch.from_numpy(self.dataset.documents(split, index))
         model = self.model
         text = RecordText(documents, self.dataset.describe(split, index).num_tokens, load)
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, text)
+            x_SD = hybrid_layers(self.weights, x_SD, model, text, deep)
         elif isinstance(model, DecoderModel):
             sizes = {} if model.mrope is None else self._image_sizes(split, index)
             angles = self._angles(model, given, documents, sizes)
-            x_SD = decoder_layers(self.weights, x_SD, model, text, angles)
+            x_SD = decoder_layers(self.weights, x_SD, model, text, angles, deep)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps)

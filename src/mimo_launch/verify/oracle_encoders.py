@@ -69,30 +69,15 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
 
 
 def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
-    """Return the rows of an image: [channels, height, width] -> [r, L]."""
-    patches, (height, width) = _patches(image, model.patch, frames=model.temporal_patch)
-    x_ND, turn = linear(weights, patches, f"{encoder}.patch"), None
-    if model.positions == "sincos":
-        x_ND = x_ND + _sincos(height, width, model.hidden)
-    if model.positions in ("learned", "learned+rope2d"):
-        if model.image is None:
-            raise TypeError(f"no grid of positions for encoder {encoder}")
-        # The table is resized as an image would be.
-        table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
-        as_image = table.T.reshape(1, model.hidden, *model.image)
-        corners = model.interpolation == "bilinear"
-        sized = F.interpolate(
-            as_image, (height, width), mode=model.interpolation, align_corners=corners
-        )
-        x_ND = x_ND + sized[0].flatten(1).T
+    """Return the rows of an image: [channels, height, width] -> [r, L].
+
+    Rows of other layers stand beside those of the last: [r, layers * L].
+    """
+    x_ND, (height, width) = _embedded(weights, encoder, model, image)
+    turn = None
     if model.positions in ("rope2d", "learned+rope2d"):
         turn = image_angles(height, width, model.hidden // model.heads)
-    if model.class_token:
-        token = weights[f"{encoder}.class_token.weight"]
-        if model.positions == "learned":
-            token = token + weights[f"{encoder}.positions.weight"][0]
-        x_ND = torch.cat([token.unsqueeze(0), x_ND])
-    norm = NORMS[model.norm]
+    norm, deep = NORMS[model.norm], []
     if model.pre_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
     for i in range(model.layers):
@@ -110,12 +95,51 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
             norm=norm,
             groups=groups,
         )
+        if i in model.deepstack:
+            deep.append(x_ND)
     if model.final_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
+    last = _joined(x_ND, model, width)
+    rows = [_project(weights, last, encoder, model, model.projector_activation)]
+    for place, each in enumerate(deep):
+        layer = f"{encoder}.projector.deepstack.{place}"
+        y = layer_norm(weights, _joined(each, model, width), f"{layer}.norm", model.norm_eps)
+        y = _activated(linear(weights, y, f"{layer}.mlp.up"), "gelu")
+        rows.append(linear(weights, y, f"{layer}.mlp.down"))
+    return torch.cat(rows, dim=1)
+
+
+def _embedded(
+    weights: Weights, encoder: str, model: VitModel, image: np.ndarray
+) -> tuple[Tensor, tuple[int, int]]:
+    """Return the tokens in front of the first layer, and height and width in patches."""
+    patches, (height, width) = _patches(image, model.patch, frames=model.temporal_patch)
+    x_ND = linear(weights, patches, f"{encoder}.patch")
+    if model.positions == "sincos":
+        x_ND = x_ND + _sincos(height, width, model.hidden)
+    if model.positions in ("learned", "learned+rope2d"):
+        if model.image is None:
+            raise TypeError(f"no grid of positions for encoder {encoder}")
+        # The table is resized as an image would be.
+        table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
+        as_image = table.T.reshape(1, model.hidden, *model.image)
+        corners = model.interpolation == "bilinear"
+        sized = F.interpolate(
+            as_image, (height, width), mode=model.interpolation, align_corners=corners
+        )
+        x_ND = x_ND + sized[0].flatten(1).T
+    if model.class_token:
+        token = weights[f"{encoder}.class_token.weight"]
+        if model.positions == "learned":
+            token = token + weights[f"{encoder}.positions.weight"][0]
+        x_ND = torch.cat([token.unsqueeze(0), x_ND])
+    return x_ND, (height, width)
+
+
+def _joined(x_ND: Tensor, model: VitModel, width: int) -> Tensor:
+    """Return the patches of each row side by side, without a class token."""
     x_ND = x_ND[int(model.class_token) :]
-    if model.shuffle > 1:
-        x_ND = _pixel_shuffle(x_ND, width, model.shuffle)
-    return _project(weights, x_ND, encoder, model, model.projector_activation)
+    return _pixel_shuffle(x_ND, width, model.shuffle) if model.shuffle > 1 else x_ND
 
 
 def connect(

@@ -8,7 +8,7 @@ Leaves: embedding, the last norm and the loss of language to `oracle`.
 Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -41,10 +41,14 @@ def decoder_layers(
     model: DecoderBlocks,
     text: RecordText,
     angles: Tensor,
+    deep: Mapping[int, Tensor] | None = None,
     *,
     name: str = LANGUAGE,
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]; `angles` are for `turned`."""
+    """Return the stream behind the last layer, [S, D]; `angles` are for `turned`.
+
+    `deep` is added behind layers.
+    """
     heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
     kind = kind_of(model)
     for i in range(model.layers):
@@ -66,6 +70,8 @@ def decoder_layers(
             x_SD = x_SD + mixed
         else:
             x_SD = x_SD + mlp(weights, f"{layer}.mlp", y)
+        if deep and i in deep:
+            x_SD = x_SD + deep[i]
     return x_SD
 
 
@@ -108,8 +114,9 @@ def hybrid_layers(
     x_SD: Tensor,
     model: HybridModel,
     text: RecordText,
+    deep: Mapping[int, Tensor],
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]."""
+    """Return the stream behind the last layer, [S, D]; `deep` is added behind layers."""
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
         y = rms_norm(weights, x_SD, f"{layer}.norm", model.norm_eps)
@@ -124,6 +131,8 @@ def hybrid_layers(
         else:
             change = mlp(weights, f"{layer}.mlp", y)
         x_SD = x_SD + change
+        if number in deep:
+            x_SD = x_SD + deep[number]
     return x_SD
 
 

@@ -17,6 +17,7 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import group_size
 from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN, EncoderBlocks
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
@@ -69,6 +70,13 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
         name: _shrink_module(module, num_stages(spec, name), num_stages(small, name), precision)
         for name, module in small.modules.items()
     }
+    for name, module in modules.items():
+        if isinstance(model := module.model, VitModel) and model.deepstack:
+            # From the first layer on, as many as there are at both ends, the last one left out.
+            most = min(model.layers, modules[LANGUAGE].model.layers - 1)
+            number = min(len(model.deepstack), most)
+            small_model = model.model_copy(update={"deepstack": tuple(range(number))})
+            modules[name] = module.model_copy(update={"model": small_model})
     data = _shrink_data(spec)
     # Placeholders that the user gave become low ids among the random words of synthetic text; with
     # digits they become the last ids, like those that nobody gave.
@@ -169,7 +177,7 @@ def _shrink_module(
         if isinstance(model, VitModel) and model.image is not None:
             update["image"] = min(3, model.image[0]), min(4, model.image[1])
         if isinstance(model, VitModel) and model.windows is not None:
-            update["windows"] = _shrink_windows(model.windows, model.layers, layers)
+            update["windows"] = _shrink_windows(model, model.windows, layers)
         if isinstance(model, AudioModel):
             update |= {
                 "mels": min(3, model.mels),
@@ -198,11 +206,12 @@ def _shrink_module(
     )
 
 
-def _shrink_windows(windows: Windows, layers_before: int, layers: int) -> Windows:
+def _shrink_windows(model: VitModel, windows: Windows, layers: int) -> Windows:
     """Return windows of which a small image has several, in some layers if not in all."""
-    full = len({number for number in windows.full if number < layers_before})
-    last = (layers - 1,) if 0 < full < layers_before else tuple(range(layers))[: full and layers]
-    return Windows(side=min(2, windows.side), full=last)
+    full = len({number for number in windows.full if number < model.layers})
+    last = (layers - 1,) if 0 < full < model.layers else tuple(range(layers))[: full and layers]
+    # In a window of one patch there is nothing to attend to either.
+    return Windows(side=2 if model.shuffle == 1 else min(2, windows.side), full=last)
 
 
 def _global_batch(spec: Spec) -> int:
